@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import DraftscopeError, OptionError
@@ -31,8 +31,10 @@ def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iter
         try:
             yield part
             part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        except BaseException:
+            with suppress(OSError):  # what went wrong before is what is told
+                part.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise kind(
             f"{path} cannot be written: {error.strerror or error}.",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
 
@@ -124,7 +125,7 @@ def _scaling(file: GgufFile, arch: str) -> tuple[str, float]:
     kind = file.str_(f"{key}.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
-            f"{file.path.name}: the rope scaling {kind!r} is not supported.",
+            f"{file.path.name}: the rope scaling {shorten(kind)!r} is not supported.",
             "Open a model with scaling none, linear or yarn.",
         )
     return (kind, factor) if kind != "none" and factor != 1.0 else ("none", 1.0)

@@ -11,6 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.drafters.config import read_taps
 from engine.model.families.common import heads, rms_eps
@@ -280,7 +281,8 @@ def _refuse_other_forms(file: GgufFile) -> None:
     activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
     if activation != "silu":
         raise UnsupportedModelError(
-            f"{file.path.name}: its feed-forward part uses {activation!r}; only silu runs here.",
+            f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; only silu runs "
+            "here.",
             "Choose a drafter of a Qwen target.",
         )
     if file.int_(f"{ARCHITECTURE}.hyper_connection.count", 0) > 1:

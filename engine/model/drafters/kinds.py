@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.drafters.config import DrafterConfig, describe_drafter
 from engine.model.drafters.dflash_config import read_dflash
@@ -55,7 +56,7 @@ def drafter_of(file: GgufFile) -> str:
     if arch in FAMILIES:
         return DRAFT_SIMPLE
     raise UnsupportedModelError(
-        f"{file.path.name}: nothing of the architecture {arch or '(none)'!r} drafts here.",
+        f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
         f"Use a model of the target's vocabulary or one of these: {', '.join(KINDS)}.",
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.errors import UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.bailing import read_bailingmoe3
@@ -56,7 +57,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     arch = file.architecture
     if arch not in FAMILIES:
         raise UnsupportedModelError(
-            f"{file.path.name}: the architecture {arch or '(none)'!r} is not supported.",
+            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} is not supported.",
             f"Open a model of one of these: {', '.join(FAMILIES)}.",
         )
     return FAMILIES[arch].read(file)

@@ -1,0 +1,84 @@
+"""Plays the campaigns: python -m tests.torture [--only NAME] [--seed N] [--minutes M] [--json].
+
+The time is shared out to the campaigns. A case that fails is made small and written to the corpus,
+which `--replay FILE…` and the suite play again. Exit status 1 when a threshold is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+# before torch is imported: children are forked, so that no other thread may be there
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["QT_QPA_PLATFORM"] = "offscreen"
+
+from tests.torture import corpus
+from tests.torture.listed import NAMES, campaign
+from tests.torture.play import campaign_for, replay
+from tests.torture.report import Report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--only", choices=NAMES, action="append", metavar="NAME")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each campaign")
+    parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
+    args = parser.parse_args()
+    # whatever a campaign keeps for its cases goes with it
+    tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")
+    scratch = Path(tempfile.tempdir)
+    os.environ["DRAFTSCOPE_DATA_DIR"] = str(scratch / "data")
+    try:
+        return _replay(args, scratch) if args.replay else _campaigns(args, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _campaigns(args: argparse.Namespace, scratch: Path) -> int:
+    chosen = [campaign(name) for name in args.only or NAMES]
+    whole = sum(one.share for one in chosen)
+    broken: list[str] = []
+    for one in chosen:
+        seconds = 60 * args.minutes * one.share / whole
+        report = campaign_for(one, args.seed, seconds, scratch / one.name, args.corpus)
+        _tell(report, sys.stdout.write, as_json=args.json)
+        broken += report.broken()
+    for line in broken:
+        sys.stderr.write(f"{line}\n")
+    return int(bool(broken))
+
+
+def _tell(report: Report, write: Callable[[str], object], *, as_json: bool) -> None:
+    line = report.line()
+    if as_json:
+        write(json.dumps(line) + "\n")
+    else:
+        write("  ".join(f"{name} {value}" for name, value in line.items()) + "\n")
+    for failure in report.failures.values():
+        sys.stderr.write(f"{report.campaign.name}: {failure}\n")
+    sys.stdout.flush()
+
+
+def _replay(args: argparse.Namespace, scratch: Path) -> int:
+    status = 0
+    for path in args.replay:
+        entry = corpus.load(path)
+        outcome = replay(campaign(entry.campaign), entry, scratch / entry.campaign)
+        if outcome.trouble:
+            sys.stderr.write(f"{path.name}: {outcome.trouble}\n{outcome.told}\n")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

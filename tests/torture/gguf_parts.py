@@ -1,0 +1,112 @@
+"""A GGUF file taken apart into what can be changed by itself, and the files it starts from."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from engine.bench.random_model import write_random_model
+from tests.support.gguf_writer import ARRAY, STRING, Tensor, Typed, build
+from tests.support.golden_drafters import TARGETS, drafter_file
+from tests.support.golden_files import DATA
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_MADE = "random-"
+_RANDOM = ("granitehybrid", "falcon-h1", "kimi-linear", "kimi-k3")
+
+
+@dataclass
+class Parts:
+    """Metadata in order, and tensors with their data. overrides: other arguments of `build`."""
+
+    metadata: list[tuple[str, Typed]]
+    tensors: list[Tensor]
+    overrides: dict[str, int] = field(default_factory=dict)
+
+    def bytes(self) -> bytes:
+        return build(self.metadata, self.tensors, **self.overrides)
+
+    def copy(self) -> Parts:
+        return Parts(list(self.metadata), list(self.tensors), dict(self.overrides))
+
+
+def bases() -> list[str]:
+    """Names of models, one at least of every architecture; all can be made from this tree."""
+    golden = sorted(path.stem for path in DATA.glob("*.gguf"))
+    return [*golden, *(f"{_MADE}{arch}" for arch in _RANDOM)]
+
+
+def drafter_bases() -> list[str]:
+    """Names of the files in this tree that only draft."""
+    return sorted(path.stem for path in (DATA / "drafters").glob("*.gguf"))
+
+
+@cache
+def base_file(name: str) -> Path:
+    if name in TARGETS:
+        return drafter_file(f"{name}.gguf")
+    if not name.startswith(_MADE):
+        return DATA / f"{name}.gguf"
+    path = Path(mkdtemp(prefix="draftscope-torture-models-")) / f"{name}.gguf"
+    write_random_model(path, arch=name.removeprefix(_MADE), size="tiny")
+    return path
+
+
+@cache
+def parts_of(name: str) -> Parts:
+    """A base taken apart; to be copied before it is changed."""
+    return taken_apart(base_file(name).read_bytes())
+
+
+def taken_apart(data: bytes) -> Parts:
+    """The parts of a valid file with the usual alignment."""
+    reader = _Reader(data)
+    n_tensors, n_keys = reader.take("QQ", 8)
+    metadata = [(reader.text().decode(), reader.value()) for _ in range(n_keys)]
+    found = []
+    for _ in range(n_tensors):
+        name, (n_dims,) = reader.text(), reader.take("I")
+        ne = reader.take(f"{n_dims}Q")
+        found.append(Tensor(name, ne, b"", *reader.take("IQ")))
+    start = -(-reader.at // 32) * 32
+    ends = [*sorted(t.offset for t in found)[1:], len(data) - start]
+    order = sorted(range(len(found)), key=lambda i: found[i].offset)
+    for i, end in zip(order, ends, strict=True):
+        content = data[start + found[i].offset : start + end]
+        found[i] = replace(found[i], data=content, offset=None)
+    return Parts(metadata, found)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self.at = data, 0
+
+    def take(self, form: str, skip: int = 0) -> tuple[int, ...]:
+        self.at += skip
+        found = struct.unpack_from(f"<{form}", self._data, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return found
+
+    def text(self) -> bytes:
+        (n,) = self.take("Q")
+        self.at += n
+        return self._data[self.at - n : self.at]
+
+    def value(self) -> Typed:
+        (kind,) = self.take("I")
+        start = self.at
+        if kind == STRING:
+            self.text()
+        elif kind == ARRAY:
+            item, count = self.take("IQ")
+            if item == STRING:
+                for _ in range(count):
+                    self.text()
+            else:
+                self.at += count * _SIZES[item]
+        else:
+            self.at += _SIZES[kind]
+        return Typed(kind, self._data[start : self.at])

@@ -1,0 +1,55 @@
+"""A campaign with faults planted in it, for the test that the frame finds each of them.
+
+As a program it plays it: python -m tests.torture.planted FOLDER, with a line of JSON for what was
+found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.torture.campaign import Campaign, Case, Figures
+from tests.torture.play import campaign_for
+
+FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process")
+
+
+def _draw(_: np.random.Generator, number: int) -> Case:
+    fault = FAULTS[number // 2 % len(FAULTS)] if number % 2 else ""
+    return {"steps": ["a", "b", fault, "c"], "settings": {"d": number}}
+
+
+def _play(case: Case, folder: Path) -> Figures:
+    (folder / "file").touch()
+    for step in case["steps"]:
+        if step == "raises":
+            raise ValueError("planted")
+        if step == "crashes":
+            os.abort()
+        if step == "exits":
+            os._exit(0)
+        if step == "hangs":
+            time.sleep(60)
+        if step == "hoards":
+            np.ones(2**26)
+        if step == "leaves a process":
+            subprocess.Popen(["sleep", "60"])
+    return {"steps": len(case["steps"]), "steps_max": len(case["steps"])}
+
+
+CAMPAIGN = Campaign(
+    "planted", "Nothing is planted.", _draw, _play, seconds=1.0, n_bytes=2**28, batch=2
+)
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    report = campaign_for(CAMPAIGN, 3, 0, folder / "scratch", folder / "corpus", 2 * len(FAULTS))
+    failures = list(report.failures.values())
+    sys.stdout.write(json.dumps([report.line(), failures, report.broken()]) + "\n")

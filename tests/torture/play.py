@@ -1,0 +1,65 @@
+"""Plays a campaign for a time, and keeps what fails as small as it can be made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.torture import corpus
+from tests.torture.campaign import Campaign, Case
+from tests.torture.children import Outcome, first_trouble, play
+from tests.torture.report import Report
+from tests.torture.smallest import smallest
+
+_SMALLEST_S = 60.0
+
+
+def campaign_for(
+    campaign: Campaign, seed: int, seconds: float, scratch: Path, keep: Path, n_cases: int = 1
+) -> Report:
+    """Play cases until the time is over, n_cases at least. keep: where failures are written."""
+    start = time.monotonic()
+    report, number = Report(campaign, seed), 0
+    campaign.prepare()
+    while number < n_cases or time.monotonic() - start < seconds:
+        cases = [campaign.case(seed, number + i) for i in range(campaign.batch)]
+        n = 0
+        for outcome in play(campaign, cases, scratch):
+            report.count(outcome)
+            n += 1
+            if outcome.trouble and outcome.signature not in report.failures:
+                where = _keep(campaign, (seed, number + n - 1), cases[:n], outcome, scratch, keep)
+                report.failures[outcome.signature] = f"{outcome.trouble}\n{where}"
+        number += n
+    report.seconds = round(time.monotonic() - start, 1)
+    return report
+
+
+def replay(campaign: Campaign, entry: corpus.Entry, scratch: Path) -> Outcome:
+    """Play an entry of the corpus."""
+    campaign.prepare()
+    return first_trouble(campaign, entry.cases, scratch)
+
+
+def _keep(
+    campaign: Campaign,
+    seed: tuple[int, int],
+    cases: list[Case],
+    outcome: Outcome,
+    scratch: Path,
+    keep: Path,
+) -> str:
+    """Make a failure small and write it. Returns where, and what it told."""
+
+    def fails(before: list[Case]) -> Callable[[Case], bool]:
+        return lambda case: (
+            first_trouble(campaign, [*before, case], scratch).signature == outcome.signature
+        )
+
+    before = [] if fails([])(cases[-1]) else cases[:-1]
+    last = cases[-1]
+    if not before:
+        last = smallest(last, fails([]), min(_SMALLEST_S, 20 * campaign.seconds))
+    entry = corpus.Entry(campaign.name, seed, outcome.trouble, [*before, last])
+    return f"{corpus.save(keep, entry)}\n{outcome.told}"

@@ -1,0 +1,33 @@
+"""A function of the program with a few of its words replaced: a bug as somebody might write it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def reworded(place: str, old: str, new: str) -> tuple[Any, str, Callable[..., Any]]:
+    """The owner of a function, its name and its changed form.
+
+    place: "module:function" or "module:Class.method". Raises ValueError unless `old` is in its
+    source exactly once, so that a list of bugs does not outlive the code that they were made for.
+    """
+    module_name, _, path = place.partition(":")
+    module = import_module(module_name)
+    *owners, name = path.split(".")
+    owner = getattr(module, owners[0]) if owners else module
+    held = owner.__dict__[name]
+    function = held.__func__ if isinstance(held, staticmethod) else held
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise ValueError(f"{place} has {source.count(old)} times {old!r}")
+    source = source.replace(old, new).removeprefix("@staticmethod\n")
+    # within a function of this parameter, `super()` finds its class as it does in a class
+    wrapped = f"def make(__class__):\n{textwrap.indent(source, '    ')}\n    return {name}\n"
+    scope: dict[str, Any] = {}
+    exec(compile(wrapped, f"<{place}>", "exec"), module.__dict__, scope)
+    made = scope["make"](owner if owners else None)
+    return owner, name, staticmethod(made) if isinstance(held, staticmethod) else made

@@ -1,0 +1,20 @@
+"""What failed once in a campaign holds now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.torture import corpus
+from tests.torture.listed import NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_corpus_holds() -> None:
+    files = sorted(corpus.FOLDER.glob("*.json"))
+    assert files and {corpus.load(path).campaign for path in files} <= set(NAMES)
+    command = [sys.executable, "-m", "tests.torture", "--replay", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
