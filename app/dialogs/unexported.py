@@ -1,5 +1,4 @@
-"""Asking what becomes of runs that were not exported: when the window is closed, or a model's runs
-are dropped."""
+"""Asking what becomes of runs that were not exported when the window is closed."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.models.run_facts import ModelRuns
+from app.models.run_notes import notes_of
 
 
 class QuitChoice(enum.Enum):
@@ -28,7 +28,7 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
     box.setIcon(QMessageBox.Icon.Warning if problem else QMessageBox.Icon.Question)
     box.setWindowTitle("Quit")
     box.setText("There are runs that were not exported.")
-    lines = [f"{runs.model}: {_counted(len(runs.store.runs))}" for runs in recorded]
+    lines = [f"{runs.model}: {_counted(runs)}" for runs in recorded]
     if problem:
         lines += ["", f"They cannot be kept. {problem} Cancel to export them (Ctrl+E)."]
     box.setInformativeText("\n".join(lines))
@@ -45,17 +45,6 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
     return QuitChoice.STAY if chosen is cancel else QuitChoice.KEEP
 
 
-def may_drop(parent: QWidget, runs: ModelRuns) -> bool:
-    """Whether the user drops the runs of a model although they were not exported."""
-    box = QMessageBox(parent)
-    box.setIcon(QMessageBox.Icon.Question)
-    box.setWindowTitle("Drop runs")
-    box.setText(f"Drop {_counted(len(runs.store.runs))} of {runs.model} without an export?")
-    drop = box.addButton("&Drop", QMessageBox.ButtonRole.DestructiveRole)
-    box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
-    box.exec()
-    return box.clickedButton() is drop
-
-
-def _counted(n: int) -> str:
+def _counted(runs: ModelRuns) -> str:
+    n = sum(not notes_of(facts).deleted for facts in runs.store.runs.values())
     return f"{n} run" if n == 1 else f"{n} runs"

@@ -33,6 +33,7 @@ from app.engine_thread.serving import ServerEngine
 from app.engine_thread.trace_jobs import (
     ReadingEnded,
     ResultsRead,
+    RowsRead,
     SpeedsEstimated,
     TraceJob,
     TraceRead,
@@ -45,6 +46,7 @@ from app.engine_thread.trace_jobs import (
 )
 from app.engine_thread.worker import EngineWorker
 from app.models.run_facts import ModelRuns
+from app.models.run_notes import SOURCE
 from app.models.server_facts import server_name
 from app.models.tune_surface import SurfaceRequest
 from engine.options import RunOptions
@@ -74,7 +76,8 @@ class Bridge(QObject):
     measured = Signal(object)  # Fidelity
     exported = Signal(object)  # events.TraceExported, with a folder
     export_ended = Signal()
-    dropped = Signal(object)  # TraceStore, whose runs are forgotten
+    listed_changed = Signal()  # other traces are listed, or their rows are somewhere else
+    rows_read = Signal(object)  # TraceStore, whose rows are in memory again
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
     trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
     reading_ended = Signal()
@@ -108,6 +111,10 @@ class Bridge(QObject):
         """The trace on show that was opened from disk, None for the model's own runs."""
         self.opened: list[TraceRead] = []
         """All traces that were opened and not closed, the one on show among them."""
+        self.earlier: list[ModelRuns] = []
+        """The runs that earlier sessions left."""
+        self._on_disk: dict[TraceStore, Path] = {}
+        """Traces whose rows are not in memory, and what they are read from."""
         self.files: ModelFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.server: events.ServerConnected | None = None
@@ -116,6 +123,8 @@ class Bridge(QObject):
         """How it was when it was looked at last."""
         self.connecting = ""
         """The address that is being connected to."""
+        self.is_opening = False
+        """Whether a model or server was asked for that is not in use yet."""
         self.compute = ""
         """Compute mode of the session in use, empty without one."""
         self.compute_asked = "auto"
@@ -144,6 +153,7 @@ class Bridge(QObject):
         self._give_up()
         request = OpenRequest(target, tuple(drafts), compute)
         self._cancelled = request.cancelled
+        self.is_opening = True
         self._worker.open(request)
 
     def connect_server(self, address: str, key: str = "", log: Path | None = None) -> None:
@@ -152,6 +162,7 @@ class Bridge(QObject):
         request = ServerRequest(address, key, log)
         self._cancelled = request.cancelled
         self.connecting = address
+        self.is_opening = True
         self._worker.connect(request)
 
     def disconnect_server(self) -> None:
@@ -322,8 +333,40 @@ class Bridge(QObject):
 
     @property
     def listed(self) -> list[ModelRuns]:
-        """All runs at hand: those of the session, then those of opened traces."""
-        return self.recorded + [ModelRuns(read.folder.name, read.store) for read in self.opened]
+        """All runs at hand: those of earlier sessions, of this one, and of opened traces."""
+        opened = [ModelRuns(read.folder.name, read.store) for read in self.opened]
+        return [
+            replace(runs, on_disk=self._on_disk.get(runs.store))
+            for runs in (*self.earlier, *self.recorded, *opened)
+        ]
+
+    def add_earlier(self, runs: ModelRuns) -> None:
+        """List the runs of an earlier session; their rows are on disk."""
+        assert runs.on_disk is not None
+        self.earlier.append(runs)
+        self._on_disk[runs.store] = runs.on_disk
+        self.listed_changed.emit()
+
+    def is_in_memory(self, store: TraceStore) -> bool:
+        """Whether the rows of a trace are at hand, and not on disk alone."""
+        return store not in self._on_disk
+
+    def read_rows(self, store: TraceStore) -> bool:
+        """Bring the rows of a trace back into memory; `rows_read` tells. False if another trace is
+        being read."""
+        if self._reading is not None:
+            return False
+        self._reading = start_reading(self._on_disk[store], self._posted.emit, into=store)
+        return True
+
+    def let_go_of_rows(self, store: TraceStore, folder: Path) -> None:
+        """Keep the rows of a trace on disk alone, where they are as a whole. The model that they
+        are of begins a new trace when it runs again."""
+        assert store is not self.session_store
+        self._worker.drop(store)
+        self._on_disk[store] = folder
+        store.let_go_of_rows()
+        self.listed_changed.emit()
 
     def opened_as(self, store: TraceStore) -> TraceRead | None:
         """What a trace was opened from, None for one of the session."""
@@ -346,18 +389,6 @@ class Bridge(QObject):
 
     def _do_beside(self, job: TraceJob) -> None:
         self._beside = [job for job in self._beside if not job.join(0)] + [job]
-
-    def drop(self, store: TraceStore) -> None:
-        """Forget the runs of a model that is not in use, or an opened trace."""
-        if self.trace is not None and self.trace.store is store:
-            self.close_trace()
-        elif self.opened_as(store) is not None:
-            self.opened = [read for read in self.opened if read.store is not store]
-            self.dropped.emit(store)
-        elif store is not self.session_store:
-            self.recorded = [runs for runs in self.recorded if runs.store is not store]
-            self._worker.drop(store)
-            self.dropped.emit(store)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -383,14 +414,15 @@ class Bridge(QObject):
             self.state_changed.emit(state)
 
     def _receive(
-        self, event: events.Event | TraceRead | ReadingEnded | SpeedsEstimated | ResultsRead
+        self,
+        event: events.Event | TraceRead | RowsRead | ReadingEnded | SpeedsEstimated | ResultsRead,
     ) -> None:
         if self._closed:
             return
         match event:
             case events.StateChanged(state):
                 if state is not State.LOADING:
-                    self.connecting = ""
+                    self.connecting, self.is_opening = "", False
                 self._set_state(state)
                 if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
@@ -434,6 +466,10 @@ class Bridge(QObject):
             case events.CommandFailed():
                 self.failed.emit(event)
             case events.RunStarted(run):
+                if run.store is not self.session_store:  # the one before was full
+                    name = next(runs.model for runs in self.recorded if runs.in_use)
+                    self._use_store(name, run.store)
+                    self.listed_changed.emit()
                 self.live = run
                 self.hide_trace()
                 self.run_started.emit(run)
@@ -450,6 +486,11 @@ class Bridge(QObject):
                 if event.folder is not None:
                     self.exported.emit(event)
                 self.export_ended.emit()
+            case RowsRead():
+                self._on_disk.pop(event.store, None)
+                event.store.take_rows(event.rows)
+                self.listed_changed.emit()
+                self.rows_read.emit(event.store)
             case TraceRead():
                 if self._n_shown == self._n_shown_before:
                     self.show_trace(event)
@@ -468,6 +509,7 @@ class Bridge(QObject):
         """Record into the trace of what is in use from now on, and know its newest run."""
         if all(runs.store is not store for runs in self.recorded):
             self.recorded.append(ModelRuns(name, store))
+            store.more_facts[SOURCE] = name
         self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self.session_store = store

@@ -34,6 +34,14 @@ class TraceRead:
     store: TraceStore
 
 
+@dataclass(frozen=True)
+class RowsRead:
+    """The rows of a trace whose facts are in `store`, read again."""
+
+    store: TraceStore
+    rows: TraceStore
+
+
 class ReadingEnded:
     """Nothing is read any more; TraceRead came before unless it was cancelled or failed."""
 
@@ -96,9 +104,9 @@ def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) 
     return TraceJob("export", work)
 
 
-def start_reading(folder: Path, post: Post) -> TraceJob:
+def start_reading(folder: Path, post: Post, into: TraceStore | None = None) -> TraceJob:
     """Read an exported trace, or a file of another engine; posts ProgressMade, TraceRead or
-    CommandFailed, ReadingEnded."""
+    CommandFailed, ReadingEnded. into: the trace that gets the rows, with RowsRead."""
 
     def work(cancelled: Callable[[], bool]) -> None:
         try:
@@ -108,7 +116,7 @@ def start_reading(folder: Path, post: Post) -> TraceJob:
             else:
                 store = open_trace(folder, progress=throttled(post), cancelled=cancelled)
             if not cancelled():
-                post(TraceRead(folder, store))
+                post(TraceRead(folder, store) if into is None else RowsRead(into, store))
         except Cancelled:
             pass
         except Exception as error:

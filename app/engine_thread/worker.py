@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
@@ -48,6 +49,7 @@ from app.engine_thread.jobs import (
     Servers,
     ServerSession,
 )
+from app.models.run_notes import STARTED
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef, same_model
@@ -57,6 +59,9 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
     from engine.observe.rounds.observed_run import ServerFacts
+
+FULL_TRACE_BYTES = 64 << 20
+"""A trace that takes as much memory takes no further run."""
 
 
 @dataclass
@@ -285,6 +290,17 @@ class EngineWorker:
         self._stores.append((identity, TraceStore()))
         return self._stores[-1][1]
 
+    def _store_with_room(self) -> TraceStore:
+        """The trace that takes the next run: a new one where the one in use is full, so that the
+        rows of old runs can be kept on disk."""
+        full = self._store
+        if full.n_bytes() >= FULL_TRACE_BYTES:
+            self._store = TraceStore()
+            self._stores = [
+                (known, self._store if store is full else store) for known, store in self._stores
+            ]
+        return self._store
+
     def _measure(self, text: str, cancelled: threading.Event) -> State:
         self._end_run()
         session = self._session
@@ -302,10 +318,15 @@ class EngineWorker:
         self._end_run()
         if self._session is None:
             return self._rest()
-        store = self._store
+        store = self._store_with_room()
         self._watch = BreakWatch(store)
         going = self._going = _JobInHand(store, len(store.runs))
-        going.job = begin(self._session)
+        try:
+            going.job = begin(self._session)
+        finally:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            for run_id in range(going.first, len(store.runs)):
+                TraceWriter(store, run_id).set_facts(**{STARTED: now})
         going.run = RunRef(store, going.job.run_id)
         self._post(RunStarted(going.run))
         return self._advance(flags, rounds)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +32,25 @@ class LiveNumbers:
         """The figures of one run so far."""
         rows = RoundRows.select(store.rounds, run_id, None)
         figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
+        told = cls.told(figures)
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
+        return replace(
+            told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)
+        )
+
+    @classmethod
+    def told(cls, summary: Any) -> LiveNumbers:
+        """The figures of a summary (engine.trace.timings); of a file's whatever is a number."""
+        found = summary if isinstance(summary, dict) else {}
+        known = {k: v for k, v in found.items() if isinstance(v, int | float)}
+        tokens = known.get("predicted_n")
         return cls(
-            rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
-            tokens=figures["predicted_n"],
-            acceptance=figures["draft_acceptance_rate"],
-            tokens_per_second=figures["predicted_per_second"] or None,
-            tokens_per_step=figures["mean_acceptance_length"],
-            path=_last_path(store, of_run),
+            tokens=None if tokens is None else int(tokens),
+            acceptance=known.get("draft_acceptance_rate"),
+            tokens_per_second=known.get("predicted_per_second") or None,
+            tokens_per_step=known.get("mean_acceptance_length"),
         )
 
 

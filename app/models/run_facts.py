@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
 from app.models.observed_facts import observed_text
+from app.models.run_notes import notes_of, prompt_text, started_at
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -17,11 +20,16 @@ OURS = "draftscope"
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """The trace that takes the runs of a model. in_use: the model is the one that is open."""
+    """The trace that takes the runs of a model. in_use: the model is the one that is open.
+
+    on_disk: where its rows are, in case they are not in memory: of the runs no more than the facts
+    is known then.
+    """
 
     model: str
     store: TraceStore
     in_use: bool = False
+    on_disk: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +38,39 @@ class RunRow:
 
     run: RunRef
     model: str
+    name: str
+    starred: bool
+    prompt: str
     title: str
+    drafter: str
+    policy: str
+    n_max: int | None
+    started: datetime | None
     tokens: int | None
     acceptance: float | None
     tokens_per_second: float | None
     stop: str
     marks: tuple[str, ...]
     ended: bool
+    on_disk: bool
 
 
 def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
-    """Two runs in words; numbers alone name runs of one trace only."""
-    if first.store is second.store:
-        return str(first), str(second)
-    one, two = (f"{run} of {_origin(run.facts)}" for run in (first, second))
+    """Two runs in words: what the user calls them, else their numbers; those name runs of one trace
+    only, so that of others the model is told too, and the time where it is the same one."""
+    names = [notes_of(run.facts).name for run in (first, second)]
+    origins = ["", ""]
+    if first.store is not second.store:
+        origins = [f" of {_origin(run.facts)}" for run in (first, second)]
+        if origins[0] == origins[1]:
+            begun = [started_at(run.facts) for run in (first, second)]
+            origins = [
+                of if when is None else f"{of}, {when:%b %d %H:%M:%S}"
+                for of, when in zip(origins, begun, strict=True)
+            ]
+    one, two = (
+        name or f"{run}{of}" for name, run, of in zip(names, (first, second), origins, strict=True)
+    )
     return one, two
 
 
@@ -57,22 +84,50 @@ def _origin(facts: dict[str, Any]) -> str:
     return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
 
 
-def run_row(run: RunRef, model: str = "") -> RunRow:
-    """Read a run's facts and figures as they are now."""
+def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
+    """Read a run's facts and figures as they are now; on_disk: the rows are not in memory."""
     facts = run.facts
     stops = facts.get("stops")  # before the figures: if the run had ended, they are final
-    numbers = LiveNumbers.read(run.store, run.run_id)
+    notes = notes_of(facts)
+    numbers = (
+        LiveNumbers.told(facts.get("summary"))
+        if on_disk
+        else LiveNumbers.read(run.store, run.run_id)
+    )
+    options, spec = _section(facts, "options"), _section(_section(facts, "options"), "spec")
+    drafts = bool(spec.get("types"))
+    n_max = spec.get("n_max")
     return RunRow(
         run,
         model,
+        notes.name,
+        notes.starred,
+        notes.prompt or ("" if on_disk else prompt_text(run)),
         run_title(facts),
+        _drafter(facts, spec),
+        str(options.get("rollback", "")) if drafts else "",
+        n_max if drafts and isinstance(n_max, int) else None,
+        started_at(facts),
         numbers.tokens,
         numbers.acceptance,
         numbers.tokens_per_second,
         _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),
         run_marks(facts),
         stops is not None,
+        on_disk,
     )
+
+
+def _drafter(facts: dict[str, Any], spec: dict[str, Any]) -> str:
+    """The lane of a comparison, else what drafts; of another engine its name too."""
+    if facts.get("lane") or not is_ours(facts):
+        return run_title(facts)
+    return ", ".join(map(str, spec.get("types", ()))) or "no drafter"
+
+
+def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    found = facts.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def engine_name(facts: dict[str, Any]) -> str:

@@ -1,47 +1,60 @@
-"""The runs of all models of a session as a table."""
+"""The runs of all models of a session, and of earlier ones, as a table in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_facts import ModelRuns, RunRow, run_row
+from app.models.run_notes import notes_of
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 _COLUMNS = (
-    TableColumn("run", "run", "Number of the run, in the order of starting with its model"),
-    TableColumn("model", "model", "Model that ran", True),
-    TableColumn("title", "lane or drafters", "Lane of a comparison, else what drafts", True),
+    TableColumn("run", "run", "What you call the run (F2), else its number in its trace", True),
+    TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
+    TableColumn("prompt", "prompt", "How the first prompt begins", True),
+    TableColumn("drafter", "lane or drafters", "Lane of a comparison, else what drafts", True),
+    TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
+    TableColumn("n_max", "n_max", "Longest draft"),
     TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("acceptance", "acceptance", "Accepted / drafted"),
     TableColumn("speed", "tok/s", "Tokens generated a second, prompts left out"),
+    TableColumn("started", "begun", "When the run began", True),
     TableColumn("stop", "stop", "Why the run ended", True),
     TableColumn("marks", "marks", "Why the output is not the model's own", True),
 )
+_SEARCHED = ("run", "prompt", "drafter", "policy", "stop", "marks")
+_Index = QModelIndex | QPersistentModelIndex
 
 
 class RunTable(ColumnTable):
-    """Runs by model, in the order of starting; those that the user hid are left out."""
+    """Runs by model, in the order of starting. With runs of several models each has a line of its
+    own above them. Deleted ones are left out, and so are those that a search does not find."""
+
+    renamed = Signal(object, str)  # RunRef and what it is to be called
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
+        self.lines: list[RunRow | str] = []
+        """What the table shows, from above: runs, and names of groups."""
         self.rows: list[RunRow] = []
+        """The runs among them."""
+        self.n_known = 0
+        """Runs that are not deleted."""
         self._recorded: Sequence[ModelRuns] = ()
-        self._hidden: set[RunRef] = set()
+        self._known: dict[RunRef, RunRow] = {}
+        self._query: tuple[str, ...] = ()
+        self._starred_only = False
         self._shown: RunRef | None = None
         self._overlaid: RunRef | None = None
         self.retheme(theme)
-
-    @property
-    def n_hidden(self) -> int:
-        return len(self._hidden)
 
     @property
     def shown(self) -> RunRef | None:
@@ -54,9 +67,9 @@ class RunTable(ColumnTable):
         return self._overlaid
 
     def set_overlaid(self, run: RunRef | None) -> None:
-        """Mark the run that lies over the one on show, and list it even if it was hidden."""
+        """Mark the run that lies over the one on show."""
         self._overlaid = run
-        self._list(run)
+        self.refresh()
 
     def can_overlay(self, run: RunRef) -> bool:
         """Whether a run may be laid over the one on show: any other one."""
@@ -70,11 +83,6 @@ class RunTable(ColumnTable):
         own = [run for run in others if self._shown is not None and run.store is self._shown.store]
         return next(reversed(own or others), None)
 
-    @property
-    def n_models(self) -> int:
-        """Models that have runs in the list."""
-        return len({id(row.run.store) for row in self.rows})
-
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models, unless the run on show is of no such trace."""
         self._recorded = recorded
@@ -87,11 +95,11 @@ class RunTable(ColumnTable):
     def show_run(self, run: RunRef | None) -> None:
         """Mark the run on show."""
         self._shown = run
-        self._list(run)
+        self.refresh()
 
-    def _list(self, run: RunRef | None) -> None:
-        if run is not None:
-            self._hidden.discard(run)
+    def search(self, words: str, *, starred_only: bool) -> None:
+        """List the runs alone in which all of these words occur."""
+        self._query, self._starred_only = tuple(words.casefold().split()), starred_only
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
@@ -102,40 +110,69 @@ class RunTable(ColumnTable):
         return (ModelRuns("", shown.store),)
 
     def refresh(self) -> None:
-        """Take in new runs, and the figures of those that had not ended."""
-        known = {row.run: row for row in self.rows}
-        found = [
-            (RunRef(runs.store, run_id), runs.model)
-            for runs in self._traces()
-            for run_id in range(len(runs.store.runs))
-        ]
-        self._hidden &= {run for run, _ in found}  # and nothing of a trace that was closed is held
-        wanted = [(run, model) for run, model in found if run not in self._hidden]
-        if [run for run, _ in wanted] != list(known):
+        """Take in new runs, and whatever of a run may have changed."""
+        known, self._known = self._known, {}
+        for runs in self._traces():
+            on_disk = runs.on_disk is not None
+            for run_id in range(len(runs.store.runs)):
+                run = RunRef(runs.store, run_id)
+                notes, row = notes_of(run.facts), known.get(run)
+                if notes.deleted:
+                    continue
+                told = on_disk, notes.name, notes.starred, runs.model
+                if (
+                    row is None
+                    or not row.ended
+                    or told != (row.on_disk, row.name, row.starred, row.model)
+                ):
+                    row = run_row(run, runs.model, on_disk=on_disk)
+                self._known[run] = row
+        self.n_known = len(self._known)
+        lines = self._lines()
+        if [_key(line) for line in lines] != [_key(line) for line in self.lines]:
             self.beginResetModel()
-            self.rows = [known.get(run) or run_row(run, model) for run, model in wanted]
+            self._take(lines)
             self.endResetModel()
-        for i, row in enumerate(self.rows):
-            if not row.ended:
-                self.rows[i] = run_row(row.run, row.model)
-        if self.rows:
-            last = self.index(len(self.rows) - 1, len(_COLUMNS) - 1)
+        elif lines:
+            self._take(lines)
+            last = self.index(len(lines) - 1, len(_COLUMNS) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
-    def hide_run(self, run: RunRef) -> None:
-        """Leave a run out of the list; it stays in the trace. Not the one on show."""
-        if run != self._shown:
-            self._hidden.add(run)
-            self.refresh()
+    def _take(self, lines: list[RunRow | str]) -> None:
+        self.lines = lines
+        self.rows = [line for line in lines if isinstance(line, RunRow)]
 
-    def show_all(self) -> None:
-        """List the hidden runs again."""
-        self._hidden.clear()
-        self.refresh()
+    def _lines(self) -> list[RunRow | str]:
+        groups: dict[str, list[RunRow]] = {}
+        for row in self._known.values():
+            groups.setdefault(row.model, [])
+            if self._is_found(row):
+                groups[row.model].append(row)
+        if len(groups) < 2:
+            return [row for rows in groups.values() for row in rows]
+        lines: list[RunRow | str] = []
+        for name, rows in groups.items():
+            lines += [name, *rows] if rows else []
+        return lines
 
-    def row_of(self, run: RunRef | None) -> int | None:
-        """The row of a run, None where the list lacks it."""
-        return next((i for i, row in enumerate(self.rows) if row.run == run), None)
+    def _is_found(self, row: RunRow) -> bool:
+        if self._starred_only and not row.starred:
+            return False
+        words = [row.model, *(_text(row, name) for name in _SEARCHED)]
+        said = "\n".join(words).casefold() if self._query else ""
+        return all(word in said for word in self._query)
+
+    def run_at(self, line: int) -> RunRef | None:
+        """The run of a line, None for the name of a group."""
+        row = self.lines[line]
+        return row.run if isinstance(row, RunRow) else None
+
+    def line_of(self, run: RunRef | None) -> int | None:
+        """The line of a run, None where the list lacks it."""
+        found = (
+            i for i, row in enumerate(self.lines) if isinstance(row, RunRow) and row.run == run
+        )
+        return next(found, None)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -145,32 +182,69 @@ class RunTable(ColumnTable):
         self.layoutChanged.emit()
 
     def n_rows(self) -> int:
-        return len(self.rows)
+        return len(self.lines)
+
+    def flags(self, index: _Index) -> Qt.ItemFlag:
+        flags = super().flags(index)
+        if isinstance(self.lines[index.row()], str):
+            return Qt.ItemFlag.ItemIsEnabled
+        return flags | Qt.ItemFlag.ItemIsEditable if index.column() == 0 else flags
+
+    def setData(self, index: _Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        run = self.run_at(index.row())
+        if run is None or role != Qt.ItemDataRole.EditRole:
+            return False
+        name = " ".join(str(value).split())
+        self.renamed.emit(run, "" if name == str(run.run_id) else name)
+        return True
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        run = self.rows[row]
+        line = self.lines[row]
+        if isinstance(line, str):
+            return self._heading(line, name, role)
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-            return _text(run, name)
+            return _text(line, name)
+        if role == Qt.ItemDataRole.EditRole:
+            return line.name
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
             icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
-            return icons.get(run.run)
-        if role == Qt.ItemDataRole.FontRole and run.run == self._shown:
-            font = QFont()
-            font.setBold(True)
-            return font
-        if role == Qt.ItemDataRole.ForegroundRole and run.marks:
-            return self._theme.color("status.error")
+            return icons.get(line.run)
+        if role == Qt.ItemDataRole.FontRole and line.run == self._shown:
+            return _bold()
+        if role == Qt.ItemDataRole.ForegroundRole:
+            if line.marks:
+                return self._theme.color("status.error")
+            return self._theme.color("ui.muted") if line.on_disk else None
         return None
+
+    def _heading(self, group: str, name: str, role: int) -> Any:
+        if name == "run" and role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+            return group
+        return _bold() if role == Qt.ItemDataRole.FontRole else None
+
+
+def _key(line: RunRow | str) -> RunRef | str:
+    return line if isinstance(line, str) else line.run
+
+
+def _bold() -> QFont:
+    font = QFont()
+    font.setBold(True)
+    return font
 
 
 def _text(row: RunRow, name: str) -> str:
     return {
-        "run": str(row.run.run_id),
-        "model": row.model,
-        "title": row.title,
+        "run": row.name or str(row.run.run_id),
+        "star": "★" if row.starred else "",
+        "prompt": row.prompt,
+        "drafter": row.drafter,
+        "policy": row.policy,
+        "n_max": "" if row.n_max is None else str(row.n_max),
         "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
+        "started": "" if row.started is None else f"{row.started:%Y-%m-%d %H:%M:%S}",
         "stop": row.stop,
         "marks": ", ".join(row.marks),
     }[name]

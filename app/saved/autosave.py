@@ -1,18 +1,16 @@
 """The session's traces, written every half minute so that a crash loses little.
 
 A window writes each of them into a folder of its own, held by a lock file that names its process.
-A clean end takes them away, or leaves those that the user wants to keep; a folder whose lock
-nobody holds is what a crash or such an end left.
+A clean end leaves them for the next start, but for those that the user discards; a folder whose
+lock nobody holds is one of an earlier session (`app.saved.library`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,28 +21,28 @@ from app.engine_thread.trace_jobs import TraceJob, start_export
 from app.saved.errors import log
 from app.saved.folders import hold, is_held, lock_path, unwritable
 from engine.errors import DraftscopeError
-from engine.trace.export import SESSION_FILE, export_csv, recover_export
+from engine.trace.change_facts import change_facts
+from engine.trace.export import export_csv
 from engine.trace.replacing import target_of
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
-DAYS_KEPT = 14
-LEFTOVERS_KEPT = 20
-"""Older ones, and more of them, are removed at the next start."""
-
-_PREFIX = "session-"
+PREFIX = "session-"
+"""Names of the folders begin with it, and go on with the time: in order of age."""
 _JOIN_TIMEOUT = 5.0
-_MOST_SESSION_BYTES = 64 << 20
 
 
 @dataclass
 class _SavedTrace:
-    """The autosave of one trace. saved, exported: how much of it the folder and exports hold."""
+    """The autosave of one trace. saved, exported: how much of it the folder and exports hold.
+    is_earlier: the trace is one of an earlier session, which nobody needs to be asked about."""
 
     folder: Path
     lock: QLockFile | None = None
     saved: TraceMark | None = None
     exported: TraceMark | None = None
+    is_earlier: bool = False
 
 
 class Autosave(QObject):
@@ -59,7 +57,7 @@ class Autosave(QObject):
     ) -> None:
         super().__init__(parent)
         self._parent_folder = folder
-        self._name = time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S") + f"-{os.getpid()}-{id(self):x}"
+        self._name = time.strftime(f"{PREFIX}%Y%m%d-%H%M%S") + f"-{os.getpid()}-{id(self):x}"
         self._stores = stores
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
@@ -79,17 +77,47 @@ class Autosave(QObject):
         """Where a trace is saved."""
         return self._copy(store).folder
 
+    def take(self, store: TraceStore, folder: Path) -> None:
+        """Know a trace of an earlier session, which is in this folder as a whole."""
+        self._copies[store] = _SavedTrace(folder, saved=mark_of(store), is_earlier=True)
+
+    def note_reading(self, store: TraceStore) -> None:
+        """Remember that a trace has been read from its folder, and holds what is there."""
+        self._copy(store).saved = mark_of(store)
+
     def unexported(self) -> list[TraceStore]:
-        """The traces that hold what is in no export."""
+        """The traces of this session that hold what is in no export."""
         return [
             store
             for store in self._stores()
-            if store.size() and mark_of(store) != self._copy(store).exported
+            if not self._copy(store).is_earlier and self._mark(store) != self._copy(store).exported
         ]
 
     def unsaved(self) -> list[TraceStore]:
-        """The traces of `unexported` whose newest rows are in no autosave either."""
-        return [s for s in self.unexported() if mark_of(s) != self._copy(s).saved]
+        """The traces whose newest rows are in no folder of this program's."""
+        return [store for store in self._stores() if not self.is_saved(store)]
+
+    def is_saved(self, store: TraceStore) -> bool:
+        """Whether all of a trace is in its folder."""
+        return self._copy(store).saved == self._mark(store)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a trace is being read in order to write it."""
+        return self._job is not None
+
+    def note_facts(self, run: RunRef, fact: str) -> None:
+        """Write a fact of a run that has changed, at once where the run is in a folder. Raises
+        TraceFileError."""
+        copy = self._copy(run.store)
+        if copy.saved is not None and not self.is_writing:
+            change_facts(copy.folder, {run.run_id: {fact: run.facts[fact]}})
+        elif run.store.size():
+            copy.saved = None
+
+    def _mark(self, store: TraceStore) -> TraceMark | None:
+        """How much a trace holds; of one whose rows are not in memory, how much was saved."""
+        return mark_of(store) if store.size() else self._copy(store).saved
 
     def note_export(self, event: TraceExported) -> None:
         """Remember that rows up to event.mark are exported to a folder of the user's choice."""
@@ -101,10 +129,13 @@ class Autosave(QObject):
             self._waiting = self.unsaved()
             self._save_next()
 
-    def keep(self) -> CommandFailed | None:
-        """Write what is unsaved and wait for it; what went wrong, if anything did."""
+    def keep(self, but: Collection[TraceStore] = ()) -> CommandFailed | None:
+        """Write what is unsaved, of all traces but some, and wait for it; what went wrong, if
+        anything did."""
         self._join()
         for store in self.unsaved():
+            if store in but:
+                continue
             try:
                 self._make_room(store)
                 mark = mark_of(store)
@@ -115,16 +146,14 @@ class Autosave(QObject):
             self._copy(store).saved = mark
         return None
 
-    def close(self, *, keep: bool = False) -> None:
-        """A clean end. keep: what is in no export is left for the next start to offer, as far as
-        it was saved; else nothing is left."""
+    def close(self, *, discarded: Collection[TraceStore] = ()) -> None:
+        """A clean end: what was saved is left for the next start, but for traces discarded."""
         self._timer.stop()
         self._join()
-        kept = self.unexported() if keep else []
         for store, copy in self._copies.items():
+            if store in discarded and (copy.lock is not None or copy.is_earlier):
+                shutil.rmtree(copy.folder, ignore_errors=True)
             if copy.lock is not None:
-                if store not in kept:
-                    shutil.rmtree(copy.folder, ignore_errors=True)
                 copy.lock.unlock()
         self._copies.clear()
 
@@ -184,67 +213,12 @@ class Autosave(QObject):
         self.problem = problem
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Autosaves of windows that ended without taking them away, the newest first.
-
-    What is too old or one too many is deleted, and so are half-written ones. One that was being
-    replaced when its process was killed is brought back first.
-    """
-    try:
-        for target in {found for path in folder.iterdir() if (found := target_of(path))}:
-            if not _in_use(target):
-                with suppress(OSError):
-                    recover_export(target)
-        left = [path for path in folder.iterdir() if path.is_dir() and not _in_use(path)]
-    except OSError:  # there is no such folder, or it is not ours to read
-        return []
-    complete = sorted(
-        (path for path in left if path.name.startswith(_PREFIX) and _is_whole(path)),
-        key=_time,
-        reverse=True,
-    )
-    oldest = time.time() - DAYS_KEPT * 86_400
-    kept = [path for path in complete if _time(path) >= oldest][:LEFTOVERS_KEPT]
-    for path in set(left) - set(kept):
-        if target_of(path) is None:
-            discard(path)
-    return kept
-
-
-def model_in(folder: Path) -> str:
-    """Name of the model whose runs an autosave holds, empty where that cannot be told."""
-    path = folder / SESSION_FILE
-    try:
-        if path.stat().st_size > _MOST_SESSION_BYTES:
-            return ""
-        return str(json.loads(path.read_bytes())["runs"]["0"]["model"]["name"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
-
-
 def discard(folder: Path) -> None:
     """Delete an autosave that nobody holds."""
     shutil.rmtree(folder, ignore_errors=True)
     lock_path(folder).unlink(missing_ok=True)
 
 
-def adopt(folder: Path, restored: Path) -> Path:
-    """Move an autosave to where no clean-up reaches it; returns its new place."""
-    restored.mkdir(parents=True, exist_ok=True)
-    kept = restored / folder.name
-    folder.rename(kept)
-    lock_path(folder).unlink(missing_ok=True)
-    return kept
-
-
-def _in_use(folder: Path) -> bool:
-    """Whether a live process writes here; a stage of an export belongs to its session's lock."""
+def in_use(folder: Path) -> bool:
+    """Whether a living window writes here; a stage of an export belongs to its session's lock."""
     return is_held(target_of(folder) or folder)
-
-
-def _is_whole(folder: Path) -> bool:
-    return (folder / SESSION_FILE).is_file()
-
-
-def _time(folder: Path) -> float:
-    return (folder / SESSION_FILE).stat().st_mtime

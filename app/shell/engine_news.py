@@ -23,7 +23,6 @@ from app.shell.panels import Panels
 from app.widgets.banner import Banner, BannerButton
 from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
-from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class EngineNews(QObject):
         bridge.export_ended.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
-        bridge.dropped.connect(self._show_dropped)
         bridge.reading_ended.connect(self._end_progress)
         bridge.connected.connect(self._show_server)
         bridge.server_seen.connect(self._show_server_status)
@@ -68,7 +66,6 @@ class EngineNews(QObject):
         bridge.rescored.connect(self._show_rescored)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
-        panels.runs.run_selected.connect(self._select_run)
         feed.numbers_changed.connect(self._refresh_runs)
         feed.run_shown.connect(self._show_model_text)
 
@@ -192,14 +189,6 @@ class EngineNews(QObject):
         self._show_files(event.files)
         self._panels.model_map.set_compute(event.compute)
 
-    def _show_dropped(self, store: TraceStore) -> None:
-        self._panels.runs.set_recorded(self._bridge.listed)
-        overlay = self._feed.overlay
-        if overlay is not None and overlay.run.store is store:
-            self._feed.set_overlay(None)
-        if self._feed.run is not None and self._feed.run.store is store:
-            self._show_lanes_or_run(self._bridge.run)
-
     def _show_options(self) -> None:
         panel = self._panels.run_panel
         if not panel.problem:
@@ -234,7 +223,7 @@ class EngineNews(QObject):
     def _show_lanes_or_run(self, run: RunRef | None) -> None:
         self._feed.show_run(None if run is None else run_to_show(run))
 
-    def _select_run(self, run: RunRef) -> None:
+    def select_run(self, run: RunRef) -> None:
         """Show a run in all views; lanes of one comparison keep the cursor."""
         shown = self._feed.run
         if shown is not None and run in lanes_of(shown):
@@ -310,6 +299,6 @@ class EngineNews(QObject):
         shown = self._feed.run
         return [
             f"on show: a run of {runs.model}"
-            for runs in self._bridge.recorded
+            for runs in self._bridge.listed
             if shown is not None and runs.store is shown.store and not runs.in_use
         ]

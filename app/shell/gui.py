@@ -100,7 +100,7 @@ def run_window(
                 window.sessions.open(trace)
             elif models:
                 window.open_model(models[0], *drafts)
-            window.sessions.offer_restore()
+            window.sessions.open_library()
 
         if catcher.last_crash:
             window.show_crash(catcher.last_crash)

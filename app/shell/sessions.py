@@ -1,33 +1,33 @@
-"""Traces in and out of the window: export, opening, autosave, what is left at the end of one
-window and offered at the start of the next."""
+"""Traces in and out of the window: export, opening, autosave, what is left to the next window."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Collection
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app.dialogs.files import ExportDialog, ask_report, ask_trace
 from app.dialogs.help import environment
-from app.dialogs.unexported import QuitChoice, ask_before_quitting, may_drop
+from app.dialogs.unexported import QuitChoice, ask_before_quitting
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
+from app.engine_thread.trace_jobs import TraceJob
 from app.models.compared_lanes import lanes_of
-from app.models.run_facts import ModelRuns
-from app.saved.autosave import Autosave, adopt, discard, leftovers, model_in
+from app.models.run_notes import notes_of
+from app.saved.autosave import Autosave, discard
 from app.saved.folders import unwritable
+from app.saved.library import DamagedTrace, LibraryRead, SavedTrace, start_reading_library
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
-from engine.trace.export import SESSION_FILE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
-_AUTOSAVES, _RESTORED = "autosave", "restored"
-_OFFERED = 2
-"""Traces at once; the next start offers others."""
+_AUTOSAVES = "autosave"
+_TOLD_MS = 8000
+_JOIN_TIMEOUT = 5.0
 
 
 class Sessions(QObject):
@@ -36,6 +36,12 @@ class Sessions(QObject):
 
     quit_choice: what becomes of unexported runs at the end; None asks the user.
     """
+
+    told = Signal(str, int)
+    """What is worth a line for some milliseconds."""
+    library_read = Signal()
+    """The runs of earlier sessions are listed."""
+    _posted = Signal(object)
 
     def __init__(
         self,
@@ -49,12 +55,13 @@ class Sessions(QObject):
         self._bridge, self._settings, self._banners = bridge, settings, banners
         self._data, self._window = data, window
         self.quit_choice: QuitChoice | None = None
-        self._keeps = False
+        self._discarded: list[TraceStore] = []
+        self._library: TraceJob | None = None
+        self._n_interrupted = 0
         self.autosave: Autosave | None = None
+        self._posted.connect(self._receive)
         if data is not None:
-            self.autosave = Autosave(
-                data / _AUTOSAVES, lambda: [runs.store for runs in bridge.recorded], self
-            )
+            self.autosave = Autosave(data / _AUTOSAVES, self._own_traces, self)
             self.autosave.failed.connect(self._tell_unsaved)
             bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
@@ -85,15 +92,8 @@ class Sessions(QObject):
         if path is not None:
             self._bridge.report(lanes_of(run) or (run,), path, environment())
 
-    def drop(self, runs: ModelRuns) -> None:
-        """Forget the runs of a model, and ask before if they were not exported."""
-        unexported = self.autosave is not None and runs.store in self.autosave.unexported()
-        if not unexported or may_drop(self._window, runs):
-            self._bridge.drop(runs.store)
-
-    def offer_restore(self) -> None:
-        """A banner for each of the newest traces that earlier windows left behind; and one if this
-        window can leave nothing behind."""
+    def open_library(self) -> None:
+        """List the runs that earlier windows left, and say so if this one can leave nothing."""
         if self._data is None:
             return
         problem = unwritable(self._data)
@@ -104,68 +104,89 @@ class Sessions(QObject):
                 "Runs and the log are not saved: export what is to stay (Ctrl+E).",
                 sticky=True,
             )
-        for folder in reversed(leftovers(self._data / _AUTOSAVES)[:_OFFERED]):
-            self._offer(folder)
+        self._library = start_reading_library(self._data / _AUTOSAVES, self._posted.emit)
 
     def may_end(self) -> bool:
         """Ask what becomes of runs that were not exported, and see to it; False: the window is to
         stay open. A run that goes on is ended if it is to be kept."""
         autosave = self.autosave
-        unexported = [] if autosave is None else autosave.unexported()
-        if autosave is None or not unexported:
+        if autosave is None:
             return True
-        quit_choice = self.quit_choice
+        gone = [store for store in self._own_traces() if _is_deleted(store)]
+        unexported = [store for store in autosave.unexported() if store not in gone]
+        quit_choice = self.quit_choice if unexported else QuitChoice.KEEP
         if quit_choice is None:
             problem = "" if autosave.problem is None else autosave.problem.message
             recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
             quit_choice = ask_before_quitting(self._window, recorded, problem)
-        self._keeps = quit_choice is QuitChoice.KEEP
-        return self._keep(autosave) if self._keeps else quit_choice is QuitChoice.DISCARD
+        if quit_choice is QuitChoice.STAY:
+            return False
+        self._discarded = gone + (unexported if quit_choice is QuitChoice.DISCARD else [])
+        kept = self._keep(autosave, self._discarded)
+        return kept or not unexported or quit_choice is QuitChoice.DISCARD
 
     def close(self) -> None:
         """A clean end."""
+        if self._library is not None:
+            self._library.cancel()
+            self._library.join(_JOIN_TIMEOUT)
         if self.autosave is not None:
-            self.autosave.close(keep=self._keeps)
+            self.autosave.close(discarded=self._discarded)
 
-    def _keep(self, autosave: Autosave) -> bool:
+    def _own_traces(self) -> list[TraceStore]:
+        """Those that this program keeps, and not the user in folders of her own."""
+        return [runs.store for runs in (*self._bridge.earlier, *self._bridge.recorded)]
+
+    def _keep(self, autosave: Autosave, but: Collection[TraceStore]) -> bool:
+        """Whether everything else is on disk."""
         QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
         try:
-            if self._bridge.has_run:
+            if self._bridge.has_run and self._bridge.session_store not in but:
                 self._bridge.end_run()
-            failed = autosave.keep()
+            failed = autosave.keep(but)
         finally:
             QGuiApplication.restoreOverrideCursor()
         if failed is not None:
             self._tell_unsaved(failed)
         return failed is None
 
-    def _tell_unsaved(self, failed: CommandFailed) -> None:
-        self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
+    def _receive(self, event: SavedTrace | DamagedTrace | LibraryRead) -> None:
+        if isinstance(event, SavedTrace) and self.autosave is not None:
+            folder = event.runs.on_disk
+            assert folder is not None
+            self._n_interrupted += event.interrupted
+            self.autosave.take(event.runs.store, folder)
+            self._bridge.add_earlier(event.runs)
+        elif isinstance(event, DamagedTrace):
+            self._tell_damaged(event)
+        elif isinstance(event, LibraryRead):
+            self._tell_library()
+            self.library_read.emit()
 
-    def _offer(self, folder: Path) -> None:
-        saved = time.localtime((folder / SESSION_FILE).stat().st_mtime)
-        when, model = time.strftime("%Y-%m-%d %H:%M", saved), model_in(folder)
+    def _tell_library(self) -> None:
+        runs = [facts for traces in self._bridge.earlier for facts in traces.store.runs.values()]
+        n = sum(not notes_of(facts).deleted for facts in runs)
+        if n:
+            word = "run" if n == 1 else "runs"
+            self.told.emit(f"{n:,} {word} of earlier sessions can be found in Runs.", _TOLD_MS)
+        if self._n_interrupted:
+            self._banners.add(
+                "info",
+                "The last session ended in the middle of a run.",
+                "What had been recorded half a minute before is in Runs.",
+            )
+
+    def _tell_damaged(self, damaged: DamagedTrace) -> None:
         banner: Banner = self._banners.add(
-            "warning",
-            f"The last session left runs{f' of {model}' if model else ''} that were not exported.",
-            f"They were saved {when}.",
-            ("&Restore", lambda: self._restore(folder, banner)),
-            ("&Discard", lambda: self._discard(folder, banner)),
+            "error",
+            f"Runs of an earlier session do not open. {damaged.failed.message}",
+            "",
+            ("&Delete them", lambda: self._discard(damaged.folder, banner)),
             sticky=True,
         )
 
-    def _restore(self, folder: Path, banner: Banner) -> None:
-        if self._bridge.reading:
-            return  # one after the other: the banner stays
-        banner.dismissed.emit()
-        assert self._data is not None
-        try:
-            kept = adopt(folder, self._data / _RESTORED)
-        except OSError as error:
-            self._banners.add("error", f"{folder} cannot be restored: {error.strerror}.")
-            return
-        self.open(kept)
-        self._banners.add("info", f"The restored trace is kept in {kept}.")
+    def _tell_unsaved(self, failed: CommandFailed) -> None:
+        self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
 
     def _discard(self, folder: Path, banner: Banner) -> None:
         banner.dismissed.emit()
@@ -174,3 +195,8 @@ class Sessions(QObject):
     def _remember(self, folder: Path | None) -> None:
         if folder is not None:
             self._settings.add_recent_trace(folder)
+
+
+def _is_deleted(store: TraceStore) -> bool:
+    """Whether the user has deleted all runs of a trace."""
+    return bool(store.runs) and all(notes_of(facts).deleted for facts in store.runs.values())

@@ -28,6 +28,7 @@ from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, mak
 from app.shell.opened_results import OpenedResults
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
+from app.shell.run_library import RunLibrary
 from app.shell.run_pairs import RunPairs
 from app.shell.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
@@ -64,6 +65,7 @@ class MainWindow(QMainWindow):
             self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
         self._make_panels()
         self.sessions = Sessions(bridge, settings, self.banners, data, self)
+        self.sessions.told.connect(self.status.showMessage)
         self.control = RunControl(bridge, self.panels, self.docks, settings, self)
         self.copies = Copies(bridge, self.panels, self.feed, log_lines)
         self._make_menus(scenarios)
@@ -72,6 +74,9 @@ class MainWindow(QMainWindow):
         self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
         self.opened_results = OpenedResults(
             bridge, self.panels, self.docks, self.sessions, settings, self
+        )
+        self.library = RunLibrary(
+            bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         self._connect_actions()
@@ -228,8 +233,6 @@ class MainWindow(QMainWindow):
         for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)
         self.findings.run_selected.connect(feed.select_run)
-        self.runs.overlay_asked.connect(feed.set_overlay)
-        self.runs.drop_asked.connect(self.sessions.drop)
         for shows in (self.runs, self.status):
             feed.overlay_changed.connect(shows.set_overlay)
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))

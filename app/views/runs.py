@@ -1,4 +1,5 @@
-"""The Runs panel: every run of the session, the one on show in detail, and another beside it."""
+"""The Runs panel: every run of the session and of earlier ones, the one on show in detail, and
+another beside it."""
 
 from __future__ import annotations
 
@@ -13,46 +14,60 @@ from app.looks.theme import Theme
 from app.models.position import Position
 from app.models.run_axis import RunOverlay
 from app.models.run_facts import ModelRuns, effective
+from app.models.run_notes import notes_of
 from app.models.run_table import RunTable
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair
+from app.widgets.run_search import RunSearch
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
-    "run": 6,
-    "model": 20,
-    "title": 28,
+    "run": 10,
+    "star": 3,
+    "prompt": 24,
+    "drafter": 18,
+    "policy": 10,
+    "n_max": 7,
     "tokens": 8,
-    "acceptance": 13,
+    "acceptance": 12,
     "speed": 8,
+    "started": 20,
     "stop": 12,
 }
 
 
 class RunsView(QStackedWidget):
-    """Enter or a click shows a run in all views; Delete takes it off the list. A second run can be
-    laid over it, here and in the plots."""
+    """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
+    undone. A second run can be laid over it, here and in the plots."""
 
     position_selected = Signal(object)  # never: a run is no position
     run_selected = Signal(object)  # RunRef
     overlay_asked = Signal(object)  # RunRef, or None
-    drop_asked = Signal(object)  # ModelRuns
+    rename_asked = Signal(object, str)  # RunRef, name
+    star_asked = Signal(object, bool)  # RunRef, whether it is to have one
+    delete_asked = Signal(object)  # list of RunRef
+    undo_asked = Signal()
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.model = RunTable(theme, self)
+        self.model.renamed.connect(self.rename_asked)
         self.table = plain_table(self.model, "Runs")
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.table.customContextMenuRequested.connect(self._ask)
-        self.table.clicked.connect(self._show)
+        self.table.clicked.connect(self._on_click)
         self.table.activated.connect(self._show)
-        delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.table)
-        delete.setContext(Qt.ShortcutContext.WidgetShortcut)
-        delete.activated.connect(self._hide)
+        self.model.modelReset.connect(self._span_headings)
+        for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
+            shortcut = QShortcut(QKeySequence(key), self.table)
+            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            shortcut.activated.connect(does)
         self._lay_over, self._lay_off = actions["plot.overlay"], actions["plot.no_overlay"]
         self._lay_over.triggered.connect(self._overlay_one)
         self._lay_off.triggered.connect(lambda: self.overlay_asked.emit(None))
+        self.search = RunSearch()
+        self.search.changed.connect(self._search)
         self.pair = RunPair()
         self.detail = QLabel()
         self.detail.setAccessibleName("Parameters in effect")
@@ -60,14 +75,16 @@ class RunsView(QStackedWidget):
         self.detail.setTextFormat(Qt.TextFormat.PlainText)
         self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.detail.setContentsMargins(8, 4, 8, 4)
-        self.show_all = QPushButton()
-        self.show_all.setFlat(True)
-        self.show_all.clicked.connect(self._show_all)
+        self.undo = QPushButton()
+        self.undo.setFlat(True)
+        self.undo.hide()
+        self.undo.clicked.connect(self.undo_asked)
         column = QVBoxLayout(page := QWidget())
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
+        column.addWidget(self.search)
         column.addWidget(self.table, 1)
-        column.addWidget(self.show_all, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.undo, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(self.pair, 2)
         column.addWidget(self.detail)
         self.addWidget(
@@ -83,15 +100,21 @@ class RunsView(QStackedWidget):
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models."""
         self.model.set_recorded(recorded)
+        self._mark_current()
         self._show_what_is_offered()
 
     def show_run(self, run: RunRef | None) -> None:
         """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
         self.model.show_run(run)
-        row = self.model.row_of(run)
-        self.table.setCurrentIndex(QModelIndex() if row is None else self.model.index(row, 0))
+        self._mark_current()
         self.detail.setText("" if run is None else effective(run.facts))
         self.detail.setVisible(bool(self.detail.text()))
+        self._show_what_is_offered()
+
+    def offer_undo(self, what: str) -> None:
+        """Offer to bring back what was deleted last; empty: there is nothing."""
+        self.undo.setText(f"Deleted {what}. Undo" if what else "")
+        self.undo.setVisible(bool(what))
         self._show_what_is_offered()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
@@ -121,44 +144,63 @@ class RunsView(QStackedWidget):
         """Take the colours of a theme."""
         self.model.retheme(theme)
 
+    def _mark_current(self) -> None:
+        line = self.model.line_of(self.model.shown)
+        self.table.setCurrentIndex(QModelIndex() if line is None else self.model.index(line, 0))
+
+    def _span_headings(self) -> None:
+        self.table.clearSpans()
+        for line in range(len(self.model.lines)):
+            if self.model.run_at(line) is None:
+                self.table.setSpan(line, 0, 1, self.model.columnCount())
+
+    def _on_click(self, index: QModelIndex) -> None:
+        run = self.model.run_at(index.row())
+        if run is not None and index.column() == self.model.column_of("star"):
+            self.star_asked.emit(run, not notes_of(run.facts).starred)
+        else:
+            self._show(index)
+
     def _show(self, index: QModelIndex) -> None:
-        self.run_selected.emit(self.model.rows[index.row()].run)
+        run = self.model.run_at(index.row())
+        if run is not None:
+            self.run_selected.emit(run)
 
-    def _hide(self) -> None:
+    def _rename(self) -> None:
+        index = self.table.currentIndex()
+        if index.isValid() and self.model.run_at(index.row()) is not None:
+            self.table.edit(index.siblingAtColumn(0))
+
+    def _delete(self) -> None:
         run = self._chosen()
-        if run is None:
-            return
-        if run == self.model.overlaid:
-            self.overlay_asked.emit(None)
-        self.model.hide_run(run)
-        self._show_what_is_offered()
+        if run is not None:
+            self.delete_asked.emit([run])
 
-    def _show_all(self) -> None:
-        self.model.show_all()
+    def _search(self) -> None:
+        self.model.search(self.search.words, starred_only=self.search.starred_only)
+        self._mark_current()
         self._show_what_is_offered()
 
     def _chosen(self) -> RunRef | None:
         index = self.table.currentIndex()
-        return self.model.rows[index.row()].run if index.isValid() else None
+        return self.model.run_at(index.row()) if index.isValid() else None
 
     def _overlay_one(self) -> None:
         self.overlay_asked.emit(self.model.other(self._chosen()))
 
     def _show_what_is_offered(self) -> None:
-        self.setCurrentIndex(1 if self.model.rows or self.model.n_hidden else 0)
-        self.table.setColumnHidden(self.model.column_of("model"), self.model.n_models < 2)
+        self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)
+        self.search.show_count(len(self.model.rows), self.model.n_known)
         self._lay_over.setEnabled(self.model.other(None) is not None)
         self._lay_off.setEnabled(self.model.overlaid is not None)
-        self.show_all.setText(f"Show {self.model.n_hidden} hidden")
-        self.show_all.setVisible(self.model.n_hidden > 0)
 
     def _ask(self, where: QPoint) -> None:
         index = self.table.indexAt(where)
-        if not index.isValid():
+        run = self.model.run_at(index.row()) if index.isValid() else None
+        if run is None:
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        run = self.model.rows[index.row()].run
         menu.addAction("Show in all views", lambda: self._show(index))
         over = menu.addAction(
             self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run)
@@ -166,14 +208,19 @@ class RunsView(QStackedWidget):
         over.setEnabled(self.model.can_overlay(run) and run != self.model.overlaid)
         menu.addAction(self._lay_off)
         menu.addSeparator()
-        hide = menu.addAction("Take off the list", self._hide)
-        hide.setEnabled(run != self.model.shown)
-        runs = self.model.recorded_in(run.store)
-        if runs is not None:
-            drop = menu.addAction(
-                f"Drop all runs of {runs.model}", lambda: self.drop_asked.emit(runs)
+        starred = notes_of(run.facts).starred
+        menu.addAction("Rename…", lambda: self.table.edit(index.siblingAtColumn(0)))
+        word = "Take the star off" if starred else "Star"
+        menu.addAction(word, lambda: self.star_asked.emit(run, not starred))
+        menu.addSeparator()
+        menu.addAction("Delete", lambda: self.delete_asked.emit([run]))
+        group = next(row.model for row in self.model.rows if row.run == run)
+        listed = [row.run for row in self.model.rows if row.model == group]
+        if len(listed) > 1:
+            menu.addAction(
+                f"Delete all {len(listed):,} runs of {group}".replace("&", "&&"),
+                lambda: self.delete_asked.emit(listed),
             )
-            drop.setEnabled(not runs.in_use)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _fit_columns(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,28 @@ def find_baseline(store: TraceStore, run_id: int) -> int | None:
         return None
     prompts = _prompts(store, run_id)
     for other in sorted(store.runs, reverse=True):
-        if other == run_id or not _is_plain(store.runs[other]):
+        if other == run_id or not may_be_baseline(facts, store.runs[other]):
             continue
-        theirs = store.runs[other]
-        if not same_model(facts.get("model"), theirs.get("model")):
-            continue
-        if _setting(facts) != _setting(theirs) or not speed(store, other):
-            continue
-        if np.array_equal(prompts, _prompts(store, other)):
+        if speed(store, other) and np.array_equal(prompts, _prompts(store, other)):
             return other
     return None
+
+
+def may_be_baseline(facts: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether a run is measured by another as far as facts tell: that is a plain one on the same
+    model, with the same compute mode and sampler. Of the prompts `prompt_key` tells."""
+    return (
+        bool(facts.get("options"))
+        and _is_plain(theirs)
+        and same_model(facts.get("model"), theirs.get("model"))
+        and _setting(facts) == _setting(theirs)
+    )
+
+
+def prompt_key(store: TraceStore, run_id: int) -> str:
+    """Equal for runs whose prompts are, token for token; empty before there is a prompt."""
+    prompts = _prompts(store, run_id)
+    return hashlib.sha256(prompts.tobytes()).hexdigest() if len(prompts) else ""
 
 
 def speed(store: TraceStore, run_id: int) -> float:

@@ -58,7 +58,7 @@ class SessionFile:
 
 def read_session(path: Path) -> SessionFile:
     """Read and check the file. Raises TraceFileError naming the place in it."""
-    session = _read(path)
+    session = read_json(path)
     found = session.get("schema_version")
     if not isinstance(found, int) or found not in READ_VERSIONS:
         raise TraceFileError(
@@ -82,7 +82,8 @@ def read_session(path: Path) -> SessionFile:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The file as it is, so far as it describes a trace. Raises TraceFileError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise TraceFileError(f"{path} is too large for a trace.", REMEDY)

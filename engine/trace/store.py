@@ -118,6 +118,10 @@ class Table:
             raise IndexError(f"{self.name}: row {index} of {self._n}")
         return {c.name: self._value(c, index) for c in self.columns}
 
+    def n_bytes(self) -> int:
+        """Memory that the rows take, bytes; room to spare is not touched, and takes none."""
+        return self._n * sum(array[:1].nbytes for array in self._arrays.values())
+
     def _value(self, column: Column, index: int) -> Any:
         raw = self._arrays[column.name][index]
         if column.kind == "text":
@@ -190,19 +194,22 @@ class TraceStore:
     """
 
     def __init__(self) -> None:
-        self.text_pool = TextPool()
-        self.tables = {name: Table(name, cols, self.text_pool) for name, cols in TABLES.items()}
-        self.rounds = self.tables["rounds"]
-        self.tokens = self.tables["tokens"]
-        self.drafts = self.tables["drafts"]
-        self.ubatches = self.tables["ubatches"]
-        self.memory = self.tables["memory"]
-        self.divergence = self.tables["divergence"]
-        self.states = self.tables["states"]
-        self.findings = self.tables["findings"]
+        pool = TextPool()
+        self._hold(pool, {name: Table(name, cols, pool) for name, cols in TABLES.items()})
         self.runs: dict[int, dict[str, Any]] = {}
         self.pieces: dict[int, bytes] = {}
         self.more_facts: dict[str, Any] = {}
+
+    def _hold(self, pool: TextPool, tables: dict[str, Table]) -> None:
+        self.text_pool, self.tables = pool, tables
+        self.rounds = tables["rounds"]
+        self.tokens = tables["tokens"]
+        self.drafts = tables["drafts"]
+        self.ubatches = tables["ubatches"]
+        self.memory = tables["memory"]
+        self.divergence = tables["divergence"]
+        self.states = tables["states"]
+        self.findings = tables["findings"]
 
     def begin_run(self, facts: dict[str, Any]) -> int:
         """Register a run before its first row; ids count from 0 in order of starting."""
@@ -214,6 +221,20 @@ class TraceStore:
         """Join a table that the schema does not know, without columns yet."""
         table = self.tables[name] = Table(name, (), self.text_pool)
         return table
+
+    def let_go_of_rows(self) -> None:
+        """Hold no rows any more, but for what is known of the runs. They have to be on disk, and
+        nobody may write or read them now."""
+        self.take_rows(TraceStore())
+
+    def take_rows(self, other: TraceStore) -> None:
+        """Hold the rows of another store: those of the same trace, read again."""
+        self._hold(other.text_pool, other.tables)
+        self.pieces = other.pieces
+
+    def n_bytes(self) -> int:
+        """Memory that the rows take, bytes."""
+        return sum(table.n_bytes() for table in self.tables.values())
 
     def unknown_columns(self) -> dict[str, tuple[str, ...]]:
         """Columns of an opened trace that the schema does not know, by table."""

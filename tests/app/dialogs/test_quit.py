@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QMenu, QMessageBox, QWidget
+from PySide6.QtWidgets import QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.dialogs.unexported import QuitChoice, ask_before_quitting, may_drop
+from app.dialogs.unexported import QuitChoice, ask_before_quitting
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.models.run_facts import ModelRuns
-from app.saved.autosave import leftovers
+from app.saved.library import SavedTrace, read_saved, saved_folders
 from app.shell.window import MainWindow
 from engine.trace.reopen import open_trace
 from tests.support.fake_session import FakeEngine
@@ -43,14 +42,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 @pytest.fixture
 def asking(
-    make_window: Callable[..., MainWindow], engine: FakeEngine, tmp_path: Path
+    make_window: Callable[..., MainWindow], engine: FakeEngine, tmp_path: Path, qtbot: QtBot
 ) -> Callable[[], MainWindow]:
     """Windows over one data folder that ask before they close."""
 
     def make() -> MainWindow:
         window = make_window(Bridge(engine), tmp_path / "data")
         window.sessions.quit_choice = None
-        window.sessions.offer_restore()
+        with qtbot.waitSignal(window.sessions.library_read, timeout=5000):
+            window.sessions.open_library()
         return window
 
     return make
@@ -106,7 +106,7 @@ def test_what_is_discarded_is_gone(
     assert messages(asking()) == []
 
 
-def test_runs_of_all_models_are_kept_with_their_ends_and_offered(
+def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
     asking: Callable[[], MainWindow],
     answers: Answers,
     engine: FakeEngine,
@@ -124,20 +124,32 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_offered(
     answers.quit_choice = QuitChoice.KEEP
     assert window.close()
     assert answers.asked == [(["model", "other"], "")]
-    kept = [open_trace(folder) for folder in leftovers(tmp_path / "data" / "autosave")]
+    kept = [open_trace(folder) for folder in saved_folders(tmp_path / "data" / "autosave")]
     assert sorted(len(store.runs) for store in kept) == sizes
     stops = [facts["stops"] for store in kept for facts in store.runs.values()]
     assert sorted(stops) == [["limit"], ["limit"], ["stopped"]], "the run that went on was ended"
     engine.rounds = 12
     again = asking()
-    said = "warning: The last session left runs of {} that were not exported."
-    models = [said.format(name) for name in ("model.gguf", "other.gguf")]
-    assert sorted(text.partition(" They")[0] for text in messages(again)) == models
-    with qtbot.waitSignal(again.bridge.trace_shown, timeout=5000):
-        again.banners.banners[-1].offer_buttons[0].click()
+    assert messages(again) == []
+    rows = again.runs.model.rows
+    assert [(row.model, row.run.run_id) for row in rows] == [
+        ("model", 0),
+        ("other", 0),
+        ("other", 1),
+    ]
+    assert all(row.on_disk and row.tokens for row in rows)
+    with qtbot.waitSignal(again.bridge.rows_read, timeout=5000):
+        again.runs.run_selected.emit(rows[0].run)
     assert again.tokens.copy_text().startswith(" first a1.0")
-    assert again.close(), "what was restored is on disk"
+    assert [row.on_disk for row in again.runs.model.rows] == [False, True, True]
+    assert again.close(), "what was kept is on disk"
     assert len(answers.asked) == 1
+    assert sorted(len(r.runs.store.runs) for r in read_all(tmp_path)) == sizes, "and stays there"
+
+
+def read_all(tmp_path: Path) -> list[SavedTrace]:
+    folders = saved_folders(tmp_path / "data" / "autosave")
+    return [found for folder in folders if (found := read_saved(folder))]
 
 
 def test_what_was_exported_is_not_asked_about(
@@ -152,11 +164,11 @@ def test_what_was_exported_is_not_asked_about(
     run_on(window, model_file.with_name("other.gguf"), qtbot)
     with qtbot.waitSignal(window.bridge.exported, timeout=5000):
         window.bridge.export(window.bridge.store, tmp_path / "out")
-    answers.quit_choice = QuitChoice.KEEP
+    answers.quit_choice = QuitChoice.DISCARD
     window.close()
     assert answers.asked == [(["model"], "")]
-    (left,) = leftovers(tmp_path / "data" / "autosave")
-    assert open_trace(left).runs[0]["model"] == {"name": "model.gguf"}
+    (left,) = read_all(tmp_path)
+    assert left.runs.model == "other", "what was asked about is gone, the other is listed again"
 
 
 def test_what_cannot_be_kept_keeps_the_window_open(
@@ -178,54 +190,6 @@ def test_what_cannot_be_kept_keeps_the_window_open(
     assert "cannot be written" in answers.asked[1][1], "so that keeping is not offered again"
     answers.quit_choice = QuitChoice.DISCARD
     assert window.close()
-
-
-# -- dropping the runs of a model ----------------------------------------------------------
-
-
-def offered_drops(window: MainWindow) -> dict[str, QAction]:
-    """What the menu of every listed run says about dropping, by model."""
-    window.docks.reveal("runs")
-    found = {}
-    table, model = window.runs.table, window.runs.model
-    for row in range(len(model.rows)):
-        place = table.visualRect(model.index(row, 0)).center()
-        table.customContextMenuRequested.emit(place)
-        menu = QApplication.activePopupWidget()
-        assert isinstance(menu, QMenu)
-        (found[model.rows[row].model],) = [a for a in menu.actions() if "Drop" in a.text()]
-        menu.close()
-    return found
-
-
-@pytest.mark.parametrize("sure", [True, False])
-def test_the_runs_of_a_model_are_dropped(
-    asking: Callable[[], MainWindow],
-    answers: Answers,
-    model_file: Path,
-    qtbot: QtBot,
-    monkeypatch: pytest.MonkeyPatch,
-    sure: bool,
-) -> None:
-    monkeypatch.setattr("app.shell.sessions.may_drop", lambda *_: sure)
-    window = asking()
-    run_on(window, model_file, qtbot)
-    first = window.feed.run
-    run_on(window, model_file.with_name("other.gguf"), qtbot)
-    window.runs.refresh_numbers()
-    drops = offered_drops(window)
-    assert not drops["other"].isEnabled(), "the model in use"
-    window.runs.run_selected.emit(first)
-    drops["model"].trigger()
-    assert [row.model for row in window.runs.model.rows] == (
-        ["other"] if sure else ["model", "other"]
-    )
-    assert (window.feed.run == window.bridge.live) is sure
-    run_on(window, model_file, qtbot)
-    assert len(window.bridge.store.runs) == (1 if sure else 2)
-    answers.quit_choice = QuitChoice.DISCARD
-    window.close()
-    assert sorted(answers.asked[0][0]) == ["model", "other"]
 
 
 # -- the question itself -------------------------------------------------------------------
@@ -269,20 +233,3 @@ def test_the_question(
     )
     assert seen[0].startswith("a: 1 run\nb: 1 run")
     assert problem in seen[0]
-
-
-@pytest.mark.parametrize("button", ["Drop", "Cancel"])
-def test_the_question_before_dropping(
-    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, button: str
-) -> None:
-    parent = QWidget()
-    qtbot.addWidget(parent)
-
-    def answer(box: QMessageBox) -> int:
-        assert box.text() == "Drop 1 run of a without an export?"
-        assert box.defaultButton().text().replace("&", "") == "Cancel"
-        {b.text().replace("&", ""): b for b in box.buttons()}[button].click()
-        return 0
-
-    monkeypatch.setattr(QMessageBox, "exec", answer)
-    assert may_drop(parent, ModelRuns("a", sample_trace(rounds=2).store)) is (button == "Drop")

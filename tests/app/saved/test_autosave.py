@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import CommandFailed, TraceExported, mark_of
-from app.saved import autosave
-from app.saved.autosave import Autosave, adopt, discard, leftovers
+from app.saved.autosave import Autosave, discard
+from app.saved.library import saved_folders
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -73,15 +72,15 @@ def test_nothing_recorded_writes_nothing(tmp_path: Path, qapp: object) -> None:
     assert not (tmp_path / "autosave").exists()
 
 
-def test_a_clean_end_leaves_nothing_and_a_live_one_is_no_leftover(
+def test_what_is_discarded_is_gone_and_a_live_one_is_of_no_earlier_session(
     saver: Autosave, trace: TraceStore, qtbot: QtBot
 ) -> None:
     with qtbot.waitSignal(saver.saved, timeout=5000):
         saver.save()
     parent = saver.folder_of(trace).parent
-    assert leftovers(parent) == []
+    assert saved_folders(parent) == []
     assert saver.folder_of(trace).exists()
-    saver.close()
+    saver.close(discarded=[trace])
     assert list(parent.iterdir()) == []
 
 
@@ -117,28 +116,24 @@ app.exec()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    (left,) = leftovers(tmp_path)
+    (left,) = saved_folders(tmp_path)
     assert len(open_trace(left).tokens) == 2
-    kept = adopt(left, tmp_path / "restored")
-    assert len(open_trace(kept).tokens) == 2
-    assert leftovers(tmp_path / "none") == []
+    assert saved_folders(tmp_path / "none") == []
 
 
-def test_old_surplus_and_half_written_ones_are_cleaned(
-    tmp_path: Path, trace: TraceStore, monkeypatch: pytest.MonkeyPatch
+def test_none_is_too_old_and_what_is_half_written_is_cleaned(
+    tmp_path: Path, trace: TraceStore
 ) -> None:
-    monkeypatch.setattr(autosave, "LEFTOVERS_KEPT", 3)
-    now = time.time()
-    for i in range(6):
-        export_csv(trace, folder := tmp_path / f"session-{i}")
-        age = i * 60 if i < 5 else (autosave.DAYS_KEPT + 1) * 86_400
-        os.utime(folder / SESSION_FILE, (now - age, now - age))
-    (tmp_path / ".session-9.draftscope-999999999-abcd1234.part").mkdir()
-    (tmp_path / "session-8").mkdir()
-    assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-1", "session-2"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session-0", "session-1", "session-2"]
-    discard(tmp_path / "session-1")
-    assert [p.name for p in leftovers(tmp_path)] == ["session-0", "session-2"]
+    for i in range(30):
+        export_csv(trace, tmp_path / f"session-{i:02}")
+    os.utime(tmp_path / "session-00" / SESSION_FILE, (0, 0))
+    (tmp_path / ".session-90.draftscope-999999999-abcd1234.part").mkdir()
+    (tmp_path / "session-80").mkdir()
+    names = [f"session-{i:02}" for i in range(30)]
+    assert [p.name for p in saved_folders(tmp_path)] == names
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir())[-1] == "session-29"
+    discard(tmp_path / "session-01")
+    assert [p.name for p in saved_folders(tmp_path)] == names[:1] + names[2:]
 
 
 @pytest.mark.parametrize("ending", ["new", "old"])
@@ -148,7 +143,7 @@ def test_one_that_was_being_replaced_is_brought_back(
     export_csv(trace, tmp_path / "session-1")
     (tmp_path / "session-1").rename(tmp_path / f".session-1.draftscope-999999999-abcd1234.{ending}")
     (tmp_path / ".session-1.draftscope-999999999-abcd1235.part").mkdir()
-    assert leftovers(tmp_path) == [tmp_path / "session-1"]
+    assert saved_folders(tmp_path) == [tmp_path / "session-1"]
     assert [path.name for path in tmp_path.iterdir()] == ["session-1"]
     assert open_trace(tmp_path / "session-1").size() == trace.size()
 
@@ -172,7 +167,7 @@ def saved_all(saver: Autosave, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: not saver.unsaved(), timeout=5000)
 
 
-def test_every_trace_is_saved_and_kept_unless_it_was_exported(tmp_path: Path, qtbot: QtBot) -> None:
+def test_every_trace_is_kept_but_those_that_are_discarded(tmp_path: Path, qtbot: QtBot) -> None:
     stores = [run_of(word) for word in ("one", "two", "three")]
     owner, parent = QObject(), tmp_path / "autosave"
     saver = Autosave(parent, lambda: stores, owner)
@@ -187,13 +182,10 @@ def test_every_trace_is_saved_and_kept_unless_it_was_exported(tmp_path: Path, qt
     assert saver.unexported() == [stores[0], stores[2]]
     stores[2].findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
     assert saver.keep() is None
-    saver.close(keep=True)
-    left = leftovers(parent)
-    assert {frozenset(words(folder)) for folder in left} == {
-        frozenset({b"one", b" one"}),
-        frozenset({b"three", b" three"}),
-    }
-    assert sorted(len(open_trace(folder).findings) for folder in left) == [0, 1]
+    saver.close(discarded=stores[:1])
+    left = saved_folders(parent)
+    assert [words(folder) for folder in left] == [{b"two", b" two"}, {b"three", b" three"}]
+    assert [len(open_trace(folder).findings) for folder in left] == [0, 1]
 
 
 def test_an_exported_trace_that_goes_on_is_unexported_again(

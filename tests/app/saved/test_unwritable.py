@@ -18,9 +18,9 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.saved.autosave import leftovers
 from app.saved.errors import ErrorCatcher, log
 from app.saved.folders import DATA_VARIABLE, data_folder, unwritable
+from app.saved.library import saved_folders
 from app.saved.settings import Settings
 from app.shell.window import MainWindow
 from tests.support.fake_session import FakeEngine
@@ -85,7 +85,7 @@ def test_errors_are_caught_without_a_file(
 
 
 def test_what_was_left_is_nothing_where_nothing_can_be_read(nowhere: Path) -> None:
-    assert leftovers(nowhere / "autosave") == []
+    assert saved_folders(nowhere / "autosave") == []
 
 
 def test_settings_that_are_not_kept_say_so(nowhere: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_window_works_and_says_so(
     qtbot: QtBot,
 ) -> None:
     window = make_window(Bridge(engine), nowhere)
-    window.sessions.offer_restore()
+    window.sessions.open_library()
     said = f"warning: {nowhere} cannot be written: Not a directory."
     assert messages(window)[0].startswith(said)
     window.open_model(model_file)

@@ -175,25 +175,6 @@ def test_runs_are_listed_and_shown_on_demand(loaded: MainWindow, qtbot: QtBot) -
     assert stream is not None and stream.run.run_id == 0
 
 
-def test_a_run_is_taken_off_the_list_and_comes_back(loaded: MainWindow, qtbot: QtBot) -> None:
-    loaded.docks.reveal("runs")
-    for _ in range(2):
-        loaded.actions_by_id["run.start"].trigger()
-        wait(qtbot, loaded, State.READY)
-    table = loaded.runs.table
-    table.setFocus()
-    table.setCurrentIndex(loaded.runs.model.index(1, 0))
-    qtbot.keyClick(table, Qt.Key.Key_Delete)
-    assert len(loaded.runs.model.rows) == 2, "the run on show stays"
-    table.setCurrentIndex(loaded.runs.model.index(0, 0))
-    qtbot.keyClick(table, Qt.Key.Key_Delete)
-    assert [row.run.run_id for row in loaded.runs.model.rows] == [1]
-    assert loaded.runs.show_all.isVisible()
-    loaded.runs.show_all.click()
-    assert [row.run.run_id for row in loaded.runs.model.rows] == [0, 1]
-    assert len(loaded.bridge.store.runs) == 2
-
-
 def test_what_a_run_is_in_words() -> None:
     spec = {"types": ("draft-mtp",), "n_max": 3, "n_min": 0, "p_min": 0.0, "accept": "match"}
     options = {

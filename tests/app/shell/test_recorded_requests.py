@@ -70,7 +70,7 @@ def chips(window: MainWindow) -> dict[str, str]:
 
 def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow) -> None:
     cells = {
-        table(opened).cell(i, "title", 0): [
+        table(opened).cell(i, "drafter", 0): [
             table(opened).cell(i, name, 0) for name in ("tokens", "acceptance", "speed", "stop")
         ]
         for i in range(len(table(opened).rows))

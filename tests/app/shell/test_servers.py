@@ -290,7 +290,7 @@ def test_two_servers_runs_lie_over_each_other(
         run(qtbot, at_servers)
         second = at_servers.feed.run
         assert first is not None and second is not None and first.store is not second.store
-        assert at_servers.runs.model.row_of(first) is not None
+        assert at_servers.runs.model.line_of(first) is not None
         at_servers.feed.set_overlay(first)
         assert at_servers.status.overlay.text == f"run 0 of {server.url.removeprefix('http://')}"
         at_servers.docks.reveal("runs")

@@ -19,7 +19,7 @@ from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
-from tests.support.trace_builder import TraceBuilder
+from tests.support.trace_builder import TraceBuilder, sample_trace
 from tests.support.window_acts import enabled, messages
 
 
@@ -215,12 +215,12 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saving_window(
-    make_window: Callable[..., MainWindow], engine: FakeEngine, data: Path
+    make_window: Callable[..., MainWindow], engine: FakeEngine, data: Path, qtbot: QtBot
 ) -> Callable[[], MainWindow]:
     def make() -> MainWindow:
-        bridge = Bridge(engine)
-        window = make_window(bridge, data)
-        window.sessions.offer_restore()
+        window = make_window(Bridge(engine), data)
+        with qtbot.waitSignal(window.sessions.library_read, timeout=5000):
+            window.sessions.open_library()
         return window
 
     return make
@@ -251,34 +251,36 @@ def test_runs_are_saved_and_a_clean_end_takes_them_away(
     assert list((data / "autosave").iterdir()) == []
 
 
-def test_restore_shows_and_keeps_the_trace(
+def test_what_a_crash_left_is_listed_and_stays(
     saving_window: Callable[[], MainWindow], data: Path, qtbot: QtBot
 ) -> None:
     crashed(data)
     window = saving_window()
-    (banner,) = window.banners.banners
-    assert messages(window)[0].startswith(
-        "warning: The last session left runs that were not exported."
-    )
-    window.banners.clear()
-    assert window.banners.banners == [banner], "it waits for an answer"
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
-        banner.offer_buttons[0].click()
+    (message,) = messages(window)
+    assert message.startswith("info: The last session ended in the middle of a run.")
+    (row,) = window.runs.model.rows
+    assert row.stop == "interrupted"
+    with qtbot.waitSignal(window.bridge.rows_read, timeout=5000):
+        window.runs.run_selected.emit(row.run)
     assert window.tokens.copy_text() == " saved"
-    kept = data / "restored" / "session-20260101-000000-1-2"
-    assert window.bridge.trace_folder == kept
-    assert messages(window) == [f"info: The restored trace is kept in {kept}."]
     window.close()
-    assert len(open_trace(kept).tokens) == 2
-    assert messages(saving_window()) == []
+    assert len(saving_window().runs.model.rows) == 1
 
 
-def test_discard_deletes_it(saving_window: Callable[[], MainWindow], data: Path) -> None:
+def test_a_damaged_one_is_told_and_the_rest_opens(
+    saving_window: Callable[[], MainWindow], data: Path
+) -> None:
     crashed(data)
+    export_csv(sample_trace(rounds=2).store, data / "autosave" / "session-1")
+    broken = data / "autosave" / "session-20260101-000000-1-2"
+    (broken / SESSION_FILE).write_text("{")
     window = saving_window()
-    window.banners.banners[0].offer_buttons[1].click()
-    assert window.banners.banners == []
-    assert list((data / "autosave").iterdir()) == []
+    assert len(window.runs.model.rows) == 1
+    (message,) = [text for text in messages(window) if text.startswith("error")]
+    assert str(broken / SESSION_FILE) in message
+    (banner,) = [one for one in window.banners.banners if one.offer_buttons]
+    banner.offer_buttons[0].click()
+    assert not broken.exists()
 
 
 def test_an_empty_store_is_never_saved(saving_window: Callable[[], MainWindow], data: Path) -> None:

@@ -299,17 +299,13 @@ def test_taken_off_the_list_it_is_taken_off_the_plots(
     table.setFocus()
     for run_id in (0, 2):
         assert overlaid.feed.overlay is not None
-        row = overlaid.runs.model.row_of(RunRef(store, run_id))
+        row = overlaid.runs.model.line_of(RunRef(store, run_id))
         assert row is not None
         table.setCurrentIndex(overlaid.runs.model.index(row, 0))
         qtbot.keyClick(table, Qt.Key.Key_Delete)
     assert overlaid.feed.overlay is None
     assert [row.run.run_id for row in overlaid.runs.model.rows] == [1]
     assert len(line(overlaid, "rollback")[0]) == 0
-    overlaid.feed.set_overlay(RunRef(store, 2))
-    assert 2 in [row.run.run_id for row in overlaid.runs.model.rows], (
-        "laid over, it is listed again"
-    )
 
 
 def test_a_new_run_keeps_it_and_places_change(overlaid: MainWindow, store: TraceStore) -> None:

@@ -1,0 +1,119 @@
+"""The runs of earlier sessions: traces that windows left in the data folder, whatever their end.
+
+Each is an exported trace in a folder of its own, beside those that windows write now. What a list
+says of its runs stands in session.json; the rows are read when one of them is to be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.engine_thread.events import CommandFailed, failure
+from app.engine_thread.trace_jobs import Post, TraceJob
+from app.models.run_facts import ModelRuns
+from app.models.run_notes import SOURCE, notes_of
+from app.saved.autosave import PREFIX, discard, in_use
+from engine.trace.export import SESSION_FILE, recover_export
+from engine.trace.replacing import target_of
+from engine.trace.session_file import read_session
+from engine.trace.store import TraceStore
+
+INTERRUPTED = "interrupted"
+"""Why a run ended whose window ended before it."""
+
+
+@dataclass(frozen=True)
+class SavedTrace:
+    """A trace of an earlier session, without its rows. interrupted: a run of it went on when its
+    window ended."""
+
+    runs: ModelRuns
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class DamagedTrace:
+    """A folder of the library that does not open, and why."""
+
+    folder: Path
+    failed: CommandFailed
+
+
+class LibraryRead:
+    """Every SavedTrace and DamagedTrace of the library has been posted."""
+
+
+def start_reading_library(folder: Path, post: Post) -> TraceJob:
+    """Read what earlier sessions left, the oldest first; posts a SavedTrace or DamagedTrace for
+    each of them, and LibraryRead."""
+
+    def work(cancelled: Callable[[], bool]) -> None:
+        for path in saved_folders(folder):
+            if cancelled():
+                break
+            try:
+                found = read_saved(path)
+            except Exception as error:
+                post(DamagedTrace(path, failure(error)))
+                continue
+            if found is None:
+                discard(path)
+            else:
+                post(found)
+        post(LibraryRead())
+
+    return TraceJob("library", work)
+
+
+def saved_folders(folder: Path) -> list[Path]:
+    """Traces that no living window writes, the oldest first.
+
+    One that was being replaced when its process was killed is brought back first; what is left of
+    half-written ones is deleted.
+    """
+    try:
+        for target in {found for path in folder.iterdir() if (found := target_of(path))}:
+            if not in_use(target):
+                with suppress(OSError):
+                    recover_export(target)
+        left = [path for path in folder.iterdir() if path.is_dir() and not in_use(path)]
+    except OSError:  # there is no such folder, or it is not ours to read
+        return []
+    traces = []
+    for path in sorted(left, key=lambda one: one.name):
+        if not path.name.startswith(PREFIX):
+            continue
+        if any(path.iterdir()):
+            traces.append(path)
+        else:
+            discard(path)
+    return traces
+
+
+def read_saved(folder: Path) -> SavedTrace | None:
+    """What is known of a saved trace without its rows; None where the user deleted all its runs.
+
+    Raises TraceFileError.
+    """
+    session = read_session(folder / SESSION_FILE)
+    store = TraceStore()
+    store.runs.update(session.runs)
+    store.more_facts = session.more
+    if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
+        return None
+    cut = [facts for facts in store.runs.values() if "stops" not in facts]
+    for facts in cut:
+        facts["stops"] = [INTERRUPTED]
+    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder), bool(cut))
+
+
+def source_of(store: TraceStore) -> str:
+    """The name that the runs of a saved trace are listed under: of old ones, that of the model."""
+    if isinstance(name := store.more_facts.get(SOURCE), str) and name:
+        return name
+    model = store.runs.get(0, {}).get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    return str(name or "earlier session").removesuffix(".gguf")
