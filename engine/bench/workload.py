@@ -7,12 +7,12 @@ checkpoints are used again and again; the counters are those in which damage sho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.bench.prompts import NamedPrompt
 from engine.bench.request import Configuration, RequestResult, measure_request
-from engine.decode.held_sequences import n_common
+from engine.conversation.rendering import Rendering
 from engine.options import Prompt
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Workload:
         cache: PromptCache | None = None,
     ) -> None:
         self._session, self._messages = session, list(messages)
-        self._chat, self._template_values = chat, template_values or {}
+        self._rendering = Rendering(session, is_chat=chat, template_values=template_values)
         self.configuration = configuration
         self._cache = cache
         self._message_starts: tuple[int, ...] = ()
@@ -86,19 +86,11 @@ class Workload:
 
     def _prompt(self, history: Sequence[dict[str, str]]) -> Prompt:
         """The prompt of a turn; its last message starts where it parts from the text before."""
-        prompt = self._text(history)
-        if self._cache and self.done:
-            start = n_common(self._text(history[:-1]).tokens, prompt.tokens)
-            earlier = (at for at in self._message_starts if at < start)
-            self._message_starts = (*earlier, start)
-        return replace(prompt, message_starts=self._message_starts)
-
-    def _text(self, history: Sequence[dict[str, str]]) -> Prompt:
-        if not self._chat:
-            return self._session.prompt("".join(entry["content"] for entry in history))
-        assert self._session.chat is not None  # the caller has seen to it
-        text = self._session.chat.render(list(history), **self._template_values)
-        return self._session.prompt(text)
+        if not self._cache or not self.done:
+            return self._rendering.prompt(history)
+        prompt = self._rendering.behind(history[:-1], history[-1:], self._message_starts)
+        self._message_starts = prompt.message_starts
+        return prompt
 
 
 def _turn(measured: RequestResult) -> WorkloadTurn:

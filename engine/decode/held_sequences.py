@@ -6,14 +6,21 @@ cut by as many tokens as its snapshots reach back; then a context checkpoint; el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.memory.context_checkpoints import ContextCheckpoints, cuts
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.options import CacheOptions, Prompt
+from engine.trace.prompt_reuse import (
+    ProcessedPart,
+    PromptReuseRecord,
+    ReuseSource,
+    SavedCheckpoint,
+    WhyProcessed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class HeldSequences:
     """Tokens and context checkpoints of every sequence of a memory.
 
     n_ubatch: most tokens of a forward pass. device: where checkpoints are kept, None = where the
-    states are.
+    states are. faults: see engine.options.FAULTS.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class HeldSequences:
         options: CacheOptions,
         n_ubatch: int,
         device: torch.device | None,
+        faults: Collection[str] = (),
     ) -> None:
         self.memory = memory
         n_seqs = memory.attention.n_seqs
@@ -45,6 +53,9 @@ class HeldSequences:
         self.checkpoints = [ContextCheckpoints(options) for _ in range(n_seqs)]
         self._n_ubatch, self._device = n_ubatch, device
         self._makes_any = memory.recurrent is not None and options.ctx_checkpoints > 0
+        self._faults = frozenset(faults)
+        self.records: dict[int, PromptReuseRecord] = {}
+        """What the newest prompt of each sequence found."""
 
     def best(self, free: Sequence[int], tokens: Sequence[int]) -> int:
         """Of these sequences the one that spares a prompt most work, the first of equal ones."""
@@ -61,16 +72,79 @@ class HeldSequences:
         checkpoint = self.checkpoints[seq].newest(n)
         return PromptReuse(checkpoint.pos_max + 1, checkpoint) if checkpoint else PromptReuse(0)
 
-    def resume(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
-        """Bring a sequence to where a prompt can go on; what does not belong to it is gone."""
-        found = self.reuse(seq, tokens)
+    def resume(self, seq: int, tokens: Sequence[int], seq_id: int = 0) -> PromptReuse:
+        """Bring a sequence to where a prompt can go on; what does not belong to it is gone.
+
+        What was found is in `records`. seq_id: of the prompt, for its record.
+        """
+        held, kept = self.tokens[seq], self.checkpoints[seq]
+        recurrent, n_common_ = self.memory.recurrent, n_common(held, tokens)
+        found, usable = self.reuse(seq, tokens), list[int]()
+        if found.checkpoint and "checkpoint-invalidated" in self._faults:
+            found, usable = PromptReuse(0), [n for n in kept.lengths if n <= n_common_]
+            kept.begin(0)
+        depth = len(held) - min(n_common_, len(tokens) - 1)
+        record = PromptReuseRecord(
+            seq_id,
+            seq,
+            len(tokens),
+            len(held),
+            n_common_,
+            found.n_tokens,
+            self._source(found, depth),
+            self._parts(seq, found, n_common_, len(tokens), is_erased=bool(usable)),
+            depth,
+            recurrent.valid_depth(seq) if recurrent else None,
+            found.checkpoint.pos_max + 1 if found.checkpoint else None,
+            usable=usable,
+        )
         if found.checkpoint:
             self.memory.restore(seq, found.checkpoint)
         else:
             self.memory.seq_rm(seq, found.n_tokens)
-        self.checkpoints[seq].begin(n_common(self.tokens[seq], tokens))
+            if recurrent and "rollback-twice" in self._faults and 0 < depth < found.n_tokens:
+                recurrent.seq_rm(seq, found.n_tokens - depth)
+        record.erased = kept.begin(n_common_) + usable
+        record.held = kept.sizes
+        record.cell_tokens = self.memory.attention.seq_pos_max(seq) + 1
+        if recurrent:
+            record.state_tokens = recurrent.seq_pos_max(seq) + 1
+        self.records[seq] = record
         self.tokens[seq] = list(tokens[: found.n_tokens])
         return found
+
+    def _source(self, found: PromptReuse, depth: int) -> ReuseSource:
+        if not found.n_tokens:
+            return ReuseSource.NOTHING
+        if found.checkpoint:
+            return ReuseSource.CHECKPOINT
+        if not depth:
+            return ReuseSource.LIVE
+        return ReuseSource.ROLLBACK if self.memory.recurrent else ReuseSource.CELLS
+
+    def _parts(
+        self, seq: int, found: PromptReuse, n_common_: int, n_prompt: int, *, is_erased: bool
+    ) -> list[ProcessedPart]:
+        """What of a prompt has to be processed, in order."""
+        kept, n_held = self.checkpoints[seq], len(self.tokens[seq])
+        parts, n = [], min(n_common_, n_prompt - 1)
+        if found.n_tokens < n:
+            why = WhyProcessed.NO_CHECKPOINT
+            if is_erased:
+                why = WhyProcessed.ERASED
+            elif any(found.n_tokens < at <= n for at in kept.evicted):
+                why = WhyProcessed.EVICTED
+            elif found.checkpoint:
+                why = WhyProcessed.BEHIND_CHECKPOINT
+            elif kept.is_off:
+                why = WhyProcessed.OFF
+            parts.append(ProcessedPart(found.n_tokens, n, why))
+        why = WhyProcessed.NEW if n_common_ == n_held else WhyProcessed.DIFFERS
+        if n_common_ >= n_prompt:
+            why = WhyProcessed.LAST
+        elif not n_held:
+            why = WhyProcessed.FIRST
+        return [*parts, ProcessedPart(n, n_prompt, why)]
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Note that a sequence's memory now holds these tokens behind the earlier ones."""
@@ -93,8 +167,22 @@ class HeldSequences:
         ):
             return 0
         save = self.memory.save(seq, self._device)
-        kept.add(save)
+        n_state = save.pos_max + 1
+        if "checkpoint-boundary" in self._faults:
+            save = _one_token_on(save)
+        evicted = kept.add(save)
+        if record := self.records.get(seq):
+            record.created.append(SavedCheckpoint(save.pos_max + 1, n_state, save.n_bytes))
+            record.evicted += [] if evicted is None else [evicted]
+            record.held = kept.sizes
         return save.n_bytes
+
+
+def _one_token_on(save: SequenceCheckpoint) -> SequenceCheckpoint:
+    """The same state, taken for that of one token more."""
+    assert save.recurrent is not None  # there is nothing to save of attention
+    recurrent = replace(save.recurrent, pos=save.recurrent.pos + 1)
+    return replace(save, pos_max=save.pos_max + 1, recurrent=recurrent)
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -60,7 +60,7 @@ class PromptCache:
         """A cached run around a new memory, which the caller will `put` back when it has ended."""
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)
-        held = HeldSequences(memory, self.options, n_ubatch, device)
+        held = HeldSequences(memory, self.options, n_ubatch, device, options.faults)
         own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
         return CachedRun(key, held, own)
 

@@ -194,14 +194,16 @@ class Scheduler:
             return 0, 0
         seq, n_restored = sequence.index, 0
         if sequence.n_tokens == 0:
-            found = self._held.resume(seq, sequence.prompt.tokens)
+            found = self._held.resume(seq, sequence.prompt.tokens, sequence.seq_id)
             sequence.n_tokens = found.n_tokens
             n_restored = found.checkpoint.n_bytes if found.checkpoint else 0
             clock.stop("restore" if n_restored else "rollback", [seq])
             self._chain.resume(seq, found.n_tokens)
+            self._held.records[seq].drafters = self._chain.held(seq)
             clock.stop("draft", [seq])
         n_saved = self._held.checkpoint(seq, sequence.prompt, sequence.n_tokens)
         clock.stop("save", [seq])
+        self._held.records[seq].note(self._recorder.facts)
         return n_restored, n_saved
 
     def _observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:

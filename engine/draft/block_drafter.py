@@ -108,6 +108,10 @@ class BlockDrafter(ABC):
         if self._draws:
             self._draws.forget(seq)
 
+    def held(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        return self._memory.seq_pos_max(seq) + 1
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         self._contexts.pop(seq, None)

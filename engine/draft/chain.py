@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from engine.batch import UBatch
-from engine.draft.drafter import Draft, Drafter, DraftRequest, ReadsTaps, SeesPasses
+from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
 from engine.model.taps import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
@@ -126,6 +126,14 @@ class DrafterChain:
         self._winners.pop(seq, None)
         for drafter in self._drafters:
             drafter.resume(seq, n_tokens)
+
+    def held(self, seq: int) -> dict[str, int]:
+        """Tokens of a sequence that each drafter with a memory of its own holds, by its name."""
+        return {
+            drafter.name: drafter.held(seq)
+            for drafter in self._drafters
+            if isinstance(drafter, HoldsTokens)
+        }
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""

@@ -6,11 +6,14 @@ while drafting it feeds on its own hidden rows.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
 
 from engine.batch import UBatch
+from engine.draft.drafter import DraftRequest
+from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import RowDrafter
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
@@ -22,7 +25,11 @@ from engine.model.taps import TargetRows
 
 
 class DraftMtp(RowDrafter):
-    """Drafts with an MTP head. `memory` holds the head's own attention cells."""
+    """Drafts with an MTP head. `memory` holds the head's own attention cells.
+
+    faults: with mtp-carried these stay when another prompt takes the slot. That changes drafts,
+    never the text.
+    """
 
     name = "draft-mtp"
     AHEAD: ClassVar[int] = 0
@@ -35,9 +42,27 @@ class DraftMtp(RowDrafter):
         n_ubatch: int,
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
+        faults: Collection[str] = (),
     ) -> None:
         super().__init__(memory, n_embd, n_ubatch, options, draws)
         self._head = head
+        self._keeps_cells = "mtp-carried" in faults
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """See RowDrafter; with the fault only the tokens are cut."""
+        if not self._keeps_cells:
+            super().resume(seq, n_tokens)
+            return
+        ModelDrafter.resume(self, seq, n_tokens)
+        del self._of(seq).tokens[n_tokens:]
+
+    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        if self._keeps_cells:
+            for request in requests:
+                paired = self._of(request.seq)
+                paired.n_decoded = min(paired.n_decoded, len(paired.tokens))
+                self._memory.seq_rm(request.seq, paired.n_decoded)
+        return super()._first(requests)
 
     def _taken(self, rows: TargetRows) -> torch.Tensor:
         return rows.hidden
@@ -66,4 +91,6 @@ def make(inputs: DrafterInputs) -> DraftMtp:
         inputs.target.device,
         batch_invariant=inputs.batch_invariant,
     )
-    return DraftMtp(head, memory, config.n_embd, inputs.n_ubatch, inputs.options, inputs.draws)
+    return DraftMtp(
+        head, memory, config.n_embd, inputs.n_ubatch, inputs.options, inputs.draws, inputs.faults
+    )

@@ -100,6 +100,10 @@ class DraftSimple(ModelDrafter):
         del progress.tokens[n_tokens:]
         progress.guessed = []
 
+    def held(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        return self._memory.seq_pos_max(seq) + 1
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         super().forget(seq)

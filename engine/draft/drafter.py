@@ -96,6 +96,14 @@ class ReadsTaps(Protocol):
     def taps(self) -> tuple[int, ...]: ...
 
 
+@runtime_checkable
+class HoldsTokens(Protocol):
+    """A drafter with a memory of its own."""
+
+    def held(self, seq: int) -> int:
+        """Tokens of a sequence that its memory holds."""
+
+
 class Drafter(Protocol):
     """Proposes continuations and is told what the target really decoded.
 

@@ -133,6 +133,10 @@ class RowDrafter(ModelDrafter):
         self._memory.seq_rm(seq, paired.n_decoded)
         del paired.tokens[n_tokens:]
 
+    def held(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        return self._memory.seq_pos_max(seq) + 1
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         super().forget(seq)

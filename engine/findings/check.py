@@ -13,6 +13,7 @@ from engine.findings import (
     logits,
     observed,
     positions,
+    prompt_cache,
     rescored,
     sampling,
     snapshots,
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
     for module in (
         cells,
         positions,
+        prompt_cache,
         snapshots,
         states,
         logits,

@@ -34,6 +34,19 @@ class ContextCheckpoints:
         self._n_max, self._min_step = options.ctx_checkpoints, options.checkpoint_min_step
         self._by_length: dict[int, SequenceCheckpoint] = {}
         self._earlier: set[int] = set()
+        self.evicted: set[int] = set()
+        """Tokens that checkpoints covered which had to make room, as far as the text still has
+        them."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether none is ever kept."""
+        return not self._n_max
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Tokens covered and bytes of each, ascending."""
+        return [(n, self._by_length[n].n_bytes) for n in self.lengths]
 
     @property
     def lengths(self) -> list[int]:
@@ -50,11 +63,14 @@ class ContextCheckpoints:
         length = max((n for n in self._by_length if n <= n_tokens), default=0)
         return self._by_length.get(length)
 
-    def begin(self, n_tokens: int) -> None:
+    def begin(self, n_tokens: int) -> list[int]:
         """A prompt is decoded that has n_tokens in common with the text so far: those that cover
-        more describe it no longer and are erased."""
+        more describe it no longer and are erased. Returns what these covered."""
+        erased = [n for n in self.lengths if n > n_tokens]
         self._by_length = {n: one for n, one in self._by_length.items() if n <= n_tokens}
         self._earlier = set(self._by_length)
+        self.evicted = {n for n in self.evicted if n <= n_tokens}
+        return erased
 
     def wants(
         self, n_done: int, n_prompt: int, n_ubatch: int, message_starts: Sequence[int]
@@ -66,13 +82,17 @@ class ContextCheckpoints:
             return True
         return n_done - max(self._by_length, default=0) > self._min_step
 
-    def add(self, checkpoint: SequenceCheckpoint) -> None:
+    def add(self, checkpoint: SequenceCheckpoint) -> int | None:
         """Keep one more. In a full list it takes the place of one that an earlier prompt left too
-        close behind another, else of the oldest."""
-        length = checkpoint.pos_max + 1
+        close behind another, else of the oldest. Returns what that one covered."""
+        length, evicted = checkpoint.pos_max + 1, None
         if len(self._by_length) == self._n_max and length not in self._by_length:
-            del self._by_length[self._least()]
+            evicted = self._least()
+            del self._by_length[evicted]
+            self.evicted.add(evicted)
         self._by_length[length] = checkpoint
+        self.evicted.discard(length)
+        return evicted
 
     def _least(self) -> int:
         lengths = self.lengths

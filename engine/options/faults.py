@@ -10,13 +10,15 @@ class FaultSpec:
     """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
     shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
     it acts where tokens are chosen, and not in lanes that are given theirs. drafter: the one that
-    has the step; such a fault spoils drafts alone, and shows in runs."""
+    has the step; such a fault spoils drafts alone, and shows in runs. in_cache: it acts where a
+    prompt takes up what an earlier one left, as in conversations."""
 
     about: str
     policies: tuple[str, ...] = ()
     shown_by: str = "planes"
     drafter: str = ""
     in_sampler: bool = False
+    in_cache: bool = False
 
 
 FAULTS = {
@@ -50,9 +52,27 @@ FAULTS = {
         "a rejected token stays in the drafter's memory if another drafts next",
         drafter="draft-eagle3",
     ),
+    "checkpoint-boundary": FaultSpec(
+        "a context checkpoint is kept for one token more than its state holds", in_cache=True
+    ),
+    "checkpoint-invalidated": FaultSpec(
+        "context checkpoints that fit a prompt are erased before one is used", in_cache=True
+    ),
+    "rollback-twice": FaultSpec(
+        "where a prompt rolls the state back, that is done a second time",
+        ("carry", "ring", "replay"),
+        in_cache=True,
+    ),
+    "mtp-carried": FaultSpec(
+        "the drafter's memory of a slot stays when another prompt takes it",
+        drafter="draft-mtp",
+        in_cache=True,
+    ),
 }
 
-LANE_FAULTS = {name: fault for name, fault in FAULTS.items() if not fault.drafter}
+LANE_FAULTS = {
+    name: fault for name, fault in FAULTS.items() if not fault.drafter and not fault.in_cache
+}
 """Those that show in a comparison."""
 
 MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}

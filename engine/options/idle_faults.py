@@ -8,26 +8,38 @@ from engine.options import DRAFTERS, FAULTS, RunOptions
 
 
 def why_idle(
-    fault: str, options: RunOptions, n_draft: int | None = None, *, is_led: bool = False
+    fault: str,
+    options: RunOptions,
+    n_draft: int | None = None,
+    *,
+    is_led: bool = False,
+    has_cache: bool = False,
 ) -> str:
     """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
     empty if it can.
 
     n_draft: tokens of the longest draft; None = what the drafters of the options may make.
-    is_led: its tokens are those of another lane.
+    is_led: its tokens are those of another lane. has_cache: it goes on from what another one left.
     """
+    if FAULTS[fault].in_cache and not has_cache:
+        return "a run on its own takes up nothing; hold a conversation (--turns)"
     if n_draft is None:
         n_draft, n_snapshots = options.spec.longest, options.snapshots
     else:
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
-    if not n_draft:
+    if not n_draft and not (FAULTS[fault].in_cache and fault != "mtp-carried"):
         return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
     if drafter := FAULTS[fault].drafter:
         return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if FAULTS[fault].in_sampler and is_led:
         return "a lane that is given its tokens has no sampler; let it choose (`free`)"
-    if fault in ("stale-logits", "sampler-not-restored"):
+    if fault in (
+        "stale-logits",
+        "sampler-not-restored",
+        "checkpoint-boundary",
+        "checkpoint-invalidated",
+    ):
         return ""
     if fault == "keep-stale-kv":
         return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
@@ -47,9 +59,18 @@ def why_idle(
     return ""
 
 
-def notes_on(options: RunOptions, n_draft: int | None = None, *, is_led: bool = False) -> list[str]:
+def notes_on(
+    options: RunOptions,
+    n_draft: int | None = None,
+    *,
+    is_led: bool = False,
+    has_cache: bool = False,
+) -> list[str]:
     """A sentence for each fault of these options that cannot act; see `why_idle`."""
-    found = ((f, why_idle(f, options, n_draft, is_led=is_led)) for f in options.faults)
+    found = (
+        (f, why_idle(f, options, n_draft, is_led=is_led, has_cache=has_cache))
+        for f in options.faults
+    )
     return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
 
 

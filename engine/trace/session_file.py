@@ -309,6 +309,36 @@ _TOLD = _object(
     },
     each=_UNSURE,
 )
+_PARTS = _list(
+    _object({"start": _count(), "stop": _count(), "why": _text}, needed=("start", "stop", "why"))
+)
+_REUSE_COUNTS = ("slot", "n_prompt", "n_held", "n_common", "n_reused")
+_PROMPT_REUSE = _object(
+    {
+        **dict.fromkeys((*_REUSE_COUNTS, "seq_id", "depth"), _count()),
+        **dict.fromkeys(
+            ("valid_depth", "checkpoint", "state_tokens", "cell_tokens"), _or_none(_count())
+        ),
+        "source": _text,
+        "parts": _PARTS,
+        "drafters": _object(each=_count()),
+        "created": _list(
+            _object({"n_tokens": _count(), "state_tokens": _count(), "n_bytes": _count(0, 2**53)})
+        ),
+        **dict.fromkeys(("evicted", "erased", "usable"), _list(_count())),
+        "held": _list(_list(_count(0, 2**53))),
+    },
+    needed=(*_REUSE_COUNTS, "seq_id", "source", "parts"),
+)
+_TURN = _object(
+    {
+        **dict.fromkeys(("conversation", "number", "start", "given"), _count()),
+        **dict.fromkeys(("parent", "rewritten_at"), _or_none(_count())),
+        "messages": _list(_object()),
+        "answer": _or_none(_object()),
+    },
+    needed=("conversation", "number", "parent", "messages"),
+)
 _RUN = _object(
     {
         "source": _object({"engine": _text, "version": _text}),
@@ -341,6 +371,8 @@ _RUN = _object(
             ("lane", "lane_kind", "lane_error", "error", "compute", "device", "architecture"), _text
         ),
         "chat": _text,
+        "prompt_reuse": _list(_PROMPT_REUSE),
+        "turn": _TURN,
     }
 )
 

@@ -1,0 +1,1 @@
+"""Conversations: turns continued, edited and branched over one session, and recorded ones."""

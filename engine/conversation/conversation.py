@@ -1,0 +1,176 @@
+"""A conversation over one session: every turn is a run that goes on from what memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from engine.conversation.rendering import Rendering
+from engine.conversation.turns import FACT, Message, Turn, TurnTree, conversations
+from engine.decode.held_sequences import n_common
+from engine.errors import OptionError
+from engine.options import Prompt, RunOptions
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.decode.prompt_cache import PromptCache
+    from engine.run import Run
+    from engine.session import Session
+
+_NOTHING_WRITTEN = 1
+"""Tokens of a run whose answer is given: its prompt is processed, and one token chosen."""
+
+
+class Conversation:
+    """One conversation of a trace.
+
+    number: of the conversation, None for a new one. cache: what turns go on from; several
+    conversations may share one, as the slots of a server are shared. None: every prompt is
+    processed from its first token on.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        trace: TraceStore,
+        rendering: Rendering,
+        cache: PromptCache | None,
+        number: int | None = None,
+    ) -> None:
+        self._session, self._trace, self._cache = session, trace, cache
+        self._rendering = rendering
+        known = conversations(trace.runs)
+        self.number = max(known, default=-1) + 1 if number is None else number
+        self._tokens: dict[int, list[int]] = {}
+        """Prompt and answer of the turns that were written here, by their numbers."""
+
+    @property
+    def tree(self) -> TurnTree:
+        """The turns so far."""
+        return TurnTree.of(self._trace.runs, self.number)
+
+    def start(
+        self,
+        messages: Sequence[Message],
+        parent: int | None,
+        options: RunOptions,
+        answer: Message | None = None,
+    ) -> TurnRun:
+        """Begin a turn behind another one (None: as a first turn).
+
+        To edit a turn, begin one with other messages behind its parent. answer: what was answered,
+        if the model is not to write; its tokens are then processed with the next turn. One
+        sequence is decoded; options.parallel says how many texts are kept in memory. Raises
+        OptionError for a turn that is not there or has no answer yet, and what
+        Session.start and ChatTemplate.render raise.
+        """
+        tree = self.tree
+        before, starts = self._before(tree, parent), [t.start for t in tree.path(parent) if t.start]
+        prompt = self._rendering.behind(before, messages, starts)
+        if answer is not None:
+            options = replace(options, n_predict=_NOTHING_WRITTEN)
+        number = max(tree.turns, default=-1) + 1
+        run = self._session.start([prompt], options, self._trace, self._cache)
+        self._trace.runs[run.run_id][FACT] = {
+            "conversation": self.number,
+            "number": number,
+            "parent": parent,
+            "messages": [dict(message) for message in messages],
+            "answer": answer,
+            "is_recorded": answer is not None,
+            "is_chat": self._rendering.is_chat,
+            "start": prompt.message_starts[-1] if prompt.message_starts else 0,
+            "rewritten_at": self._rewritten_at(parent, prompt),
+            "given": self._given(tree, parent, prompt),
+        }
+        return TurnRun(run, prompt, self._tokens, number)
+
+    def _before(self, tree: TurnTree, parent: int | None) -> list[Message]:
+        if parent is None:
+            return []
+        turn = tree.turns.get(parent)
+        if turn is None or turn.answer is None:
+            what = "does not exist" if turn is None else "has no answer yet"
+            raise OptionError(
+                f"Turn {parent + 1} of conversation {self.number + 1} {what}.",
+                "Go on behind another turn.",
+            )
+        return tree.messages(parent)
+
+    def _rewritten_at(self, parent: int | None, prompt: Prompt) -> int | None:
+        """Where a prompt parts from the tokens of the turn before it."""
+        tokens = self._tokens.get(-1 if parent is None else parent)
+        if tokens is None:
+            return None
+        n = n_common(tokens, prompt.tokens)
+        return n if n < len(tokens) else None
+
+    def _given(self, tree: TurnTree, parent: int | None, prompt: Prompt) -> int:
+        """Tokens of a prompt that are the recorded answer of the turn before."""
+        turn = None if parent is None else tree.turns[parent]
+        if turn is None or not turn.is_recorded or turn.record is None or not prompt.message_starts:
+            return 0
+        return max(0, prompt.message_starts[-1] - turn.record.n_prompt)
+
+
+class TurnRun:
+    """The run of a turn; at its end the answer is noted beside the messages."""
+
+    def __init__(
+        self, run: Run, prompt: Prompt, written: dict[int, list[int]], number: int
+    ) -> None:
+        self.run, self.run_id, self.trace = run, run.run_id, run.trace
+        self.number = number
+        self._prompt, self._written = prompt, written
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn has ended."""
+        return self.run.done
+
+    @property
+    def emitted(self) -> list[list[int]]:
+        """Tokens of the answer so far."""
+        return self.run.emitted
+
+    @property
+    def turn(self) -> Turn:
+        """The turn as it is known now."""
+        told = self._facts[FACT]
+        return TurnTree.of(self.trace.runs, told["conversation"]).turns[self.number]
+
+    def step(self) -> bool:
+        """One round (Run.step)."""
+        try:
+            return self.run.step()
+        finally:
+            self._close()
+
+    def advance(self) -> bool:
+        """Several rounds (Run.advance)."""
+        try:
+            return self.run.advance()
+        finally:
+            self._close()
+
+    def cancel(self, seq_id: int) -> None:
+        """End the turn (Run.cancel)."""
+        self.run.cancel(seq_id)
+
+    def stop(self) -> None:
+        """End the turn now; what was written is its answer."""
+        self.run.stop()
+        self._close()
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return self.trace.runs[self.run_id]
+
+    def _close(self) -> None:
+        told = self._facts[FACT]
+        if not self.run.done or told["answer"] is not None:
+            return
+        (result,) = self.run.results()
+        self._written[self.number] = [*self._prompt.tokens, *result.tokens]
+        self._facts[FACT] = {**told, "answer": {"role": "assistant", "content": result.text}}

@@ -1,0 +1,134 @@
+"""The turns of conversations as a tree, read from the facts of the runs that answered them.
+
+A turn is what was said since the answer before it, and its own answer. One that follows another
+than the newest turn is a branch; an edited turn is a branch beside the one that it replaces. The
+trace is the only place where turns are kept, so a reopened one has its conversations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.trace.prompt_reuse import PromptReuseRecord, reuse_records
+
+FACT = "turn"
+
+Message = dict[str, Any]
+"""A role, a content, and whatever else a chat template reads, as OpenAI's messages have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn. number: within its conversation, from 0; parent: of the turn before it, None for
+    a first one.
+
+    messages: those said since the parent's answer. answer: None while it is written.
+    is_recorded: whether the answer was given, not written here. is_chat: whether a chat template
+    made the prompt. start: where the tokens of its messages begin in its prompt. rewritten_at:
+    where the prompt parts from the tokens of the turn before, although its text goes on from
+    there; None where it does not, or nobody knows those. given: tokens that are the recorded
+    answer of the turn before, which a server would have written and not processed.
+    record: what the prompt found in memory, None until it is looked at.
+    """
+
+    run_id: int
+    conversation: int
+    number: int
+    parent: int | None
+    messages: tuple[Message, ...]
+    answer: Message | None
+    is_recorded: bool
+    is_chat: bool
+    start: int
+    rewritten_at: int | None
+    given: int
+    record: PromptReuseRecord | None
+
+    @property
+    def text(self) -> str:
+        """What the messages say."""
+        return "\n".join(content_of(message) for message in self.messages)
+
+
+class TurnTree:
+    """The turns of one conversation of a trace. `turns`: by their numbers, in their order."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self.turns = {turn.number: turn for turn in turns}
+
+    @classmethod
+    def of(cls, runs: Mapping[int, Mapping[str, Any]], conversation: int) -> TurnTree:
+        """From the facts of a trace's runs. A turn whose parent is not there is left out."""
+        found: dict[int, Turn] = {}
+        for run_id, facts in list(runs.items()):
+            turn = _turn(run_id, facts)
+            if turn is None or turn.conversation != conversation:
+                continue
+            if turn.parent is None or turn.parent in found:
+                found[turn.number] = turn
+        return cls(list(found.values()))
+
+    def path(self, number: int | None) -> list[Turn]:
+        """The turns from the first one to this one; none for None."""
+        found: list[Turn] = []
+        while number is not None:
+            found.append(self.turns[number])
+            parent = self.turns[number].parent
+            number = parent if parent is None or parent < number else None
+        return found[::-1]
+
+    def siblings(self, number: int) -> list[int]:
+        """The turns that follow the same turn as this one, itself among them, in order."""
+        parent = self.turns[number].parent
+        return sorted(n for n, turn in self.turns.items() if turn.parent == parent)
+
+    def newest_behind(self, number: int) -> int:
+        """The turn at the end of the newest branch that this turn is in."""
+        following = [n for n, turn in self.turns.items() if turn.parent == number]
+        return self.newest_behind(max(following)) if following else number
+
+    def messages(self, number: int | None) -> list[Message]:
+        """All that has been said up to the answer of a turn."""
+        said: list[Message] = []
+        for turn in self.path(number):
+            said += [*turn.messages, *([turn.answer] if turn.answer else [])]
+        return said
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+
+def conversations(runs: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Numbers of the conversations of a trace, the first one first."""
+    turns = (_turn(run_id, facts) for run_id, facts in list(runs.items()))
+    return list(dict.fromkeys(turn.conversation for turn in turns if turn))
+
+
+def content_of(message: Message) -> str:
+    """What a message says; calls of tools as JSON has them."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content if isinstance(content, str) else ""
+    return text + (json.dumps(calls, ensure_ascii=False) if calls else "")
+
+
+def _turn(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
+    told = facts.get(FACT)
+    if not isinstance(told, dict):
+        return None
+    return Turn(
+        run_id,
+        told["conversation"],
+        told["number"],
+        told["parent"],
+        tuple(told["messages"]),
+        told.get("answer"),
+        bool(told.get("is_recorded")),
+        bool(told.get("is_chat")),
+        told.get("start", 0),
+        told.get("rewritten_at"),
+        told.get("given", 0),
+        next(reuse_records(facts), None),
+    )

@@ -1,0 +1,171 @@
+"""What a prompt found in memory: what of it was used again, what was processed, and why.
+
+The engine notes one record for each sequence of a run with a prompt cache, in the run's fact
+`prompt_reuse`; rules and views read it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+FACT = "prompt_reuse"
+
+
+class ReuseSource(StrEnum):
+    """Where what was used again came from."""
+
+    NOTHING = "nothing"
+    LIVE = "live"
+    ROLLBACK = "rollback"
+    CELLS = "cells"
+    CHECKPOINT = "checkpoint"
+
+
+class WhyProcessed(StrEnum):
+    """Why a part of a prompt had to be processed."""
+
+    FIRST = "first"
+    NEW = "new"
+    DIFFERS = "differs"
+    LAST = "last"
+    BEHIND_CHECKPOINT = "behind-checkpoint"
+    NO_CHECKPOINT = "no-checkpoint"
+    EVICTED = "evicted"
+    OFF = "off"
+    ERASED = "erased"
+
+    @property
+    def sentence(self) -> str:
+        """The reason in words, which follow "because"."""
+        return _SENTENCES[self]
+
+    @property
+    def is_again(self) -> bool:
+        """Whether memory had held this text already."""
+        return self not in (WhyProcessed.FIRST, WhyProcessed.NEW, WhyProcessed.DIFFERS)
+
+
+_SENTENCES = {
+    WhyProcessed.FIRST: "memory held no text",
+    WhyProcessed.NEW: "it is new behind the text in memory",
+    WhyProcessed.DIFFERS: "memory held another text from here on",
+    WhyProcessed.LAST: "the last token of a prompt is always decoded: its logits are not kept",
+    WhyProcessed.BEHIND_CHECKPOINT: "the nearest context checkpoint lies before it",
+    WhyProcessed.NO_CHECKPOINT: "the recurrent state cannot go back that far, and no context "
+    "checkpoint lies before it",
+    WhyProcessed.EVICTED: "its context checkpoint had made room for others",
+    WhyProcessed.OFF: "the recurrent state cannot go back that far, and context checkpoints are "
+    "off",
+    WhyProcessed.ERASED: "its context checkpoint was erased, though it was usable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPart:
+    """Tokens start to stop of a prompt, which were processed."""
+
+    start: int
+    stop: int
+    why: WhyProcessed
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A context checkpoint. n_tokens: those it is kept for; state_tokens: those that the state
+    held when it was copied."""
+
+    n_tokens: int
+    state_tokens: int
+    n_bytes: int
+
+
+@dataclass(slots=True)
+class PromptReuseRecord:
+    """One prompt, counted in tokens.
+
+    slot: the sequence in memory. n_held: tokens that the slot held, n_common of them the prompt's
+    first ones. n_reused: those that needed no processing. depth: tokens to undo for all that is
+    common, valid_depth: how many the snapshots could undo (None without recurrent states).
+    checkpoint: tokens of the context checkpoint restored. state_tokens, cell_tokens: what
+    recurrent state and attention cells held when the prompt went on. drafters: tokens that drafters
+    with a memory held then. created, evicted, erased: context checkpoints saved for this prompt,
+    dropped for lack of room, and dropped for describing another text; usable: those of the erased
+    that did not. held: tokens and bytes of those that were there at its end.
+    """
+
+    seq_id: int
+    slot: int
+    n_prompt: int
+    n_held: int
+    n_common: int
+    n_reused: int
+    source: ReuseSource
+    parts: list[ProcessedPart]
+    depth: int = 0
+    valid_depth: int | None = None
+    checkpoint: int | None = None
+    state_tokens: int | None = None
+    cell_tokens: int | None = None
+    drafters: dict[str, int] = field(default_factory=dict)
+    created: list[SavedCheckpoint] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    erased: list[int] = field(default_factory=list)
+    usable: list[int] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def n_again(self) -> int:
+        """Tokens processed although memory had held the same text."""
+        return sum(part.stop - part.start for part in self.parts if part.why.is_again)
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Put the record into the facts of its run, in place of an earlier state of it."""
+        others = [one for one in facts.get(FACT, ()) if one["seq_id"] != self.seq_id]
+        facts[FACT] = [*others, asdict(self)]
+
+
+def reuse_records(facts: Mapping[str, Any]) -> Iterator[PromptReuseRecord]:
+    """The records of a run, by its facts; those of a later version that cannot be read are left
+    out."""
+    noted = facts.get(FACT)
+    for one in noted if isinstance(noted, list) else ():
+        try:
+            yield PromptReuseRecord(
+                **{
+                    **one,
+                    "source": ReuseSource(one["source"]),
+                    "parts": [
+                        ProcessedPart(part["start"], part["stop"], WhyProcessed(part["why"]))
+                        for part in one["parts"]
+                    ],
+                    "created": [SavedCheckpoint(**saved) for saved in one["created"]],
+                    "held": [(n_tokens, n_bytes) for n_tokens, n_bytes in one["held"]],
+                }
+            )
+        except (TypeError, KeyError, ValueError):
+            continue
+
+
+def reused_text(record: PromptReuseRecord) -> str:
+    """What was used again and where it came from, as one sentence without its full stop."""
+    n = record.n_reused
+    tokens = f"{n:,} of {record.n_prompt:,} tokens reused"
+    return {
+        ReuseSource.NOTHING: f"0 of {record.n_prompt:,} tokens reused",
+        ReuseSource.LIVE: f"{tokens}: common prefix, live state",
+        ReuseSource.ROLLBACK: f"{tokens}: common prefix, state rolled back {record.depth:,} within "
+        f"its snapshots (limit {record.valid_depth})",
+        ReuseSource.CELLS: f"{tokens}: common prefix, attention cells cut",
+        ReuseSource.CHECKPOINT: f"{tokens}: context checkpoint at {record.checkpoint or 0:,}",
+    }[record.source]
+
+
+def processed_lines(record: PromptReuseRecord) -> list[str]:
+    """What was processed and why, a line for each part."""
+    return [
+        f"{part.stop - part.start:,} processed from {part.start:,}: {part.why.sentence}"
+        for part in record.parts
+    ]
