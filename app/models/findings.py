@@ -10,6 +10,7 @@ from PySide6.QtCore import QModelIndex, QObject, Qt
 
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
+from app.models.window_words import in_window
 from engine.trace.run_ref import RunRef
 
 SEVERITIES = ("error", "warning", "info")
@@ -113,6 +114,6 @@ class FindingTable(ColumnTable):
             facts["severity"],
             facts["message"],
             facts["evidence"],
-            facts.get("suggestion", ""),
+            in_window(facts.get("suggestion", "")),
             str(run.facts.get("lane", "")),
         )

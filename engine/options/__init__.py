@@ -76,7 +76,7 @@ class RunOptions:
         "-c --ctx-size",
         "cells per sequence, 0 = the trained context, at most 4096",
         NumberRange(0, 2**20, "Use 0 for the model's own context."),
-        FormRow("n_ctx", 0, 2**20, special="automatic"),
+        FormRow("context", 0, 2**20, special="automatic"),
         group="sizes",
     )
     n_batch: int = option(

@@ -443,9 +443,9 @@ def test_a_header_says_what_differs_from_the_defaults(panel: RunPanel) -> None:
     panel.drafter.set_names(["draft-mtp", "ngram-simple"])
     panel.draft["ngram_simple.size_n"].setValue(3)
     assert panel.memory.summary == "KV unified"
-    assert panel.limits.summary == "n_ctx 512"
+    assert panel.limits.summary == "context 512"
     assert panel.draft.summary.startswith("p_min 0.5, simple n 3 m ")
-    assert panel.limits.header.accessibleDescription() == "n_ctx 512"
+    assert panel.limits.header.accessibleDescription() == "context 512"
     panel.sampling["temp"].setValue(0)
     assert panel.sampling.summary == "ignore end of text", "top_k has no effect"
     panel.drafter.set_names(["draft-mtp"])
