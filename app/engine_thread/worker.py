@@ -231,15 +231,16 @@ class EngineWorker:
 
     def _open(self, request: OpenRequest) -> State:
         self._end_run()
-        self._inspected = None
+        found = self._engine.inspect(request)  # if that fails, everything is as it was
+        before, self._inspected = self._inspected, found
         try:
-            found = self._inspected = self._engine.inspect(request)
             self._post(FilesInspected(found))
             self._post(StateChanged(State.LOADING))
             session = self._engine.open(request, throttled(self._post))
         except BaseException:
-            if self._session is not None or self._inspected is None:
-                self._post(FilesInspected(self._files))  # what is in use, if anything is
+            if self._session is not None:
+                self._inspected = before
+                self._post(FilesInspected(self._files))  # what is in use
             raise
         replaced, self._session, self._server = self._session, session, None
         self._files, self._fidelity = found, None
