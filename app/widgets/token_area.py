@@ -195,7 +195,7 @@ class TokenArea(TokenScroll):
                 ),
             )
             focus = theme.color("ui.focus")
-            paint_hits(painter, boxes, self._hits, focus)
+            paint_hits(painter, boxes, self._hits, theme.color("ui.hit"))
             if self._round is not None:
                 written = self._written_in(stream, self._round, {token for token, _ in boxes})
                 paint_cursor(painter, boxes, written, self._current, focus)

@@ -184,7 +184,7 @@ def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:
 PlacedTokens = list[tuple[int, QRectF]]
 """Tokens in sight in their order, each with its box; a wrapped token has several."""
 
-_HIT_ALPHA = 80
+_HIT_ALPHA = 56
 
 
 def paint_selection(
@@ -198,7 +198,8 @@ def paint_selection(
 
 
 def paint_hits(painter: QPainter, placed: PlacedTokens, hits: np.ndarray, colour: QColor) -> None:
-    """Tint the tokens of hits: indices, int64 [n] ascending."""
+    """Frame and tint the tokens of hits: indices, int64 [n] ascending. The frame tells them from
+    tokens that have a tint for what they are."""
     if not len(hits) or not placed:
         return
     start, stop = np.searchsorted(hits, (placed[0][0], placed[-1][0] + 1))
@@ -208,6 +209,9 @@ def paint_hits(painter: QPainter, placed: PlacedTokens, hits: np.ndarray, colour
     for token, box in placed:
         if token in found:
             painter.fillRect(box, tint)
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.setPen(QPen(colour, 2.0))
+            painter.drawRect(box.adjusted(1.0, 1.0, -1.0, -1.0))
 
 
 def paint_cursor(
