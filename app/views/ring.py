@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, QRectF, Qt
@@ -9,17 +11,23 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.models.run_facts import is_ours
 from app.models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
 from app.widgets.round_view import RoundView
-from engine.trace.records import MISSING, SLOT_STATES
+from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
 from engine.trace.run_ref import RunRef
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
 """Values of the image; 0 is a slot that was not observed."""
+_SPENT = "spent"
+"""Recorded as stale, by a policy that refuses to read it: nothing is wrong."""
+_CODE[_SPENT] = len(_CODE) + 1
+_NAMES = tuple(_CODE)
 _BY_WEIGHT = np.array(
-    [0, *(_CODE[s] for s in ("free", "carried", "fresh", "live", "pending", "stale"))], np.uint8
+    [0, *(_CODE[s] for s in ("free", _SPENT, "carried", "fresh", "live", "pending", "stale"))],
+    np.uint8,
 )
 """Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
 _WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
@@ -39,7 +47,8 @@ _TIPS = {
     "live": "The state that the next batch continues from",
     "fresh": "Written by this round's batch",
     "carried": "Kept from an earlier batch",
-    "stale": "Older than its place claims: reading it would be wrong",
+    "stale": "Older than its place claims: reading it is possible, and would be wrong",
+    _SPENT: "Undone, or older than its place claims; a rollback to it is refused",
     "pending": "Chosen by a rollback, read by the next batch",
 }
 
@@ -103,6 +112,7 @@ class RingView(RoundView):
         """Of the slots that are drawn, ascending; `_row_of` has the row of each."""
         self._row_of = np.zeros(0, np.int64)
         self._n_stale = 0
+        self._has_spent = False
         self._n_rounds = 0
 
     def _read(self, run: RunRef) -> int | None:
@@ -119,6 +129,10 @@ class RingView(RoundView):
         states = np.zeros(len(codes), np.uint8)
         for state, value in _CODE.items():
             states[codes == store.text_pool.find(state)] = value
+        if not _reads_stale(run.facts):
+            is_spent = states == _CODE["stale"]
+            states[is_spent] = _CODE[_SPENT]
+            self._has_spent = self._has_spent or bool(is_spent.any())
         keys = (seq_ids << _SLOT_BITS) + slots
         for name, values in (("round", rounds), ("key", keys), ("state", states), ("age", ages)):
             self._entries[name].add(values)
@@ -156,6 +170,7 @@ class RingView(RoundView):
             for marks in self._marks.values():
                 marks.clear()
             return
+        self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         left, right = axis.start(first), axis.start(stop)
         entries = self._between(first, stop)
@@ -214,7 +229,7 @@ class RingView(RoundView):
             if state:
                 seq_id, slot = divmod(key, 1 << _SLOT_BITS)
                 known = None if age == MISSING else age
-                rows.append([int(found["round"][at]), seq_id, slot, SLOT_STATES[state - 1], known])
+                rows.append([int(found["round"][at]), seq_id, slot, _NAMES[state - 1], known])
         return ["round", "seq_id", "slot", "state", "age"], rows
 
     def _label_rows(self) -> None:
@@ -256,7 +271,7 @@ class RingView(RoundView):
         if not len(mine) or not found["state"][mine[-1]]:
             return ""
         state, age = int(found["state"][mine[-1]]), int(found["age"][mine[-1]])
-        lines = [f"round {round_} · sequence {seq_id} · slot {slot}", SLOT_STATES[state - 1]]
+        lines = [f"round {round_} · sequence {seq_id} · slot {slot}", _NAMES[state - 1]]
         if age != MISSING:
             lines[1] += f", {age} {'token' if age == 1 else 'tokens'} behind the newest"
         return "\n".join(lines)
@@ -275,6 +290,15 @@ class RingView(RoundView):
             for seq, n in zip(seq_ids.tolist(), n_slots.tolist(), strict=True)
         )
         return f"rounds: {self._n_rounds}{slots}, stale: {self._n_stale}"
+
+
+def _reads_stale(facts: dict[str, Any]) -> bool:
+    """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
+    fault that is about it; of others, and where the options are not known, nobody can tell."""
+    options = facts.get("options")
+    if options is None or not is_ours(facts) or facts.get("lane_kind") in (PEER, PEER_NOISE):
+        return True
+    return "stale-plane" in options.get("faults", ())
 
 
 def _ink_on(colour: QColor) -> QColor:

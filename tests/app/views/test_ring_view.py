@@ -247,3 +247,24 @@ def test_a_narrow_view_puts_the_legend_below(view: RingView) -> None:
     QApplication.processEvents()
     assert view.legend.y() > view.plot.geometry().bottom()
     assert view.legend.geometry().bottom() <= view.height()
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({"options": {"rollback": "planes", "faults": []}}, "spent"),
+        ({"options": {"rollback": "planes", "faults": ["stale-plane"]}}, "stale"),
+        ({"options": {"rollback": "planes"}, "lane_kind": "peer"}, "stale"),
+        ({"source": {"engine": "other"}, "options": {}}, "stale"),
+    ],
+)
+def test_stale_is_alarming_only_where_it_may_be_read(
+    view: RingView, facts: dict[str, object], shown: str
+) -> None:
+    builder = TraceBuilder()
+    builder.store.runs[builder.run_id].update(facts)
+    builder.slots(("live", "stale"), 0)
+    view.show_run(builder.run)
+    assert states_of(view, 0, 1) == {0: ["live", shown]}
+    assert (view.legend.trailing_labels == ["spent"]) is (shown == "spent")
+    assert view.plot.accessibleDescription().endswith(f"stale: {int(shown == 'stale')}")
