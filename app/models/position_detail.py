@@ -138,8 +138,10 @@ class PositionDetail(QAbstractTableModel):
         names = [lanes.names[run_id] for run_id in lanes.run_ids] if lanes is not None else []
         if rows != self.rows or names != self._names:
             self.beginResetModel()
-            self.rows, self._names = rows, names
+            renamed, self.rows, self._names = names != self._names, rows, names
             self.endResetModel()
+            if renamed and rows:  # a header keeps its height over a reset, and names have lines
+                self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:
         return 0 if parent.isValid() else len(self.rows)

@@ -40,9 +40,10 @@ def shades(errors: np.ndarray) -> np.ndarray:
 
 
 class StateMap(RoundPlot):
-    """Rows are recurrent layers, the first on top. A round's states fill its positions.
+    """Rows are recurrent layers, the first on top. States are measured behind the last token of a
+    round: only positions that end one have a colour.
 
-    x is the last position that the states hold: the token before the one that they choose.
+    x is the position of the token that the states choose, as in the tables.
     """
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -112,7 +113,7 @@ class StateMap(RoundPlot):
     def error_at(self, layer: int, pos: int) -> float | None:
         """The error of a layer, by its index in the model, None where none was recorded."""
         at = int(np.searchsorted(self._ends, pos))
-        if layer not in self._layers or at == len(self._ends) or pos < self._ends[0]:
+        if layer not in self._layers or at == len(self._ends) or pos != self._ends[at]:
             return None
         mine = (self._at_end == at) & (self._at_layer == self._layers.index(layer))
         found = np.flatnonzero(mine)
@@ -123,8 +124,7 @@ class StateMap(RoundPlot):
         """Errors, float64 [n], each with its layer and its end as indices into those."""
         self._layers: list[int] = []
         self._ends = np.zeros(0, np.int64)
-        """Last positions of rounds, ascending: a round's states fill those behind the one before,
-        the first only its own."""
+        """Last positions of rounds, ascending."""
         self._at_layer = self._at_end = np.zeros(0, np.int64)
         self._errors = np.zeros(0)
 
@@ -135,13 +135,14 @@ class StateMap(RoundPlot):
             return
         layers, self._at_layer = np.unique(lanes.states(run_id, "layer"), return_inverse=True)
         self._layers = layers.tolist()
-        self._ends, self._at_end = np.unique(lanes.states(run_id, "pos"), return_inverse=True)
+        # the trace has the last position that they hold
+        chosen = lanes.states(run_id, "pos") + 1
+        self._ends, self._at_end = np.unique(chosen, return_inverse=True)
         self._errors = lanes.states(run_id, self._part)
 
     def _paint(self) -> None:
-        """Spread the errors of each round over its positions, as far as they are in sight: an
-        image with a column for each position or, where those are fewer, for each column of
-        pixels, with the worst of what falls into it."""
+        """An image with a column for each position in sight or, where those are fewer, for each
+        column of pixels, with the worst of what falls into it. Nothing is between measurements."""
         if self.is_empty:
             return
         left, right = self.x_range
@@ -150,23 +151,13 @@ class StateMap(RoundPlot):
         if stop <= first:
             self._image.clear()
             return
-        edges = np.linspace(first, stop, min(stop - first, self.n_pixels) + 1)
-        shown, column = np.unique(
-            np.searchsorted(self._ends, np.floor(edges[:-1])), return_inverse=True
-        )
-        place = np.full(len(self._ends), -1)
-        place[shown] = np.arange(len(shown))
-        kept = place[self._at_end] >= 0
-        image = np.full((len(self._layers), len(shown)), _NONE, np.uint8)
-        image[self._at_layer[kept], place[self._at_end[kept]]] = shades(self._errors[kept])
-        image = np.ascontiguousarray(image[:, column])
-        if len(column) < stop - first:
-            ends = self._ends[self._at_end]
-            inside = (ends >= first) & (ends < stop)
-            at = self._at_layer[inside], (ends[inside] - first) * len(column) // (stop - first)
-            weights = _WEIGHTS[image]
-            np.maximum.at(weights, at, _WEIGHTS[shades(self._errors[inside])])
-            image = np.where(weights > 255, _NOT_FINITE, weights).astype(np.uint8)
+        n_columns = min(stop - first, self.n_pixels)
+        ends = self._ends[self._at_end]
+        inside = (ends >= first) & (ends < stop)
+        at = self._at_layer[inside], (ends[inside] - first) * n_columns // (stop - first)
+        weights = np.full((len(self._layers), n_columns), _WEIGHTS[_NONE])
+        np.maximum.at(weights, at, _WEIGHTS[shades(self._errors[inside])])
+        image = np.where(weights > 255, _NOT_FINITE, weights).astype(np.uint8)
         self._image.setImage(image, autoLevels=False)
         self._image.setRect(QRectF(first - 0.5, -0.5, stop - first, len(self._layers)))
 

@@ -219,15 +219,17 @@ def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None
     view.show_run(RunRef(faulty_comparison().store, 3))
     QApplication.processEvents()
     states = view.plots.states
-    assert states.error_at(0, 12) == 1e-2 and states.error_at(5, 15) == 0.5
-    assert states.error_at(0, 9) == 0.0 and states.error_at(0, 8) is None
-    assert states.error_at(1, 12) is None, "layer 1 is no recurrent one"
-    assert colour_at(states, 9, 0.1) == theme.color("heat.exact")
-    assert colour_at(states, 15, 0.1) == theme.color("heat.high"), "as large as the state"
-    assert "layer 2" in states.tip(15.0, 1.0) and "0.5" in states.tip(15.0, 1.0)
+    assert states.error_at(0, 13) == 1e-2 and states.error_at(5, 16) == 0.5
+    assert states.error_at(0, 10) == 0.0 and states.error_at(0, 9) is None
+    assert states.error_at(0, 12) is None, "measured behind the last token of a round only"
+    assert states.error_at(1, 13) is None, "layer 1 is no recurrent one"
+    assert colour_at(states, 10, 0.1) == theme.color("heat.exact")
+    assert colour_at(states, 12, 0.1) == theme.color("plot.background")
+    assert colour_at(states, 16, 0.1) == theme.color("heat.high"), "as large as the state"
+    assert "layer 2" in states.tip(16.0, 1.0) and "0.5" in states.tip(16.0, 1.0)
     view.plots.part.setCurrentIndex(1)
-    assert states.error_at(0, 12) == pytest.approx(1e-3)
-    assert "window" in states.tip(12.0, 0.0)
+    assert states.error_at(0, 13) == pytest.approx(1e-3)
+    assert "window" in states.tip(13.0, 0.0)
 
 
 def test_shades_are_a_log_scale() -> None:
@@ -397,3 +399,16 @@ def test_ranks_stand_in_sight_of_half_a_window(faulty: DivergenceView, qtbot: Qt
     rank = titles.index("rank")
     right = table.columnViewportPosition(rank) + table.columnWidth(rank)
     assert right <= table.viewport().width()
+
+
+def test_heads_of_two_lines_are_as_high_from_the_first_look_on(
+    view: DivergenceView, qtbot: QtBot
+) -> None:
+    builder = LaneBuilder()
+    builder.lane("noise", NOISE)
+    view.show_run(RunRef(builder.store, 1))
+    header = view.tables.detail.horizontalHeader()
+    qtbot.waitUntil(lambda: header.isVisible() and header.height() > 0)
+    one = header.height()
+    view.show_run(RunRef(faulty_comparison().store, 3))
+    qtbot.waitUntil(lambda: header.height() >= one + header.fontMetrics().height())
