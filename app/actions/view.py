@@ -84,6 +84,14 @@ VIEW = (
         group="layout",
     ),
     ActionSpec(
+        "view.layout_plots",
+        "&Plots",
+        "Lay out for a whole run: its plots one under the other, over one axis",
+        "Alt+5",
+        checkable=True,
+        group="layout",
+    ),
+    ActionSpec(
         "view.reset_layout", "&Reset Layout", "Put the panels of this layout in their first places"
     ),
 )
@@ -113,6 +121,12 @@ PLOT = (
     ),
     ActionSpec(
         "plot.show_all", "&Whole Run", "Bring all rounds into sight in the plots (Home in a plot)"
+    ),
+    ActionSpec(
+        "plot.pin",
+        "Pin Ran&ge",
+        "Keep what is in sight of the plots when another run comes on show",
+        checkable=True,
     ),
     ActionSpec(
         "plot.reset", "Reset &Zoom", "Follow the newest rounds at the first zoom (double click)"

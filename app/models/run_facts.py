@@ -61,7 +61,7 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     names = [notes_of(run.facts).name for run in (first, second)]
     origins = ["", ""]
     if first.store is not second.store:
-        origins = [f" of {_origin(run.facts)}" for run in (first, second)]
+        origins = [f" of {run_origin(run.facts)}" for run in (first, second)]
         if origins[0] == origins[1]:
             begun = [started_at(run.facts) for run in (first, second)]
             origins = [
@@ -74,7 +74,7 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     return one, two
 
 
-def _origin(facts: dict[str, Any]) -> str:
+def run_origin(facts: dict[str, Any]) -> str:
     """Where a run comes from, in a few words: its server, else its engine and model."""
     model = facts.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""

@@ -15,7 +15,10 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
+from app.shell.plot_caption import PlotCaption
+from app.widgets.round_view import RoundView
 from engine.errors import TraceFileError
+from engine.trace.run_ref import RunRef
 
 SUFFIXES = (".png", ".svg", ".csv")
 _SCALE = 2.0
@@ -26,20 +29,26 @@ class Picturable(Protocol):
 
     page: QWidget
 
+    @property
+    def run(self) -> RunRef | None: ...
+
     def retheme(self, theme: Theme) -> None: ...
 
     def table(self) -> tuple[list[str], list[list[object]]]: ...
 
 
 def picture(view: Picturable, light: Theme, shown: Theme) -> QImage:
-    """The page of a view at twice its size in pixels; `shown` are the colours to go back to."""
-    size = view.page.size()
+    """The page of a view under its caption, at twice its size in pixels; `shown` are the colours
+    to go back to."""
+    caption = PlotCaption(view.page, view.run)
+    size = view.page.size() + QSize(0, caption.height)
     image = QImage(size * _SCALE, QImage.Format.Format_RGB32)
     image.setDevicePixelRatio(_SCALE)
     image.fill(light.color("plot.background"))
     with _in_colours(view, light, shown):
         painter = QPainter(image)
-        _render(view, painter)
+        caption.paint(painter, light)
+        _render(view, painter, caption.height)
     return image
 
 
@@ -79,27 +88,30 @@ def _field(value: object) -> object:
 
 def _write_svg(view: Picturable, path: Path, light: Theme, shown: Theme) -> None:
     path.touch()  # the generator tells of no failure
-    size = view.page.size()
+    caption = PlotCaption(view.page, view.run)
+    size = view.page.size() + QSize(0, caption.height)
     generator = QSvgGenerator()
     generator.setFileName(str(path))
     generator.setSize(size)
     generator.setViewBox(QRect(QPoint(), QSize(size)))
     generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small
-    generator.setTitle(view.page.accessibleName())
+    generator.setTitle(caption.title)
+    generator.setDescription("\n".join(caption.lines))
     with _in_colours(view, light, shown):
         painter = QPainter(generator)
         painter.fillRect(QRect(QPoint(), size), light.color("plot.background"))
-        _render(view, painter)
+        caption.paint(painter, light)
+        _render(view, painter, caption.height)
 
 
-def _render(view: Picturable, painter: QPainter) -> None:
-    view.page.render(painter, QPoint(), QRegion(), QWidget.RenderFlag.DrawChildren)
+def _render(view: Picturable, painter: QPainter, top: int) -> None:
+    view.page.render(painter, QPoint(0, top), QRegion(), QWidget.RenderFlag.DrawChildren)
     painter.end()
 
 
 @contextmanager
 def _in_colours(view: Picturable, light: Theme, shown: Theme) -> Iterator[None]:
-    """The view in the light colours for as long as it takes to draw it."""
+    """The view in the light colours, with its axis, for as long as it takes to draw it."""
     palette, role = QPalette(), QPalette.ColorRole
     for target, source in (
         (role.Window, "plot.background"),
@@ -113,8 +125,14 @@ def _in_colours(view: Picturable, light: Theme, shown: Theme) -> Iterator[None]:
         palette.setColor(target, light.color(source))
     view.retheme(light)
     view.page.setPalette(palette)
+    plot = view.plot if isinstance(view, RoundView) else None
+    had_axis = plot is None or plot.has_axis
+    if plot is not None:
+        plot.show_axis(True)  # in a stack that is the last one's
     try:
         yield
     finally:
+        if plot is not None:
+            plot.show_axis(had_axis)
         view.page.setPalette(QPalette())
         view.retheme(shown)

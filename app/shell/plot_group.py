@@ -79,6 +79,7 @@ class PlotGroup:
         }
         for action_id, handler in handlers.items():
             actions[action_id].triggered.connect(lambda _=False, run=handler: run())
+        actions["plot.pin"].toggled.connect(self.rollback.plot.set_pinned)
         for unit in UNITS:
             actions[f"plot.x_{unit}"].triggered.connect(
                 lambda _=False, chosen=unit: self.rollback.plot.set_unit(chosen)
@@ -97,6 +98,9 @@ class PlotGroup:
             view.plot.overlay = overlay
             if isinstance(view, OverlaidView):
                 view.set_overlay(overlay)
+        plots = [view.plot for view in self.views.values() if view.in_sight and view.has_rounds]
+        for plot in plots[:1]:
+            plot.show_rounds(plot.n_rounds)  # the second run may be longer
 
     @property
     def targets(self) -> dict[str, QWidget]:

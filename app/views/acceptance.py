@@ -55,11 +55,13 @@ class AcceptanceView(OverlaidView):
             "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen.",
             parent,
         )
+        self._stacked = False
         self.rates = PositionRates(theme)
         self.histogram = DraftHistogram(theme)
         sides: tuple[QWidget, ...] = (self.rates, self.histogram)
         for place, widget in enumerate(sides, start=1):
             widget.setFixedWidth(_SIDE_CHARACTERS * self.fontMetrics().averageCharWidth())
+            widget.setMinimumHeight(1)  # they go where there is little room
             self._row.insertWidget(place, widget)
         self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
         for curve in (self._lifetime, self._windowed):
@@ -203,10 +205,23 @@ class AcceptanceView(OverlaidView):
         rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
         return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
 
+    @property
+    def is_plot_alone(self) -> bool:
+        return self.rates.isHidden()
+
+    def set_stacked(self, stacked: bool) -> None:
+        """In a stack the plot alone is shown, as wide as the others."""
+        self._stacked = stacked
+        self._show_sides()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._show_sides()
+
+    def _show_sides(self) -> None:
         for widget in (self.rates, self.histogram):
-            widget.setVisible(event.size().width() >= _SIDES_FROM)
+            fits = self.width() >= _SIDES_FROM and self.height() >= widget.sizeHint().height()
+            widget.setVisible(fits and not self._stacked)
 
 
 def _rates_words(curves: StepCurves, round_: int) -> str:

@@ -12,7 +12,13 @@ from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
-from app.models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
+from app.models.compared_lanes import (
+    ComparedLanes,
+    lanes_of,
+    latest_lanes,
+    run_to_show,
+    verdict_sentence,
+)
 from app.models.position import Position
 from app.widgets.comparison_header import ComparisonHeader, PositionBar
 from app.widgets.empty_state import EmptyState
@@ -76,6 +82,15 @@ class DivergenceView(QWidget):
     def has_divergences(self) -> bool:
         """Whether any lane is beyond the bound anywhere."""
         return self._has_divergences
+
+    @property
+    def outcome(self) -> str:
+        """What is said of the chosen lane, with its name; empty without one."""
+        lanes = self._lanes
+        if lanes is None or self._run_id not in lanes.verdicts:
+            return ""
+        sentence = verdict_sentence(lanes.verdicts[self._run_id], lanes.bounds[self._run_id])
+        return f"Lane {lanes.names[self._run_id]}: {sentence[:1].lower()}{sentence[1:]}"
 
     def show_triage(self, verdict: str, reason: str) -> None:
         """Say where two runs that lie over each other part, where no lanes do; empty: none do."""

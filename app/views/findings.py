@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QWidget
 
@@ -100,6 +102,20 @@ class FindingsView(QStackedWidget):
         self.table.selectionModel().blockSignals(blocked)
         self.table.viewport().update()
         self._show_detail(index)
+
+    def open_first(self, rules: Collection[str], *, keep_place: bool) -> str:
+        """Choose the first finding of one of these rules, else the first of all, and its place
+        in all views unless that is to be kept; its message, empty without any."""
+        found = self.model.findings
+        at = next((i for i, one in enumerate(found) if one.rule in rules), 0)
+        if not found:
+            return ""
+        blocked = self.table.selectionModel().blockSignals(keep_place)
+        self.table.selectRow(at)
+        self.table.selectionModel().blockSignals(blocked)
+        self.table.viewport().update()
+        self._show_detail(self.model.index(at, 0))
+        return found[at].message
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""

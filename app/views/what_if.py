@@ -84,6 +84,11 @@ class WhatIfView(QStackedWidget):
         self.addWidget(self.page)
 
     @property
+    def run(self) -> RunRef | None:
+        """The run on show."""
+        return self._run
+
+    @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
         return self._has_drafts

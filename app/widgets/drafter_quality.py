@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
@@ -67,13 +67,22 @@ class DrafterQuality(QWidget):
         self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/step · {drafts}")
         self.ranks.set_counts(quality.by_rank)
         n = quality.n_rejections
-        self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "not recorded")
+        self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")
         self.trees.set_estimates(facts.trees(quality))
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         for part in (self.reliability, self.survival, self.ranks):
             part.retheme(theme)
+
+    def minimumSizeHint(self) -> QSize:
+        """That of one column, whatever is shown now."""
+        parts = (self.reliability_part, self.survival_part, self.rank_part)
+        around = super().minimumSizeHint().width() - self._grid.minimumSize().width()
+        margins = self._grid.contentsMargins()
+        wide = max(part.minimumSizeHint().width() for part in parts)
+        wide += margins.left() + margins.right() + around
+        return QSize(wide, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+_HEADING_FROM, _BUTTONS_FROM = 4, 7
+"""Lines of text that the panel has room for."""
 
 
 class EmptyState(QWidget):
-    """A title, one sentence, and a button for each action.
+    """A title, one sentence, and a button for each action; the sentence alone where there is
+    little room.
 
     waits_for_run: it goes away when a run is on show; the window then knows what to offer.
     """
@@ -26,7 +30,10 @@ class EmptyState(QWidget):
     ) -> None:
         super().__init__(parent)
         self.waits_for_run = waits_for_run
-        self._buttons = QHBoxLayout()
+        self._is_brief = self._says_other = False
+        self._actions = QWidget()
+        self._buttons = QHBoxLayout(self._actions)
+        self._buttons.setContentsMargins(0, 0, 0, 0)
         self._first = title, text
         self._heading, self._body = heading, body = QLabel(title), QLabel(text)
         font = heading.font()
@@ -42,7 +49,7 @@ class EmptyState(QWidget):
             column.addWidget(label)
         self._buttons.addStretch(1)
         self._buttons.addStretch(1)
-        column.addLayout(self._buttons)
+        column.addWidget(self._actions)
         column.addStretch(3)
         self.offer(actions)
 
@@ -50,8 +57,13 @@ class EmptyState(QWidget):
         """Another title and sentence, without the buttons; without any the first ones again."""
         self._heading.setText(title or self._first[0])
         self._body.setText(text or self._first[1])
-        for button in self.findChildren(QPushButton):
-            button.setHidden(bool(title))
+        self._says_other = bool(title)
+        self._fit()
+
+    def set_brief(self, brief: bool) -> None:
+        """The sentence alone: what to do is plain from the rest of the window."""
+        self._is_brief = brief
+        self._fit()
 
     @property
     def words(self) -> tuple[str, str]:
@@ -62,6 +74,19 @@ class EmptyState(QWidget):
         """Add a button for each action; it is enabled while the action is."""
         for action in actions:
             self._buttons.insertWidget(self._buttons.count() - 1, _button(action))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, 2 * self.fontMetrics().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        lines = self.height() / self.fontMetrics().height()
+        plain = not self._is_brief or self._says_other
+        self._heading.setVisible(plain and lines >= _HEADING_FROM)
+        self._actions.setVisible(plain and not self._says_other and lines >= _BUTTONS_FROM)
 
 
 def _button(action: QAction) -> QPushButton:

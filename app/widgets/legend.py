@@ -17,6 +17,7 @@ from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 
 _GAP = 12
 _SWATCH = 10
+_MOST_COLUMNS = 3
 
 
 class FlowLegend(QWidget):
@@ -25,9 +26,7 @@ class FlowLegend(QWidget):
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._column = False
-        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
-        policy.setHeightForWidth(True)
-        self.setSizePolicy(policy)
+        self.set_beside(False)
         self.setAccessibleName(name)
 
     @abstractmethod
@@ -48,8 +47,15 @@ class FlowLegend(QWidget):
         self.updateGeometry()
         self.update()
 
+    def set_beside(self, beside: bool) -> None:
+        """Stand beside something that may be lower, or below it with all entries in sight."""
+        least = QSizePolicy.Policy.Ignored if beside else QSizePolicy.Policy.Minimum
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, least)
+        policy.setHeightForWidth(not beside)
+        self.setSizePolicy(policy)
+
     def hasHeightForWidth(self) -> bool:
-        return True
+        return self.sizePolicy().hasHeightForWidth()
 
     def heightForWidth(self, width: int) -> int:
         boxes = self._boxes(width)
@@ -171,6 +177,14 @@ class SwatchLegend(FlowLegend):
         advance = self.fontMetrics().horizontalAdvance
         around = (*self.leading_labels, *self.trailing_labels)
         return _SWATCH + 5 + max(map(advance, (widest, *around)))
+
+    def width_in(self, height: int, widest: str) -> int:
+        """Width of the narrowest legend that is at most so high, one column if that is enough;
+        `widest` as in `column_width`."""
+        one = self.column_width(widest)
+        n_lines = max(1, height // (self.fontMetrics().height() + 1))
+        n_columns = min(-(-len(self._entries) // n_lines), _MOST_COLUMNS)
+        return n_columns * (one + _GAP) - _GAP
 
     def set_label(self, index: int, label: str) -> None:
         """Change the text of one entry."""

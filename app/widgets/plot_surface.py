@@ -31,7 +31,9 @@ class PlotSurface(pg.PlotWidget):
         plot.hideButtons()
         metrics = self.fontMetrics()
         plot.getAxis("left").setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
-        plot.getAxis("bottom").setHeight(2 * metrics.height() + 4)
+        self.axis_height = 2 * metrics.height() + 4
+        """Room for the figures and the name of the x-axis."""
+        plot.getAxis("bottom").setHeight(self.axis_height)
         # pyqtgraph drops a label that is wider than what is left of its tick, such as the 0
         plot.getAxis("bottom").setStyle(hideOverlappingLabels=metrics.averageCharWidth())
         self.box = plot.getViewBox()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pyqtgraph as pg
@@ -18,6 +19,8 @@ from app.widgets.plot_surface import PlotSurface
 _FIRST_SPAN = 96
 _LEAST_SPAN = 8
 _WIDEST_LABEL = "seq 00 "
+_BARE_AXIS = 5
+_LEAST_LINES = 2.5
 _PAN = 0.25
 _ZOOM = 0.7
 
@@ -50,11 +53,14 @@ class RoundPlot(PlotSurface):
         self.run_axis = RunAxis()
         self._linked: list[RoundPlot] = []
         self._first_span = float(_FIRST_SPAN)
-        self._span = self._first_span
-        self._follow = True
+        self._span: float | None = None
+        """What the reader chose to see while following; None: the first zoom."""
+        self.pinned = False
+        self._follow = self._has_axis = True
         self._taking = False
         self._taken: tuple[float, float] | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setMinimumHeight(round(_LEAST_LINES * self.fontMetrics().height()))
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
         self.box.setDefaultPadding(0.0)
@@ -115,13 +121,48 @@ class RoundPlot(PlotSurface):
         if self._follow:
             newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
             axis = self.run_axis
-            right = max(axis.start(newest), axis.start(first) + self._span)
-            self._set_x(right - self._span, right)
+            left, right = axis.start(first), axis.start(newest)
+            span = min(self._followed, self._room(newest, right - left))
+            right = max(right, left + span)
+            self._set_x(right - span, right)
         self._place_chip()
+
+    @property
+    def _followed(self) -> float:
+        """How much is in sight while following."""
+        return self._first_span * self.run_axis.round_width if self._span is None else self._span
+
+    def _room(self, n_rounds: int, length: float) -> float:
+        """For a run of this length, which fills the width once it has ended and until then most
+        of it: a scale that moved with every round could not be read."""
+        rows, width = self.run_axis.rows, self.run_axis.round_width
+        if rows is None or not n_rounds or self._unit != "round":
+            return math.inf
+        if self.overlay is not None:
+            length = max(length, self.overlay.end(self.run_axis.unit))
+            n_rounds = max(n_rounds, math.ceil(length / width))
+        if rows.run.ended:
+            return max(length, _LEAST_SPAN * width)
+        return max(1 << n_rounds.bit_length(), 2 * _LEAST_SPAN) * width
+
+    def show_axis(self, shown: bool) -> None:
+        """Write the figures and the name of the x-axis, or leave that to a plot below."""
+        if shown != self._has_axis:
+            self._has_axis = shown
+            axis = self.getPlotItem().getAxis("bottom")
+            axis.setStyle(showValues=shown)
+            axis.setHeight(self.axis_height if shown else _BARE_AXIS)
+            self._name_axis()
+            self.getPlotItem().layout.activate()  # it may be painted before the next events
+
+    @property
+    def has_axis(self) -> bool:
+        """Whether the x-axis has figures and a name."""
+        return self._has_axis
 
     def set_span(self, span: int) -> None:
         """How many rounds are in sight while following."""
-        self._first_span = self._span = float(span)
+        self._first_span, self._span = float(span), None
         self.show_rounds(self._n_rounds, self._first)
 
     def set_follow(self, follow: bool) -> None:
@@ -133,8 +174,22 @@ class RoundPlot(PlotSurface):
 
     def reset_zoom(self) -> None:
         """The first zoom, at the newest rounds."""
-        self._span = self._first_span * self.run_axis.round_width
+        for plot in (self, *self._linked):
+            plot._span = None
         self.set_follow(True)
+
+    def set_pinned(self, pinned: bool) -> None:
+        """Keep what is in sight for the runs to come, here and in linked plots."""
+        for plot in (self, *self._linked):
+            plot.pinned = pinned
+        if pinned:
+            self.set_follow(False)
+
+    def begin_run(self) -> None:
+        """Another run comes on show: the first zoom again, unless what is in sight is pinned."""
+        self.show_rounds(0)
+        if not self.pinned:
+            self.reset_zoom()
 
     def show_all(self) -> None:
         """All rounds in sight, and those to come while there is room."""
@@ -151,12 +206,14 @@ class RoundPlot(PlotSurface):
         if unit == axis.unit:
             return
         first, stop = self.rounds_in_sight
-        rounds_wide = self._span / axis.round_width
+        left, right = self.x_range
+        rounds_wide = (right - left) / axis.round_width
         axis.unit = unit
         left, right = axis.start(first), axis.start(stop)
         if self._follow or right <= left:
             right = max(right, left + rounds_wide * axis.round_width)
         for plot in (self, *self._linked):
+            plot._span = None if plot._span is None else right - left
             plot.take_x(left, right)
             plot.set_cursor(plot._cursor_round)
             plot.show_rounds(plot._n_rounds, plot._first)
@@ -197,7 +254,6 @@ class RoundPlot(PlotSurface):
 
     def take_x(self, left: float, right: float) -> None:
         """Show these rounds because a linked plot does; out of sight, when it is painted again."""
-        self._span = right - left
         self._taken = left, right
         if not self.viewport().visibleRegion().isEmpty():
             self._use_taken()
@@ -212,6 +268,10 @@ class RoundPlot(PlotSurface):
 
     def _name_axis(self) -> None:
         """Label the axes; a selected round is named in the colour of its line."""
+        self._write_names()
+        self.getPlotItem().getAxis("bottom").showLabel(self._has_axis)
+
+    def _write_names(self) -> None:
         counts_rounds = self._unit == "round"
         if self._cursor_round is None:
             words = UNITS[self.run_axis.unit] if counts_rounds else self._unit
@@ -242,8 +302,10 @@ class RoundPlot(PlotSurface):
 
     def _on_moved_by_hand(self) -> None:
         left, right = self.x_range
-        self._span = max(right - left, _LEAST_SPAN * self.run_axis.round_width)
-        follow = left <= self.run_axis.centre(self._n_rounds - 1) <= right
+        for plot in (self, *self._linked):
+            plot._span = max(right - left, _LEAST_SPAN * self.run_axis.round_width)
+        newest = self.run_axis.centre(self._n_rounds - 1)
+        follow = left <= newest <= right and not self.pinned
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)

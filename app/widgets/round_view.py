@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QSize, Signal
 from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
@@ -53,6 +53,8 @@ class RoundGroup:
 
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 480
+_LEAST_WIDTH = 160
+_MARGIN = 4
 
 
 class RoundView(QStackedWidget):
@@ -78,9 +80,9 @@ class RoundView(QStackedWidget):
         self._name = name
         self._run: RunRef | None = None
         self._cursor: Position | None = None
-        self._stale = False
-        self._is_behind = False
+        self._stale = self._is_behind = self._has_ended = False
         self._has_rounds = False
+        self._legend_least = 0
         self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
         self.plot.setAccessibleName(name)
@@ -94,7 +96,7 @@ class RoundView(QStackedWidget):
         self.page = QWidget()
         """The plot and what stands beside it, as pictures show it."""
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
-        self._row.setContentsMargins(6, 4, 8, 4)
+        self._row.setContentsMargins(6, _MARGIN, 8, _MARGIN)
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
         self._row.addWidget(self.legend)
@@ -109,9 +111,8 @@ class RoundView(QStackedWidget):
         self._group.stop()
         self._reset()
         self.set_cursor(None)
-        self.plot.show_rounds(0)
-        self.plot.set_follow(True)
-        self._stale = self._has_rounds = False
+        self.plot.begin_run()
+        self._stale = self._has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
         else:
@@ -134,6 +135,8 @@ class RoundView(QStackedWidget):
             return False
         self.plot.run_axis.read(self._run)
         n_rounds = self._read(self._run)
+        if self._run.ended and not self._has_ended:
+            self._has_ended = self._stale = True  # it fills the width from now on
         if n_rounds is not None:
             self._stale = True
             self.plot.expect_rounds(n_rounds)
@@ -169,6 +172,28 @@ class RoundView(QStackedWidget):
         self._group = other._group
         self._group.add(self)
 
+    def set_stacked(self, stacked: bool) -> None:
+        """Be one of many plots that stand one under the other, or not."""
+
+    def take_place(self, legend_width: int, *, has_axis: bool) -> None:
+        """Have a legend that is at least so wide, and the figures of the x-axis or not."""
+        if legend_width != self._legend_least:
+            self._legend_least = legend_width
+            self._fit_legend()
+        self.plot.show_axis(has_axis)
+
+    @property
+    def legend_width(self) -> int:
+        """Width that the legend needs beside a plot of this height; 0 where it stands below."""
+        if self._row.direction() is not QBoxLayout.Direction.LeftToRight:
+            return 0
+        return self.legend.width_in(self.height() - 2 * _MARGIN, self.widest_label)
+
+    @property
+    def is_plot_alone(self) -> bool:
+        """Whether nothing but the legend stands beside the plot."""
+        return True
+
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self.plot.retheme(theme)
@@ -179,6 +204,11 @@ class RoundView(QStackedWidget):
     def in_sight(self) -> bool:
         """Whether any of it is neither hidden nor behind a tab."""
         return not self.visibleRegion().isEmpty()
+
+    @property
+    def run(self) -> RunRef | None:
+        """The run on show."""
+        return self._run
 
     @property
     def has_rounds(self) -> bool:
@@ -263,6 +293,10 @@ class RoundView(QStackedWidget):
         self.set_cursor(position)
         self.position_selected.emit(position)
 
+    def minimumSizeHint(self) -> QSize:
+        """Narrower than with the legend at the side: it then goes below."""
+        return QSize(_LEAST_WIDTH, super().minimumSizeHint().height())
+
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if (self._is_behind or self._stale) and self.has_rounds:  # it has come into sight
@@ -273,7 +307,6 @@ class RoundView(QStackedWidget):
         beside = event.size().width() >= _LEGEND_BESIDE
         direction = QBoxLayout.Direction
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
-        self.legend.set_column(beside)
         self._fit_legend()
 
     def _show_behind(self, swatches: Sequence[Swatch]) -> None:
@@ -283,8 +316,11 @@ class RoundView(QStackedWidget):
             self._fit_legend()
 
     def _fit_legend(self) -> None:
-        if self._row.direction() is QBoxLayout.Direction.LeftToRight:
-            self.legend.setFixedWidth(self.legend.column_width(self.widest_label))
+        wanted = self.legend_width
+        self.legend.set_beside(bool(wanted))
+        self.legend.set_column(0 < wanted == self.legend.column_width(self.widest_label))
+        if wanted:
+            self.legend.setFixedWidth(max(wanted, self._legend_least))
         else:
             self.legend.setMinimumWidth(0)
             self.legend.setMaximumWidth(16_777_215)

@@ -39,6 +39,11 @@ class WholeRunView(QStackedWidget):
         self.setAccessibleName(name)
 
     @property
+    def run(self) -> RunRef | None:
+        """The run on show."""
+        return self._run
+
+    @property
     def has_rounds(self) -> bool:
         """Whether there is anything to see."""
         return self.currentIndex() == _PAGE

@@ -90,7 +90,7 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     view.refresh()
     qtbot.waitUntil(lambda: view.has_rounds, timeout=3000)
     assert "2 tokens" in view.quality.reliability_part.figure
-    assert view.quality.rank_part.figure == "not recorded"  # nothing was rejected
+    assert view.quality.rank_part.figure == "none recorded"  # nothing was rejected
     add_drafts(store, 0, 2, 41)
     view.refresh()
     qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure, timeout=3000)
@@ -202,6 +202,6 @@ def test_without_candidates_there_are_neither_ranks_nor_trees(view: DrafterView)
     for _ in range(3):
         builder.draft(["b"], "c", ["d"])
     view.show_run(builder.run)
-    assert view.quality.rank_part.figure == "not recorded"
+    assert view.quality.rank_part.figure == "none recorded"
     assert not view.quality.trees.isVisible()
     assert view.quality.survival.accessibleDescription() == "accepted up to index 0: 1, 1: 0"
