@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
@@ -11,6 +11,8 @@ from app.looks.theme import Theme, apply_theme, load_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.shell.docks import LAYOUTS, Docks
 from app.shell.panels import Panels
+
+_KEEP_MS = 15_000
 
 
 class Appearance(QObject):
@@ -32,6 +34,10 @@ class Appearance(QObject):
                 lambda _=False, choice=name: self.set_layout(choice)
             )
         self._connect_text()
+        self._kept = ("", QByteArray())
+        self._keeping = QTimer(self)
+        self._keeping.timeout.connect(self.keep)
+        self._keeping.start(_KEEP_MS)
         panels.run_panel.set_open_groups(settings.open_groups)
         panels.run_panel.folded.connect(self._keep_groups)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
@@ -41,7 +47,24 @@ class Appearance(QObject):
         if name != self._docks.layout_name:
             self._settings.set_layout(self._docks.layout_name, self._docks.save())
             self._docks.apply(name, self._settings.layout(name))
+            self.keep()
         self._actions[f"view.layout_{name}"].setChecked(True)
+
+    def keep(self) -> None:
+        """Write down where everything is: after a kill the layout in use comes back."""
+        window = self._docks.window
+        if not window.isVisible():
+            return  # its docks are not where they will be
+        found = self._docks.layout_name, self._docks.save()
+        if found != self._kept:
+            self._kept = found
+            self._settings.set_layout(*found)
+        self._settings.set_geometry(window.saveGeometry())
+        self._settings.sync()
+
+    def rest(self) -> None:
+        """Nothing is written down from now on."""
+        self._keeping.stop()
 
     def set_theme(self, choice: str) -> None:
         """system, light or dark."""

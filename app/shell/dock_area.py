@@ -6,9 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from PySide6.QtCore import QEvent, QObject, QRect, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt
+from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QStyle, QTabBar
+
+_LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+_BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
+_OFFSET = 24
+_FLOATING = QSize(420, 260)
+"""A floating dock is at least so large."""
 
 
 class DockShares(QObject):
@@ -21,6 +27,7 @@ class DockShares(QObject):
         self._shares: dict[str, float] = {}
         self._given: dict[str, tuple[int, int]] = {}
         """Heights that were asked for, and those that Qt gave."""
+        self._right_share, self._right_given = 0.0, -1
         self._dragged = self._skips = False
         window.installEventFilter(self)
 
@@ -40,8 +47,30 @@ class DockShares(QObject):
         if event.type() == QEvent.Type.MouseButtonRelease:
             self._dragged = True  # a separator: nothing else of the window itself takes the mouse
         elif isinstance(event, QResizeEvent):
+            self._on_widened(event.oldSize().width(), event.size().width())
             self._on_resized(event.oldSize().height(), event.size().height())
         return super().eventFilter(watched, event)
+
+    def _on_widened(self, before: int, after: int) -> None:
+        """Docks at the right keep their share too: in a window made small, one from the time when
+        it was large would leave no room for the text."""
+        right = self._in_sight(_RIGHT)
+        if before <= 0 or before == after or not right or self._skips:
+            return
+        dock = next(iter(right.values()))
+        if dock.width() != self._right_given:
+            self._right_share = dock.width() / before
+        left = list(self._in_sight(_LEFT).values())[:1]
+        docks = [*left, dock]
+        widths = [*(one.width() for one in left), round(self._right_share * after)]
+        self._window.resizeDocks(docks, widths, Qt.Orientation.Horizontal)
+        self._lay_out()
+        self._right_given = dock.width()
+
+    def _lay_out(self) -> None:
+        layout = self._window.layout()
+        assert layout is not None
+        layout.activate()  # else the docks had their new sizes only after the next events
 
     def _on_resized(self, before: int, after: int) -> None:
         """The docks have been laid out for the new size when a filter hears of it."""
@@ -72,9 +101,7 @@ class DockShares(QObject):
             self._window.resizeDocks(
                 list(docks.values()), list(asked.values()), Qt.Orientation.Vertical
             )
-            layout = self._window.layout()
-            assert layout is not None
-            layout.activate()  # else the docks had their new heights only after the next events
+            self._lay_out()
         self._given = {name: (asked[name], dock.height()) for name, dock in docks.items()}
 
     def _bar_height(self, dock: QDockWidget) -> int:
@@ -84,17 +111,67 @@ class DockShares(QObject):
         bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
         return max((bar.height() for bar in bars if bar.isVisible()), default=0)
 
-    def _in_sight(self) -> dict[str, QDockWidget]:
-        """Docks at the bottom that are on top of their tabs; Qt keeps the others off the window."""
+    def _in_sight(self, area: Qt.DockWidgetArea = _BOTTOM) -> dict[str, QDockWidget]:
+        """Docks of an area that are on top of their tabs; Qt keeps the others off the window."""
         window = self._window
         return {
             name: dock
             for name, dock in self._docks.items()
-            if window.dockWidgetArea(dock) is Qt.DockWidgetArea.BottomDockWidgetArea
+            if window.dockWidgetArea(dock) is area
             and not dock.isHidden()
             and not dock.isFloating()
             and dock.geometry().right() >= 0
         }
+
+
+class DockTabs(QObject):
+    """Whole titles on the tabs of docks, which scroll where there are too many: of a title cut
+    by Qt there is one letter left."""
+
+    def __init__(self, window: QMainWindow) -> None:
+        super().__init__(window)
+        window.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QChildEvent) and event.type() is QEvent.Type.ChildPolished:
+            bar = event.child()
+            if isinstance(bar, QTabBar):
+                bar.setElideMode(Qt.TextElideMode.ElideNone)
+                bar.setUsesScrollButtons(True)
+        return False
+
+
+class DockFloats(QObject):
+    """A dock that its button or key takes out of the window opens beside its place: Qt puts it
+    where it was last, or in a corner of the screen. docks: all that the window has."""
+
+    def __init__(self, window: QMainWindow, docks: Collection[QDockWidget]) -> None:
+        super().__init__(window)
+        self.rests = False
+        """While docks are put back, each in its own place."""
+        self._places: dict[QDockWidget, QRect] = {}
+        for dock in docks:
+            dock.installEventFilter(self)
+            dock.topLevelChanged.connect(lambda floats, at=dock: self._place(at, floats))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.Move, QEvent.Type.Resize):
+            assert isinstance(watched, QDockWidget)
+            if not watched.isFloating() and watched.geometry().right() >= 0:
+                at = watched.mapToGlobal(QPoint())
+                self._places[watched] = QRect(at, watched.size())
+        return False
+
+    def _place(self, dock: QDockWidget, floats: bool) -> None:
+        place = self._places.get(dock)
+        if not floats or place is None or self.rests or QGuiApplication.mouseButtons():
+            return  # with a button pressed it is being dragged
+        room = dock.screen().availableGeometry()
+        size = place.size().expandedTo(_FLOATING).boundedTo(room.size())
+        box = QRect(place.topLeft() + QPoint(_OFFSET, _OFFSET), size)
+        box.moveRight(min(box.right(), room.right()))
+        box.moveBottom(min(box.bottom(), room.bottom()))
+        dock.setGeometry(box)
 
 
 class DockLines(QObject):

@@ -9,7 +9,7 @@ from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
-from app.shell.dock_area import DockLines, DockShares
+from app.shell.dock_area import DockFloats, DockLines, DockShares, DockTabs
 
 TITLES = {
     "model": "Model",
@@ -39,8 +39,9 @@ class DockLayout:
 
     left and bottom: docks one under the other; the further plots are tabs of the last of them,
     every other dock is a tab at the right. bottom_share and right_share: part of the window that
-    an open dock there takes. wide: the bottom docks reach from edge to edge. below: docks that are
-    tabs of the last bottom one too, and not at the right.
+    an open dock there takes; last_share: that of the last one, with the axis of a stack. wide: the
+    bottom docks reach from edge to edge. below: docks that are tabs of the last bottom one too, and
+    not at the right.
     """
 
     title: str
@@ -51,6 +52,7 @@ class DockLayout:
     right_share: float = 0.5
     wide: bool = False
     below: tuple[str, ...] = ()
+    last_share: float | None = None
 
 
 LAYOUTS = {
@@ -80,6 +82,15 @@ LAYOUTS = {
         wide=True,
         below=("drafter", "results"),
     ),
+    "plots": DockLayout(
+        "Plots",
+        ("run", "model"),
+        ("rollback", "ring", "acceptance", "timing", "verify", "kv"),
+        ("run", "rollback", "ring", "acceptance", "timing", "verify", "kv"),
+        0.105,
+        wide=True,
+        last_share=0.145,
+    ),
 }
 """The text keeps the centre in all of them; what a layout is named after gets the room."""
 
@@ -90,6 +101,7 @@ _FIRST_SIZE = (1280, 800)
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
+_LANES_CHARACTERS = 110
 _INSPECTOR_SHARE = 0.26
 
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
@@ -116,6 +128,13 @@ class Docks:
         window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
         self._shares = DockShares(window, self._docks)
         DockLines(window, self._docks.values())
+        DockTabs(window)
+        self._floats = DockFloats(window, self._docks.values())
+
+    @property
+    def window(self) -> QMainWindow:
+        """The window that they stand in."""
+        return self._window
 
     def __getitem__(self, name: str) -> QDockWidget:
         return self._docks[name]
@@ -139,7 +158,10 @@ class Docks:
         self._place(LAYOUTS[name])
         if saved is not None and not saved.isEmpty():
             self._take_down()
-            if self._window.restoreState(saved, LAYOUT_VERSION):
+            self._floats.rests = True
+            restored = self._window.restoreState(saved, LAYOUT_VERSION)
+            self._floats.rests = False
+            if restored:
                 self._shares.restored()
             else:
                 self._take_down()
@@ -172,7 +194,7 @@ class Docks:
                     window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
                 else:
                     window.addDockWidget(area, docks[name])
-        below = (*layout.below, *_PLOTS)
+        below = (*layout.below, *(name for name in _PLOTS if name not in layout.bottom))
         for name in below:
             window.addDockWidget(_BOTTOM, docks[name])
             window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
@@ -199,7 +221,20 @@ class Docks:
         if shown:
             height = round(window.height() * _RUN_SHARE)
             window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
-        self._shares.placed(dict.fromkeys(layout.bottom, layout.bottom_share))
+        shares = dict.fromkeys(layout.bottom, layout.bottom_share)
+        if layout.last_share is not None:
+            shares[layout.bottom[-1]] = layout.last_share
+        self._shares.placed(shares)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a panel at the right has the room that tables of several lanes need, in the
+        layout in use; in layouts for that they stand below, from edge to edge."""
+        window = self._window
+        if LAYOUTS[self.layout_name].wide and "divergence" in LAYOUTS[self.layout_name].bottom:
+            return True
+        least = _LANES_CHARACTERS * window.fontMetrics().averageCharWidth()
+        return window.width() * LAYOUTS[self.layout_name].right_share >= least
 
     def reveal(self, *names: str) -> None:
         """Open docks, the first of them on top; tabs at the right that were all closed get half

@@ -17,6 +17,7 @@ from app.models.compared_lanes import lanes_of, run_to_show
 from app.models.position import Position
 from app.models.run_facts import fidelity_text
 from app.models.server_facts import known_facts, server_name
+from app.models.window_words import in_window
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.shell.panels import Panels
@@ -43,6 +44,8 @@ class EngineNews(QObject):
         super().__init__(parent)
         self._bridge, self._panels, self._feed = bridge, panels, feed
         self._settings = settings
+        self._loaded: events.ModelFiles | None = None
+        """Files of the model in use."""
         self._behind: Banner | None = None
         self._watching: Banner | None = None
         bridge.state_changed.connect(self.show_state)
@@ -133,6 +136,8 @@ class EngineNews(QObject):
 
     def _show_files(self, files: events.ModelFiles | None) -> None:
         self._panels.model_map.set_files(files)
+        if files is not None and files is self._loaded:  # again, as another could not be loaded
+            self._panels.model_map.set_compute(self._bridge.compute)
         self._panels.run_panel.set_files(files)
         self._show_options()
         self._show_names()
@@ -186,8 +191,8 @@ class EngineNews(QObject):
             self._settings.add_recent_model(event.files.target)
         self._panels.runs.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
+        self._loaded = event.files
         self._show_files(event.files)
-        self._panels.model_map.set_compute(event.compute)
 
     def _show_options(self) -> None:
         panel = self._panels.run_panel
@@ -244,7 +249,9 @@ class EngineNews(QObject):
         self._panels.runs.refresh_numbers()
 
     def _show_fidelity(self, found: Fidelity) -> None:
-        self._panels.banners.add("info", f"Fidelity: {fidelity_text(asdict(found))}.")
+        self._panels.banners.add(
+            "info", f"Fidelity: {fidelity_text(asdict(found))}. It is kept with its runs."
+        )
 
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
@@ -263,7 +270,10 @@ class EngineNews(QObject):
 
     def _show_failure(self, failed: events.CommandFailed) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
-        self._panels.banners.add("error", failed.message, failed.remedy)
+        message, remedy = failed.message, failed.remedy
+        if self._bridge.server is None:  # a server has flags of its own
+            message, remedy = in_window(message), in_window(remedy)
+        self._panels.banners.add("error", message, remedy)
 
     # -- the status line -------------------------------------------------------------------
 

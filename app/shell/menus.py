@@ -7,7 +7,16 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QPaintEvent
-from PySide6.QtWidgets import QMainWindow, QMenu, QSizePolicy, QToolBar, QToolButton, QWidget
+from PySide6.QtWidgets import (
+    QMainWindow,
+    QMenu,
+    QMenuBar,
+    QSizePolicy,
+    QToolBar,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.actions import PANELS
 from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
@@ -22,6 +31,7 @@ _PLOTS = (
     SEPARATOR,
     "plot.show_all",
     "plot.reset",
+    "plot.pin",
     SEPARATOR,
     "plot.overlay",
     "plot.no_overlay",
@@ -98,9 +108,16 @@ class ScenarioMenu(QMenu):
             action.setToolTip(scenario.about)
             action.triggered.connect(lambda _=False, chosen=scenario: open_scenario(chosen))
 
+    def set_available(self, available: bool) -> None:
+        """Enable the menu and what is in it, which the palette lists too."""
+        self.setEnabled(available)
+        for action in self.actions():
+            action.setEnabled(available)
+
 
 def make_menus(
     window: QMainWindow,
+    bar: QMenuBar,
     actions: Actions,
     recent: RecentMenu,
     scenarios: ScenarioMenu,
@@ -127,7 +144,7 @@ def make_menus(
     }
     menus: list[QMenu] = [*submenus.values()]
     for title, entries in MENUS:
-        menu = window.menuBar().addMenu(title)
+        menu = bar.addMenu(title)
         menus.append(menu)
         menu.setToolTipsVisible(True)
         for entry in entries:
@@ -147,9 +164,9 @@ class FlatToolBar(QToolBar):
         pass  # buttons and separators paint themselves
 
 
-def make_toolbar(window: QMainWindow, actions: Actions) -> None:
-    """Add the one toolbar."""
-    bar = FlatToolBar("Main", window)
+def make_toolbar(actions: Actions) -> QToolBar:
+    """The one toolbar."""
+    bar = FlatToolBar("Main")
     bar.setObjectName("toolbar.main")
     bar.setMovable(False)
     bar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
@@ -163,7 +180,18 @@ def make_toolbar(window: QMainWindow, actions: Actions) -> None:
     space.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
     bar.addWidget(space)
     bar.addWidget(_layout_button([actions[f"view.layout_{name}"] for name in LAYOUTS]))
-    window.addToolBar(bar)
+    return bar
+
+
+def make_head(bar: QMenuBar, *below: QWidget) -> QWidget:
+    """What goes from edge to edge of the window above its docks: the menu bar, and widgets below
+    it that may wrap their text, as those in Qt's own tool bar area may not."""
+    column = QVBoxLayout(head := QWidget())
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(0)
+    for widget in (bar, *below):
+        column.addWidget(widget)
+    return head
 
 
 def _layout_button(layouts: Sequence[QAction]) -> QToolButton:
@@ -171,7 +199,7 @@ def _layout_button(layouts: Sequence[QAction]) -> QToolButton:
     button = QToolButton()
     button.setObjectName("toolbar.layout")
     button.setAccessibleName("Layout")
-    button.setToolTip("Lay the panels out for another purpose (Alt+1, Alt+2, Alt+3)")
+    button.setToolTip("Lay the panels out for another purpose (Alt+1 … Alt+5)")
     button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
     menu = QMenu(button)
     menu.addActions(layouts)

@@ -37,7 +37,7 @@ class Panels:
 
     def __init__(self, theme: Theme, actions: Actions) -> None:
         self._actions = actions
-        self._is_complete = False
+        self._is_complete = self._is_open = False
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
         self.findings = FindingsView(theme)
@@ -50,6 +50,8 @@ class Panels:
         self.banners = BannerArea(theme)
         self.status = StatusLine()
         self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
+        self._waiting: list[EmptyState] = []
+        """What stands in panels until there is a run."""
         self._offer_run(self.text_views)
         self._centre = QStackedWidget()
         self._centre.addWidget(
@@ -76,6 +78,7 @@ class Panels:
         report: takes severity, message and remedy of what a user should know.
         """
         from app.shell.plot_group import PlotGroup
+        from app.shell.plot_stack import PlotStack
         from app.views.divergence import DivergenceView
         from app.views.results import ResultsView
 
@@ -90,6 +93,8 @@ class Panels:
         others = {"divergence": self.divergence, "results": self.results}
         for name, view in {**self.plots.widgets, **others}.items():
             docks.fill(name, view)
+        stacked = {docks[name]: view for name, view in self.plots.views.items()}
+        PlotStack(stacked, self._centre)
         for name, plot in self.plots.targets.items():
             TitleButton(docks[name], "Plot", menu, plot)
         self._is_complete = True
@@ -118,18 +123,21 @@ class Panels:
             docks.fill(name, view)
 
     def centre(self) -> QWidget:
-        """What stands between the docks: messages, the text, and why it is not as asked."""
+        """What stands between the docks: the text, and why it is not as asked."""
         column = QVBoxLayout(middle := QWidget())
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(self.banners)
         column.addWidget(self._centre, 1)
         column.addWidget(self.why_not)
         return middle
 
     def show_tokens(self, shown: bool) -> None:
-        """The text in the centre, or what there is to open."""
+        """The text in the centre, or what there is to open. Panels without a run do not say what
+        to do where the centre says it."""
+        self._is_open = shown
         self._centre.setCurrentIndex(_TOKENS if shown else _FIRST)
+        for empty in self._waiting:
+            empty.set_brief(shown)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -150,7 +158,12 @@ class Panels:
             self.results.retheme(theme)
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
+        run, demo = self._actions["run.start"], self._actions["file.open_demo"]
         for view in views:
             for empty in view.findChildren(EmptyState):
-                if empty.waits_for_run:
-                    empty.offer([self._actions["run.start"], self._actions["file.open_demo"]])
+                if empty.waits_for_run and view is self.tokens:
+                    empty.offer([run])  # something is open, else the text were not in sight
+                elif empty.waits_for_run:
+                    empty.offer([run, demo])
+                    empty.set_brief(self._is_open)
+                    self._waiting.append(empty)

@@ -7,6 +7,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QInputDialog, QWidget
 
+from app.actions.actions import Actions
 from app.dialogs.connect import LOOPBACK, ConnectDialog
 from app.dialogs.files import ask_model
 from app.engine_thread.bridge import Bridge
@@ -15,6 +16,7 @@ from app.engine_thread.jobs import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.panels import Panels
+from app.shell.scenario_guide import ScenarioGuide
 from engine.compare.llama_library import folder_of
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
@@ -29,10 +31,18 @@ class RunControl:
     """Takes what stands in the panels to the bridge. `window`: over which dialogs open."""
 
     def __init__(
-        self, bridge: Bridge, panels: Panels, docks: Docks, settings: Settings, window: QWidget
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        docks: Docks,
+        settings: Settings,
+        actions: Actions,
+        window: QWidget,
     ) -> None:
+        self._actions = actions
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._settings, self._window = settings, window
+        self.guide = ScenarioGuide(bridge, panels, docks, window)
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
 
@@ -149,17 +159,31 @@ class RunControl:
             )
 
     def compare(self, request: CompareRequest | ScriptRequest) -> None:
-        """Run lanes side by side, and bring them into sight."""
+        """Run lanes side by side, and bring them into sight: where a panel at the right would be
+        narrow, in the layout that is made for them."""
+        if not self._docks.is_wide:
+            self._take_layout("divergence")
         self._docks.reveal("divergence", "findings")
         self._panels.banners.clear()
         self._bridge.compare(request)
 
+    def _take_layout(self, name: str) -> None:
+        before = self._actions[f"view.layout_{self._docks.layout_name}"]
+        if self._docks.layout_name != name:
+            self._actions[f"view.layout_{name}"].trigger()
+            key = before.shortcut().toString()
+            back = before.text().replace("&", "")
+            self._panels.status.showMessage(f"{key} goes back to the layout {back}", _TOLD_MS)
+
     def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
-        """Compare what a scenario asks for on the model in use, or just run it without lanes.
+        """Compare what a scenario asks for on the model in use, or just run it without lanes; at
+        its end the guide shows what came of it.
 
         A script of memory operations is played under the policy of the Run panel, or the first
         that it is for.
         """
+        self.guide.begin(scenario)
+        self._take_layout("divergence")
         if isinstance(scenario, MemoryScript):
             chosen = self._panels.run_panel.options().rollback
             policy = chosen if chosen in scenario.policies else scenario.policies[0]
@@ -203,6 +227,13 @@ class RunControl:
 
     def measure_fidelity(self) -> None:
         """Compare the compute mode with f32."""
+        if self._bridge.compute == "f32":
+            self._panels.banners.add(
+                "info",
+                "This model is computed in f32, which is what others are measured against: there "
+                "is nothing to measure.",
+            )
+            return
         self._bridge.measure(demo_prompts()[0].text)
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtGui import QCloseEvent, QGuiApplication
-from PySide6.QtWidgets import QMainWindow
+from PySide6.QtWidgets import QMainWindow, QMenuBar
 
 from app.actions import SPECS
 from app.actions.actions import Actions, submenu_of
@@ -24,7 +24,8 @@ from app.shell.copies import Copies
 from app.shell.docks import TITLES, Docks, known_layout
 from app.shell.dropping import DroppedFiles, DropTarget
 from app.shell.engine_news import EngineNews
-from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, make_toolbar
+from app.shell.glyph_watch import GlyphWatch
+from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_head, make_menus, make_toolbar
 from app.shell.opened_results import OpenedResults
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
@@ -66,7 +67,9 @@ class MainWindow(QMainWindow):
         self._make_panels()
         self.sessions = Sessions(bridge, settings, self.banners, data, self)
         self.sessions.told.connect(self.status.showMessage)
-        self.control = RunControl(bridge, self.panels, self.docks, settings, self)
+        self.control = RunControl(
+            bridge, self.panels, self.docks, settings, self.actions_by_id, self
+        )
         self.copies = Copies(bridge, self.panels, self.feed, log_lines)
         self._make_menus(scenarios)
         self.palette_box = CommandPalette(self._commands, self)
@@ -79,6 +82,7 @@ class MainWindow(QMainWindow):
             bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
+        GlyphWatch(bridge, self.feed, self.banners, self)
         self._connect_actions()
         self._connect_panels()
         if whole:
@@ -163,10 +167,11 @@ class MainWindow(QMainWindow):
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
         self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
         self.plots_menu = PlotsMenu(actions)
+        bar = QMenuBar()
         self.menus = make_menus(
-            self, actions, self.recent_menu, self.scenario_menu, self.plots_menu
+            self, bar, actions, self.recent_menu, self.scenario_menu, self.plots_menu
         )
-        make_toolbar(self, actions)
+        self.setMenuWidget(make_head(bar, make_toolbar(actions), self.banners))
 
     def _connect_actions(self) -> None:
         control, copies, bridge = self.control, self.copies, self.bridge
@@ -272,11 +277,9 @@ class MainWindow(QMainWindow):
             for spec in SPECS
             if spec.id != "view.palette"
         ]
-        if not self.scenario_menu.isEnabled():
-            return registered
         scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
         return registered + [
-            Command(action, action.toolTip(), group="Scenarios") for action in scenarios
+            Command(action, action.toolTip(), _A_MODEL, group="Scenarios") for action in scenarios
         ]
 
     def _enable_actions(self) -> None:
@@ -320,9 +323,8 @@ class MainWindow(QMainWindow):
             return
         self.feed.clear()
         self.status.clearMessage()  # and with it, its timer
-        self.settings.set_geometry(self.saveGeometry())
-        self.settings.set_layout(self.docks.layout_name, self.docks.save())
-        self.settings.sync()
+        self.appearance.keep()
+        self.appearance.rest()
         self.sessions.close()
         if not self.bridge.close():
             log.warning("the engine did not stop in time")
@@ -342,6 +344,7 @@ _NEED_RUN = (
 )
 
 
+_A_MODEL = "a model that is loaded and idle"
 _AT_REST = (State.EMPTY, State.INSPECTED, State.READY)
 _NOT_AT_SERVERS = {
     "run.step": "A server does not stop between two rounds",
@@ -385,5 +388,5 @@ def enable_actions(
         ("file.disconnect", served),
     ):
         actions[action_id].setEnabled(enabled)
-    scenarios.setEnabled(bridge.can_start and not served)
+    scenarios.set_available(bridge.can_start and not served)
     actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")

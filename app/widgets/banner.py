@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
@@ -24,6 +25,9 @@ BannerButton = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""
 
 MOST_BANNERS = 3
+NOTICE_MS = 12_000
+"""How long a notice stays in sight."""
+_CHECKS = 12
 SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
 _BESIDE_CHARACTERS = 60
@@ -31,7 +35,8 @@ _BESIDE_CHARACTERS = 60
 
 
 class Banner(QFrame):
-    """One message with buttons that act on it. A sticky one stays until it is dismissed."""
+    """One message with buttons that act on it. A sticky one stays until it is dismissed; a notice,
+    an info without buttons, goes by itself, though not while the pointer is on it."""
 
     dismissed = Signal()
 
@@ -49,6 +54,8 @@ class Banner(QFrame):
         super().__init__(parent)
         self.severity, self.message, self.remedy = severity, message, remedy
         self.sticky = sticky
+        self.is_notice = severity == "info" and not offers and not sticky
+        self.shown_at = time.monotonic()
         self.setAccessibleName(f"{severity}: {message} {remedy}".strip())
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
@@ -111,7 +118,8 @@ class Banner(QFrame):
 
 
 class BannerArea(QWidget):
-    """The newest few messages, one under the other; empty it takes no room."""
+    """The newest few messages, one under the other; empty it takes no room. Notices make room
+    first, sticky messages last."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -119,6 +127,9 @@ class BannerArea(QWidget):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(1)
+        self._ages = QTimer(self)
+        self._ages.setInterval(NOTICE_MS // _CHECKS)
+        self._ages.timeout.connect(self._age)
         self.setVisible(False)
 
     @property
@@ -140,12 +151,14 @@ class BannerArea(QWidget):
         for banner in shown:
             if (banner.message, banner.remedy) == (message, remedy):
                 self._remove(banner)
-        for banner in self.banners[: max(0, len(self.banners) + 1 - MOST_BANNERS)]:
+        by_worth = sorted(self.banners, key=lambda one: (one.sticky, not one.is_notice))
+        for banner in by_worth[: max(0, len(by_worth) + 1 - MOST_BANNERS)]:
             self._remove(banner)
         banner = Banner(self._theme, severity, message, remedy, offers, self, sticky=sticky)
         banner.dismissed.connect(lambda: self._remove(banner))
         self._column.addWidget(banner)
         self.setVisible(True)
+        self._age()
         return banner
 
     def take_down(self, banner: Banner) -> None:
@@ -163,6 +176,27 @@ class BannerArea(QWidget):
         self._theme = theme
         for banner in self.banners:
             banner.retheme(theme)
+
+    def _age(self) -> None:
+        """Let notices go that have been in sight for long enough."""
+        now = time.monotonic()
+        for banner in [one for one in self.banners if one.is_notice]:
+            if banner.underMouse() or not self.isVisible():
+                banner.shown_at = now
+            elif now - banner.shown_at >= NOTICE_MS / 1e3:
+                self._remove(banner)
+        if not self.isVisible() or not any(one.is_notice for one in self.banners):
+            self._ages.stop()
+        elif not self._ages.isActive():
+            self._ages.start()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._age()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._ages.stop()
 
     def _remove(self, banner: Banner) -> None:
         self._column.removeWidget(banner)

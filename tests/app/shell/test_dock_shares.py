@@ -93,3 +93,19 @@ def test_a_line_parts_docks_and_centre(window: MainWindow, qtbot: QtBot, theme: 
     ]
     assert beside.count(wanted) == 1, "one line, not one of each neighbour"
     assert above.count(wanted) == 1
+
+
+def test_a_panel_at_the_right_keeps_its_share_of_the_width(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(2000, 900)
+    window.docks.reveal("inspector")
+    qtbot.wait(10)
+    dock, left = window.docks["inspector"], window.docks["model"].width()
+    share = dock.width() / 2000
+    for width in (1700, 1400, 1150, 1024, 2000):
+        window.resize(width, 900)
+        qtbot.wait(10)
+        assert window.width() == width
+        assert dock.width() == pytest.approx(share * width, abs=2)
+        assert window.docks["model"].width() == left

@@ -1,0 +1,73 @@
+"""What stands above the docks: messages from edge to edge, few of them, notices for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QPoint
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.saved.settings import Settings
+from app.shell.window import MainWindow
+from app.widgets import banner as banner_module
+from tests.support.fake_session import FakeEngine
+
+
+def test_messages_go_from_edge_to_edge_above_the_docks(window: MainWindow, qtbot: QtBot) -> None:
+    window.show_message("error", "This failed. " * 40)
+    area = window.banners
+    qtbot.waitUntil(area.isVisible)
+    assert area.width() == window.width()
+    below = area.mapTo(window, QPoint(0, area.height())).y()
+    docks = [window.docks["model"], window.docks["run"]]
+    assert all(dock.mapTo(window, QPoint()).y() >= below for dock in docks)
+    (banner,) = area.banners
+    assert banner.text.height() >= 2 * banner.fontMetrics().height(), "it wraps"
+
+
+def test_notices_go_by_themselves_and_make_room_first(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = window.banners.add
+    asked = add("warning", "Keep them?", "", ("&Keep", lambda: None), sticky=True)
+    notice, failed = add("info", "Done."), add("error", "It failed.")
+    other = add("info", "Also done.")
+    assert window.banners.banners == [asked, failed, other], "the notice made room"
+    last = add("error", "This too.")
+    assert window.banners.banners == [asked, failed, last]
+    assert notice not in window.banners.banners
+    window.banners.take_down(last)
+    monkeypatch.setattr(banner_module, "NOTICE_MS", 0)
+    add("info", "Seen.")
+    assert window.banners.banners == [asked, failed], "what can be missed has been in sight"
+
+
+def test_a_killed_window_comes_back_in_its_layout(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    """Nothing is closed here: the settings hold what they held at the kill."""
+    window = make_window(Bridge(engine))
+    window.actions_by_id["view.layout_rollback"].trigger()
+    assert Settings().layout_name == "rollback"
+    window.docks["findings"].show()
+    window.appearance.keep()
+    assert Settings().layout("rollback") == window.docks.save()
+
+
+def test_a_dock_floats_beside_its_place_and_comes_back_to_where_it_was(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(1024, 700)
+    qtbot.wait(10)
+    dock = window.docks["run"]
+    before = dock.mapToGlobal(QPoint())
+    dock.setFloating(True)
+    away = dock.geometry().topLeft() - before
+    assert 0 <= away.x() <= 40 and -60 <= away.y() <= 40, "the screen may end below"
+    dock.setGeometry(300, 200, 430, 280)
+    window.appearance.keep()
+    window.actions_by_id["view.layout_rollback"].trigger()
+    window.actions_by_id["view.layout_stream"].trigger()
+    assert dock.isFloating() and dock.geometry().topLeft() == QPoint(300, 200)
