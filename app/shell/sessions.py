@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -22,6 +23,7 @@ from app.saved.folders import unwritable
 from app.saved.library import DamagedTrace, LibraryRead, SavedTrace, start_reading_library
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
+from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -154,8 +156,11 @@ class Sessions(QObject):
         if isinstance(event, SavedTrace) and self.autosave is not None:
             folder = event.runs.on_disk
             assert folder is not None
-            self._n_interrupted += event.interrupted
+            self._n_interrupted += len(event.interrupted)
             self.autosave.take(event.runs.store, folder)
+            with suppress(DraftscopeError):  # it is told again at the next start
+                for run in event.interrupted:
+                    self.autosave.note_facts(run, "stops")
             self._bridge.add_earlier(event.runs)
         elif isinstance(event, DamagedTrace):
             self._tell_damaged(event)

@@ -28,6 +28,7 @@ from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_menus, mak
 from app.shell.opened_results import OpenedResults
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
+from app.shell.run_ends import RunEnds
 from app.shell.run_library import RunLibrary
 from app.shell.run_pairs import RunPairs
 from app.shell.sessions import Sessions
@@ -77,6 +78,9 @@ class MainWindow(QMainWindow):
         )
         self.library = RunLibrary(
             bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
+        )
+        self.run_ends = RunEnds(
+            bridge, self.panels, self.docks, self.feed, self.library, self.actions_by_id, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         self._connect_actions()
@@ -152,6 +156,7 @@ class MainWindow(QMainWindow):
         self.findings, self.inspector = panels.findings, panels.inspector
         self.model_map, self.run_panel = panels.model_map, panels.run_panel
         self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
+        panels.run_panel.put_entries(self.settings.run_form)
         panels.fill(self.docks)
         self.setCentralWidget(panels.centre())
         self.setStatusBar(self.status)
@@ -320,6 +325,7 @@ class MainWindow(QMainWindow):
             return
         self.feed.clear()
         self.status.clearMessage()  # and with it, its timer
+        self.settings.run_form = self.run_panel.entries()
         self.settings.set_geometry(self.saveGeometry())
         self.settings.set_layout(self.docks.layout_name, self.docks.save())
         self.settings.sync()
