@@ -18,8 +18,8 @@ from engine.trace.timings import summary
 FINDING, TUNE, COMPARE = "finding", "tune", "compare"
 _LOW_ACCEPTANCE = 0.5
 _ENDS = {
-    "end": "ended by its end token",
-    "limit": "came to the limit of tokens",
+    "end": "ended by an end token",
+    "limit": "came to the limit",
     "grammar": "could not go on within the grammar",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
@@ -103,10 +103,12 @@ def why_it_ended(run: RunRef) -> str:
 
 
 def _end(run: RunRef, stop: str, seq_id: int) -> str:
-    if stop != "context":
-        return _ENDS.get(stop, f"ended: {stop}")
     options = run.facts.get("options")
     asked = options.get("n_predict") if isinstance(options, dict) else None
+    if stop == "limit" and isinstance(asked, int) and asked > 0:
+        return f"came to its limit of {asked:,} tokens"
+    if stop != "context":
+        return _ENDS.get(stop, f"ended: {stop}")
     n_ctx = run.facts.get("n_ctx")
     delivered = f"{_n_emitted(run, seq_id):,}"
     of = f" of {asked:,} tokens asked for" if isinstance(asked, int) and asked > 0 else " tokens"

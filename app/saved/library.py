@@ -108,9 +108,7 @@ def read_saved(folder: Path) -> SavedTrace | None:
     cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if "stops" not in facts)
     for run in cut:
         run.facts["stops"] = [INTERRUPTED]
-    return SavedTrace(
-        ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), bool(cut)
-    )
+    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), cut)
 
 
 def source_of(store: TraceStore) -> str:

@@ -78,11 +78,13 @@ class RunEnds(QObject):
 
     def _show_card(self) -> None:
         run = self._feed.run
-        can_measure = (
-            run is not None and self._bridge.can_start and self._bridge.request_of(run) is not None
-        )
+        bridge, card = self._bridge, self._panels.tokens.end_card
         end = None if run is None else run_end(run, self._plain)
-        self._panels.tokens.end_card.show_end(end, can_measure=can_measure)
+        card.show_end(
+            end,
+            can_measure=bridge.can_start and run is not None and bridge.request_of(run) is not None,
+            can_compare=bridge.can_start and bridge.server is None,
+        )
 
     def _show_numbers(self, numbers: LiveNumbers) -> None:
         run, status = self._feed.run, self._panels.status

@@ -60,6 +60,7 @@ class Sessions(QObject):
         self._discarded: list[TraceStore] = []
         self._library: TraceJob | None = None
         self._n_interrupted = 0
+        self._is_closed = False
         self.autosave: Autosave | None = None
         self._posted.connect(self._receive)
         if data is not None:
@@ -112,7 +113,7 @@ class Sessions(QObject):
         """Ask what becomes of runs that were not exported, and see to it; False: the window is to
         stay open. A run that goes on is ended if it is to be kept."""
         autosave = self.autosave
-        if autosave is None:
+        if autosave is None or self._is_closed:
             return True
         gone = [store for store in self._own_traces() if _is_deleted(store)]
         unexported = [store for store in autosave.unexported() if store not in gone]
@@ -129,6 +130,9 @@ class Sessions(QObject):
 
     def close(self) -> None:
         """A clean end."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._library is not None:
             self._library.cancel()
             self._library.join(_JOIN_TIMEOUT)

@@ -67,8 +67,11 @@ class EndCard(QFrame):
         """What is on show."""
         return self._end
 
-    def show_end(self, end: RunEnd | None, *, can_measure: bool) -> None:
-        """Show how a run ended, or nothing. can_measure: its plain run can be made now."""
+    def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:
+        """Show how a run ended, or nothing. can_measure: its plain run can be made now.
+        can_compare: lanes can be compared now."""
+        if end is not None and end.next_step is not None:
+            self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
         if end is not None and end == self._end:
             self.plain.setVisible(self._offers_plain(end, can_measure))
             return  # and stay closed, if the user has closed it

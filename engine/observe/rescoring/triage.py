@@ -177,8 +177,9 @@ class _Side:
     def has_other_model(self, other: _Side) -> bool:
         """Whether the two runs are known to be of different models."""
         one, another = self._facts.get("model"), other._facts.get("model")
-        known = isinstance(one, dict) and isinstance(another, dict)
-        known = known and bool(one.get("sha256") and another.get("sha256"))
+        if not (isinstance(one, dict) and isinstance(another, dict)):
+            return False
+        known = bool(one.get("sha256") and another.get("sha256"))
         return known and not same_model(one, another)
 
     def ended_by_itself(self, seq_id: int) -> bool:

@@ -36,15 +36,15 @@ def ended(stops: list[str], rounds: int = 12, **facts: Any) -> RunRef:
 @pytest.mark.parametrize(
     ("stops", "facts", "said"),
     [
-        (["end"], {}, "The text ended by its end token."),
-        (["limit"], {}, "The text came to the limit of tokens."),
+        (["end"], {}, "The text ended by an end token."),
+        (["limit"], {}, "The text came to its limit of 100 tokens."),
         (["stopped"], {}, "The text was stopped."),
         (["failed"], {"error": "It broke."}, "The run failed: It broke."),
-        (["end", "end"], {}, "Each of the 2 texts ended by its end token."),
+        (["end", "end"], {}, "Each of the 2 texts ended by an end token."),
         (
             ["end", "context", "end"],
             {},
-            "Of 3 texts 2 ended by its end token, 1 filled the context.",
+            "Of 3 texts 2 ended by an end token, 1 filled the context.",
         ),
         (["eosFound"], {}, "The text ended: eosFound."),
     ],
