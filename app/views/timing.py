@@ -86,12 +86,6 @@ class TimingView(BarView):
         self._reset()
         self.retheme(theme)
 
-    def set_plain(self, plain: RunRef | None) -> None:
-        """What the run on show is measured by, in case its own trace has no plain run."""
-        self._plain_run = plain
-        if self._rows is not None:
-            self._find_speed(self._rows.run)
-
     def _reset(self) -> None:
         self._rows: RunRows | None = None
         self._n_refreshes = 0
@@ -102,6 +96,12 @@ class TimingView(BarView):
         self._bars.clear()
         self._longest.setData([], [])
         self._show_behind([])
+
+    def set_plain(self, plain: RunRef | None) -> None:
+        """What the run on show is measured by, in case its own trace has no plain run."""
+        self._plain_run = plain
+        if self._rows is not None:
+            self._find_speed(self._rows.run)
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
