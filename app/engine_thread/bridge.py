@@ -133,6 +133,9 @@ class Bridge(QObject):
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
         self._flags = RunFlags()
+        self._asked: RunRequest | None = None
+        self._requests: dict[RunRef, RunRequest] = {}
+        """What runs of the trace in use were asked for."""
         self._export: TraceJob | None = None
         self._reading: TraceJob | None = None
         self._beside: list[TraceJob] = []
@@ -201,8 +204,12 @@ class Bridge(QObject):
         if self.can_start:
             self._flags = RunFlags()
             self._set_state(State.RUNNING)
-            request = RunRequest(tuple(texts), options, chat)
+            request = self._asked = RunRequest(tuple(texts), options, chat)
             self._worker.start(request, self._flags, rounds)
+
+    def request_of(self, run: RunRef) -> RunRequest | None:
+        """What a run of the model in use was asked for, None for any other and for lanes."""
+        return self._requests.get(run) if run.store is self.session_store else None
 
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
@@ -423,6 +430,8 @@ class Bridge(QObject):
             case events.StateChanged(state):
                 if state is not State.LOADING:
                     self.connecting, self.is_opening = "", False
+                if state not in (State.LOADING, State.RUNNING):
+                    self._asked = None  # what was asked for last could not begin
                 self._set_state(state)
                 if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
@@ -471,6 +480,8 @@ class Bridge(QObject):
                     self._use_store(name, run.store)
                     self.listed_changed.emit()
                 self.live = run
+                if self._asked is not None:
+                    self._requests[run], self._asked = self._asked, None
                 self.hide_trace()
                 self.run_started.emit(run)
             case events.RunEnded(run):
@@ -512,5 +523,6 @@ class Bridge(QObject):
             store.more_facts[SOURCE] = name
         self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
+            self._requests.clear()
             self.session_store = store
             self.live = RunRef(store, len(store.runs) - 1) if store.runs else None

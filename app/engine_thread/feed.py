@@ -121,7 +121,7 @@ class Feed(QObject):
             self._size_shown = self._run.store.size()
             for view in self._views:
                 view.refresh()
-        self._send_numbers()
+        self.tell_numbers()
 
     def select_run(self, run: RunRef) -> None:
         """Show another lane of the same comparison, and the cursor at the same place of it."""
@@ -147,7 +147,7 @@ class Feed(QObject):
         for view in self._views:
             view.refresh()
         if time.monotonic() - self._told >= NUMBERS_S:
-            self._send_numbers()
+            self.tell_numbers()
 
     def _send_overlay(self, overlay: RunOverlay | None) -> None:
         if overlay is not self._overlay:
@@ -160,7 +160,8 @@ class Feed(QObject):
         wanted = 1e3 * (self._computed - before) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
-    def _send_numbers(self) -> None:
+    def tell_numbers(self) -> None:
+        """Say the figures of the run on show."""
         self._told = time.monotonic()
         numbers = LiveNumbers()
         if self._run is not None:

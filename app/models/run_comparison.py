@@ -140,13 +140,13 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     Tokens are counted from 1 in what a sequence generated.
     """
     prompts = [_texts(run, ("prompt",)) for run in (first, second)]
-    if all(prompts) and (
-        prompts[0].keys() != prompts[1].keys()
-        or any(
-            b"".join(one.pieces) != b"".join(prompts[1][s].pieces) for s, one in prompts[0].items()
-        )
-    ):
-        return "The prompts differ, so the texts do too."
+    if all(prompts):
+        shared = prompts[0].keys() & prompts[1].keys()
+        if not any(prompts[0][s].said == prompts[1][s].said for s in shared):
+            return "The prompts differ, so the texts do too."
+        for seq_id in sorted(shared):
+            if prompts[0][seq_id].said != prompts[1][seq_id].said:
+                return f"The prompts of sequence {seq_id} differ, so the texts do too."
     texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
     if not all(texts):
         return ""
@@ -178,6 +178,11 @@ class _Text:
 
     rows: np.ndarray
     pieces: list[bytes]
+
+    @property
+    def said(self) -> bytes:
+        """The text as a whole: models may cut it into other tokens."""
+        return b"".join(self.pieces)
 
 
 def _shared(first: RunRef, second: RunRef) -> dict[int, tuple[_Text, _Text]]:

@@ -23,13 +23,14 @@ class ModelRuns:
     """The trace that takes the runs of a model. in_use: the model is the one that is open.
 
     on_disk: where its rows are, in case they are not in memory: of the runs no more than the facts
-    is known then.
+    is known then. is_earlier: an earlier session recorded them.
     """
 
     model: str
     store: TraceStore
     in_use: bool = False
     on_disk: Path | None = None
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class RunPairTable(QAbstractTableModel):
         if orientation is not Qt.Orientation.Horizontal:
             return None
         first, second = self._runs
-        if role == Qt.ItemDataRole.DisplayRole:
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
             ratio = " / ".join(name.removeprefix("run ") for name in self._runs)
             return ("figure", first, second, ratio)[section]
         if role == Qt.ItemDataRole.TextAlignmentRole:

@@ -35,8 +35,9 @@ _Index = QModelIndex | QPersistentModelIndex
 
 
 class RunTable(ColumnTable):
-    """Runs by model, in the order of starting. With runs of several models each has a line of its
-    own above them. Deleted ones are left out, and so are those that a search does not find."""
+    """Runs by model, in the order of starting. With runs of several models, or of earlier sessions,
+    each model has a line of its own above them. Deleted ones are left out, and so are those that a
+    search does not find."""
 
     renamed = Signal(object, str)  # RunRef and what it is to be called
 
@@ -148,7 +149,7 @@ class RunTable(ColumnTable):
             groups.setdefault(row.model, [])
             if self._is_found(row):
                 groups[row.model].append(row)
-        if len(groups) < 2:
+        if len(groups) < 2 and not any(runs.is_earlier for runs in self._recorded):
             return [row for rows in groups.values() for row in rows]
         lines: list[RunRow | str] = []
         for name, rows in groups.items():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.models.position import Position
+from app.models.run_notes import FACT
 from engine.trace.cell_text import escape_piece
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
@@ -42,7 +43,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     """
     store, run_id, facts = run.store, run.run_id, run.facts
     model = facts.get("model")
-    known = {"model", "options", "environment", "summary", *_OF_OTHERS}
+    known = {"model", "options", "environment", "summary", FACT, *_OF_OTHERS}
     parts = [
         "### Environment",
         _bullets(_mapping(facts.get("environment")) or environment),

@@ -18,6 +18,7 @@ from app.models.run_notes import SOURCE, notes_of
 from app.saved.autosave import PREFIX, discard, in_use
 from engine.trace.export import SESSION_FILE, recover_export
 from engine.trace.replacing import target_of
+from engine.trace.run_ref import RunRef
 from engine.trace.session_file import read_session
 from engine.trace.store import TraceStore
 
@@ -27,11 +28,11 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class SavedTrace:
-    """A trace of an earlier session, without its rows. interrupted: a run of it went on when its
-    window ended."""
+    """A trace of an earlier session, without its rows. interrupted: runs of it that went on when
+    their window ended; what is in the folder does not say so yet."""
 
     runs: ModelRuns
-    interrupted: bool
+    interrupted: tuple[RunRef, ...]
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ def read_saved(folder: Path) -> SavedTrace | None:
     store.more_facts = session.more
     if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
         return None
-    cut = [facts for facts in store.runs.values() if "stops" not in facts]
-    for facts in cut:
-        facts["stops"] = [INTERRUPTED]
-    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder), bool(cut))
+    cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if "stops" not in facts)
+    for run in cut:
+        run.facts["stops"] = [INTERRUPTED]
+    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), cut)
 
 
 def source_of(store: TraceStore) -> str:

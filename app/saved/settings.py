@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QByteArray, QSettings
 
@@ -78,6 +81,19 @@ class Settings:
     @open_groups.setter
     def open_groups(self, names: list[str]) -> None:
         self._store.setValue("run/open_groups", " ".join(names))
+
+    @property
+    def run_form(self) -> dict[str, Any]:
+        """What stood in the Run panel when it was used last."""
+        try:
+            found = json.loads(self._text("run/form") or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @run_form.setter
+    def run_form(self, entries: Mapping[str, Any]) -> None:
+        self._store.setValue("run/form", json.dumps(entries))
 
     @property
     def llama_library(self) -> Path | None:

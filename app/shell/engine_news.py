@@ -236,6 +236,7 @@ class EngineNews(QObject):
         elif run != shown:
             self._bring_its_trace(run)
             self._feed.show_run(run)
+            self._show_names()
 
     def _bring_its_trace(self, run: RunRef) -> None:
         """What is on show is the trace that holds a run, be it opened or the session's."""

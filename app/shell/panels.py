@@ -24,6 +24,7 @@ from app.widgets.buttons import TitleButton
 from app.widgets.empty_state import EmptyState
 from app.widgets.status_line import StatusLine
 from app.widgets.why_not_strip import WhyNotStrip
+from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
     from app.widgets.round_view import RoundView
@@ -109,6 +110,11 @@ class Panels:
         self.runs.pair.say(f"Verdict: {verdict}. {reason}" if verdict else "")
         if self._is_complete:
             self.divergence.show_triage(verdict, reason)
+
+    def set_plain(self, plain: RunRef | None) -> None:
+        """The run that the one on show is measured by."""
+        if self._is_complete:
+            self.plots.timing.set_plain(plain)
 
     def fill(self, docks: Docks) -> None:
         """Put the views made so far into their docks."""

@@ -48,12 +48,16 @@ class PlotGroup:
         self._theme, self._actions, self._settings = theme, actions, settings
         self._report = report
         self.menu = menu
-        self.rollback, self.ring = RollbackView(theme), RingView(theme)
+        self.rollback, self.ring, self.timing = (
+            RollbackView(theme),
+            RingView(theme),
+            TimingView(theme),
+        )
         self.views: dict[str, RoundView] = {
             "rollback": self.rollback,
             "ring": self.ring,
             "acceptance": AcceptanceView(theme),
-            "timing": TimingView(theme),
+            "timing": self.timing,
             "verify": VerifyWidthView(theme),
             "kv": KvCellsView(theme),
         }

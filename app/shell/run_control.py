@@ -133,6 +133,7 @@ class RunControl:
             self._bridge.resume(rounds)
         elif self._options_are_sound():
             panel = self._panels.run_panel
+            self._settings.run_form = panel.entries()
             self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -22,6 +23,7 @@ from app.saved.folders import unwritable
 from app.saved.library import DamagedTrace, LibraryRead, SavedTrace, start_reading_library
 from app.saved.settings import Settings
 from app.widgets.banner import Banner, BannerArea
+from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -58,6 +60,7 @@ class Sessions(QObject):
         self._discarded: list[TraceStore] = []
         self._library: TraceJob | None = None
         self._n_interrupted = 0
+        self._is_closed = False
         self.autosave: Autosave | None = None
         self._posted.connect(self._receive)
         if data is not None:
@@ -110,7 +113,7 @@ class Sessions(QObject):
         """Ask what becomes of runs that were not exported, and see to it; False: the window is to
         stay open. A run that goes on is ended if it is to be kept."""
         autosave = self.autosave
-        if autosave is None:
+        if autosave is None or self._is_closed:
             return True
         gone = [store for store in self._own_traces() if _is_deleted(store)]
         unexported = [store for store in autosave.unexported() if store not in gone]
@@ -127,6 +130,9 @@ class Sessions(QObject):
 
     def close(self) -> None:
         """A clean end."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._library is not None:
             self._library.cancel()
             self._library.join(_JOIN_TIMEOUT)
@@ -154,8 +160,11 @@ class Sessions(QObject):
         if isinstance(event, SavedTrace) and self.autosave is not None:
             folder = event.runs.on_disk
             assert folder is not None
-            self._n_interrupted += event.interrupted
+            self._n_interrupted += len(event.interrupted)
             self.autosave.take(event.runs.store, folder)
+            with suppress(DraftscopeError):  # it is told again at the next start
+                for run in event.interrupted:
+                    self.autosave.note_facts(run, "stops")
             self._bridge.add_earlier(event.runs)
         elif isinstance(event, DamagedTrace):
             self._tell_damaged(event)

@@ -29,6 +29,7 @@ from app.shell.menus import PlotsMenu, RecentMenu, ScenarioMenu, make_head, make
 from app.shell.opened_results import OpenedResults
 from app.shell.panels import Panels
 from app.shell.run_control import RunControl
+from app.shell.run_ends import RunEnds
 from app.shell.run_library import RunLibrary
 from app.shell.run_pairs import RunPairs
 from app.shell.sessions import Sessions
@@ -80,6 +81,9 @@ class MainWindow(QMainWindow):
         )
         self.library = RunLibrary(
             bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
+        )
+        self.run_ends = RunEnds(
+            bridge, self.panels, self.docks, self.feed, self.library, self.actions_by_id, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         GlyphWatch(bridge, self.feed, self.banners, self)
@@ -156,6 +160,7 @@ class MainWindow(QMainWindow):
         self.findings, self.inspector = panels.findings, panels.inspector
         self.model_map, self.run_panel = panels.model_map, panels.run_panel
         self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
+        panels.run_panel.put_entries(self.settings.run_form)
         panels.fill(self.docks)
         self.setCentralWidget(panels.centre())
         self.setStatusBar(self.status)
@@ -323,6 +328,7 @@ class MainWindow(QMainWindow):
             return
         self.feed.clear()
         self.status.clearMessage()  # and with it, its timer
+        self.settings.run_form = self.run_panel.entries()
         self.appearance.keep()
         self.appearance.rest()
         self.sessions.close()

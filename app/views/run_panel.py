@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
@@ -19,7 +20,9 @@ from app.widgets.option_groups import (
     MemoryGroup,
     OptionGroup,
     SamplerGroup,
+    entry_of,
     make_field,
+    put_entry,
     tip,
     value_of,
 )
@@ -138,6 +141,23 @@ class RunPanel(QWidget):
         self.draft["p_min"].setValue(p_min)
         return f"{words}."
 
+    def entries(self) -> dict[str, Any]:
+        """What stands in the form, for the next start. Faults and synthetic acceptance are not
+        among it: nobody should meet a wrong output without having asked for it."""
+        fields = {".".join(one.path): entry_of(field) for one, field in self._remembered()}
+        return {"prompts": self.prompts.entries(), "options": fields}
+
+    def put_entries(self, entries: Mapping[str, Any]) -> None:
+        """Put back what `entries` gave; what does not fit a field leaves it as it is."""
+        prompts, options = entries.get("prompts"), entries.get("options")
+        if isinstance(prompts, dict):
+            self.prompts.put_entries(prompts)
+        if isinstance(options, dict):
+            for one, field in self._remembered():
+                put_entry(field, options.get(".".join(one.path)))
+            self._remember_drafters()
+            self._changed()
+
     def open_groups(self) -> list[str]:
         """Names of the groups that are unfolded."""
         return [name for name, group in self._groups.items() if group.is_open]
@@ -156,6 +176,11 @@ class RunPanel(QWidget):
     def set_compute_enabled(self, enabled: bool) -> None:
         """The compute mode cannot change while a model is in use or on its way."""
         self.compute.setEnabled(enabled)
+
+    def _remembered(self) -> list[tuple[PlacedOption, QWidget]]:
+        groups = [group for group in self._groups.values() if group is not self.faults]
+        every = [*self._above, *(pair for group in groups for pair in group.fields)]
+        return [(one, field) for one, field in every if "synth" not in one.path[-1]]
 
     # -- internals -------------------------------------------------------------------------
 

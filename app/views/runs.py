@@ -23,15 +23,15 @@ from app.widgets.run_search import RunSearch
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
-    "run": 10,
+    "run": 14,
     "star": 3,
-    "prompt": 24,
-    "drafter": 18,
+    "prompt": 20,
+    "drafter": 14,
     "policy": 10,
     "n_max": 7,
-    "tokens": 8,
-    "acceptance": 12,
-    "speed": 8,
+    "tokens": 7,
+    "acceptance": 11,
+    "speed": 7,
     "started": 20,
     "stop": 12,
 }
@@ -75,7 +75,7 @@ class RunsView(QStackedWidget):
         self.detail.setTextFormat(Qt.TextFormat.PlainText)
         self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.detail.setContentsMargins(8, 4, 8, 4)
-        self.undo = QPushButton()
+        self.undo = QPushButton("Undo")
         self.undo.setFlat(True)
         self.undo.hide()
         self.undo.clicked.connect(self.undo_asked)
@@ -113,7 +113,7 @@ class RunsView(QStackedWidget):
 
     def offer_undo(self, what: str) -> None:
         """Offer to bring back what was deleted last; empty: there is nothing."""
-        self.undo.setText(f"Deleted {what}. Undo" if what else "")
+        self.undo.setText(f"Deleted {what}. Undo" if what else "Undo")
         self.undo.setVisible(bool(what))
         self._show_what_is_offered()
 

@@ -9,7 +9,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.models.pixel_columns import per_round
-from app.models.run_facts import is_ours
+from app.models.plain_speed import plain_speed
+from app.models.run_facts import is_ours, run_names
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
@@ -89,12 +90,18 @@ class TimingView(BarView):
         self._rows: RunRows | None = None
         self._n_refreshes = 0
         self._is_timed = False
-        self._baseline: int | None = None
+        self._plain_run: RunRef | None = None
         self._speed_up: float | None = None
         self._plain.hide()
         self._bars.clear()
         self._longest.setData([], [])
         self._show_behind([])
+
+    def set_plain(self, plain: RunRef | None) -> None:
+        """What the run on show is measured by, in case its own trace has no plain run."""
+        self._plain_run = plain
+        if self._rows is not None:
+            self._find_speed(self._rows.run)
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
@@ -112,16 +119,17 @@ class TimingView(BarView):
         return int(self._rows.rounds.values[-1]) + 1
 
     def _find_speed(self, run: RunRef) -> None:
-        store, run_id = run.store, run.run_id
-        self._baseline = find_baseline(store, run_id)
-        if self._baseline is None:
+        own = find_baseline(run.store, run.run_id)
+        baseline = self._plain_run if own is None else run.sibling(own)
+        plain = None if baseline is None else plain_speed(baseline)
+        if plain is None or baseline is None:
             self._speed_up = None
             self.legend.set_label(0, NO_BASELINE)
             self._plain.hide()
             return
-        plain = speed(store, self._baseline)
-        self._speed_up = speed(store, run_id) / plain
-        self.legend.set_label(0, f"{self._speed_up:.2f}× vs run {self._baseline}")
+        self._speed_up = speed(run.store, run.run_id) / plain
+        name, _ = run_names(baseline, run)
+        self.legend.set_label(0, f"{self._speed_up:.2f}× vs {name}")
         self._plain.setValue(1e3 / plain)
         self._plain.show()
 

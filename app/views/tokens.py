@@ -14,6 +14,7 @@ from app.models.token_filter import Term
 from app.models.token_hits import find_hits, neighbour_hit
 from app.models.token_stream import RunStreams, TokenStream
 from app.widgets.empty_state import EmptyState
+from app.widgets.end_card import EndCard
 from app.widgets.find_bar import FindBar
 from app.widgets.legend import TokenLegend
 from app.widgets.sequence_panels import SequencePanels
@@ -70,6 +71,8 @@ class TokensView(QStackedWidget):
         self._more.setForegroundRole(self._more.palette().ColorRole.PlaceholderText)
         self._more.hide()
         column.addWidget(self._more)
+        self.end_card = EndCard()
+        column.addWidget(self.end_card)
         legend_row = QVBoxLayout()
         legend_row.setContentsMargins(10, 0, 10, 0)
         legend_row.addWidget(self._legend)

@@ -86,6 +86,40 @@ def shown(*groups: str) -> list[PlacedOption]:
     return [one for one in found if one.option.row and one.path not in ABOVE]
 
 
+def entry_of(field: QWidget) -> bool | float | str | list[str] | None:
+    """What stands in a field, for `put_entry`."""
+    match field:
+        case QCheckBox():
+            return field.isChecked()
+        case NamesChoice():
+            return list(field.names())
+        case QComboBox():
+            return field.currentText()
+        case QSpinBox() | QDoubleSpinBox():
+            return field.value()
+        case QLineEdit():
+            return field.text()
+    return None
+
+
+def put_entry(field: QWidget, entry: object) -> None:
+    """Put back what `entry_of` gave; the settings may hold anything, and what does not fit the
+    field leaves it as it is."""
+    match field, entry:
+        case QCheckBox(), bool():
+            field.setChecked(entry)
+        case NamesChoice(), list():
+            field.set_names([name for name in entry if isinstance(name, str)])
+        case QComboBox(), str() if field.findText(entry) >= 0:
+            field.setCurrentText(entry)
+        case QSpinBox(), int() if abs(entry) < 2**31:
+            field.setValue(entry)
+        case QDoubleSpinBox(), float() | int():
+            field.setValue(entry)
+        case QLineEdit(), str():
+            field.setText(entry)
+
+
 class OptionGroup(FormGroup):
     """A form over some options; `changed` when any of them is another one."""
 

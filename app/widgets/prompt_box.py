@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import (
@@ -17,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.engine_thread.jobs import ChatWrap
 from app.widgets.fields import text, whole
+from app.widgets.option_groups import put_entry
 from engine.errors import OptionError
 from resources import demo_prompts
 
@@ -66,6 +69,28 @@ class PromptBox(QWidget):
                 'Write them like {"enable_thinking": false}.',
             )
         return ChatWrap(values)
+
+    def entries(self) -> dict[str, Any]:
+        """What stands in the box, for `put_entries`."""
+        return {
+            "texts": list(self._texts),
+            "copies": self.copies.value(),
+            "chat": self.chat_box.isChecked(),
+            "chat_kwargs": self.chat_kwargs.text(),
+        }
+
+    def put_entries(self, entries: Mapping[str, Any]) -> None:
+        """Put back what `entries` gave; what is of another type stays as it is."""
+        texts = entries.get("texts")
+        if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts):
+            self._texts = texts[:_MOST_PROMPTS]
+            self._list()
+        for name, field in (
+            ("copies", self.copies),
+            ("chat", self.chat_box),
+            ("chat_kwargs", self.chat_kwargs),
+        ):
+            put_entry(field, entries.get(name))
 
     def use_first(self) -> None:
         """Put the first bundled prompt in place, unless something is typed already."""

@@ -20,6 +20,11 @@ _CHIPS = {
         "Mean acceptance length: tokens from one verification, the target's own included",
     ),
     "tokens_per_second": ("tok/s", "8888", "Generated tokens per second, without the prompt"),
+    "vs_plain": (
+        "vs plain",
+        "8.88×",
+        "Speed as a multiple of that of the plain run of the same prompt; — without one",
+    ),
     "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
 }
 _STEPS = 1000
@@ -34,6 +39,7 @@ class StatusLine(QStatusBar):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._texts = {"going": "", "model": ""}
         self._model = QLabel()
         self._model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._model.setContentsMargins(8, 0, 8, 0)
@@ -68,12 +74,33 @@ class StatusLine(QStatusBar):
 
     @property
     def model_text(self) -> str:
-        return self._model.text()
+        return self._texts["model"]
+
+    @property
+    def going_text(self) -> str:
+        """How far the run is."""
+        return self._texts["going"]
 
     def set_model(self, text: str) -> None:
         """Show which model is loaded and the engine's state."""
+        self._texts["model"] = text
+        self._show_texts()
+
+    def set_going(self, text: str) -> None:
+        """Show how far the run is, before the model; empty while none goes on."""
+        if text != self._texts["going"]:
+            self._texts["going"] = text
+            self._show_texts()
+
+    def _show_texts(self) -> None:
+        text = " · ".join(filter(None, self._texts.values()))
         self._model.setText(text)
         self._model.setToolTip(text)
+
+    def set_vs_plain(self, ratio: float | None) -> None:
+        """How many times as fast as the plain run, None where that was not measured."""
+        text = NOT_OBSERVED if ratio is None else f"{significant(ratio)}×"
+        self.chips["vs_plain"].set_text(text)
 
     def set_numbers(self, numbers: LiveNumbers) -> None:
         """The figures of the run."""

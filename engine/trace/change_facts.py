@@ -28,7 +28,8 @@ def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:
         if not isinstance(known, dict):
             raise TraceFileError(f"{path}: runs.{run_id} is missing.", "Export the trace again.")
         known.update(strict_json(added))
-    written = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # beside the folder, where one that a crash leaves is in nobody's way
+    written = folder.with_name(f".{folder.name}.{SESSION_FILE}.{os.getpid()}")
     try:
         with open(written, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(json.dumps(session, ensure_ascii=False, indent=1) + "\n")

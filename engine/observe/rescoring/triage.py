@@ -20,7 +20,7 @@ from engine.observe.rescoring.request_sampler import NotJudgedError, request_sam
 from engine.observe.rescoring.texts import rows_by_sequence
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunRef, same_model
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 """Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
@@ -120,14 +120,24 @@ class _Side:
         return next(iter([*alike, *same]), None)
 
     def _has_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
-        """By ids where both have them, else by text; where neither can be compared, by length."""
+        """By ids where both have them, else by text; where neither can be compared, by length.
+        Other ids may stand for the same text: another model cuts it in its own way."""
         for mine, its in (
             (self._prompt_ids(seq_id), other._prompt_ids(theirs)),
             (_prompt_text(self.asked(seq_id)), _prompt_text(other.asked(theirs))),
         ):
             if mine is not None and its is not None:
-                return mine == its
+                return mine == its or self._says_prompt_of(seq_id, other, theirs)
         return self._first_pos(seq_id) == other._first_pos(theirs)
+
+    def _says_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
+        mine, its = self._prompt_bytes(seq_id), other._prompt_bytes(theirs)
+        return bool(mine) and mine == its
+
+    def _prompt_bytes(self, seq_id: int) -> bytes:
+        """The text of a prompt, empty where a token's is not known."""
+        pieces = [self.store.pieces.get(one, b"") for one in self._prompt_ids(seq_id) or ()]
+        return b"".join(pieces) if all(pieces) else b""
 
     def _first_pos(self, seq_id: int) -> int:
         return int(self._tokens.column("pos")[self._emitted[seq_id][0]])
@@ -163,6 +173,14 @@ class _Side:
             int(before[-1]) if len(before) else None,
             short,
         )
+
+    def has_other_model(self, other: _Side) -> bool:
+        """Whether the two runs are known to be of different models."""
+        one, another = self._facts.get("model"), other._facts.get("model")
+        if not (isinstance(one, dict) and isinstance(another, dict)):
+            return False
+        known = bool(one.get("sha256") and another.get("sha256"))
+        return known and not same_model(one, another)
 
     def ended_by_itself(self, seq_id: int) -> bool:
         """Whether an end token closed the text."""
@@ -210,8 +228,9 @@ def _prompt_text(asked: Asked) -> str | None:
 
 def _is_same(a: _Side, row_a: dict[str, Any], b: _Side, row_b: dict[str, Any]) -> bool | None:
     """Whether two tokens are equal, None where that is not known."""
-    if row_a["token_id"] is not None and row_b["token_id"] is not None:
-        return bool(row_a["token_id"] == row_b["token_id"])
+    ids = row_a["token_id"], row_b["token_id"]
+    if None not in ids and not a.has_other_model(b):  # whose ids may stand for other texts
+        return bool(ids[0] == ids[1])
     one, other = a.label(row_a), b.label(row_b)
     return one == other if one and other else None
 
@@ -262,6 +281,8 @@ def _parted(
         if right[i] is None and sampler and _is_argmax(sampler):
             right[i] = None if noise is None or short is None else short <= noise
     verdict, reason = _verdict(samplers, right, gap, noise)
+    if a.has_other_model(b):
+        verdict, reason = UNKNOWN, "The models differ, and so may what they say."
     return TextPair(
         seq_a,
         seq_b,

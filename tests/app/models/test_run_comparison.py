@@ -174,3 +174,16 @@ def test_two_runs_are_compared_by_their_final_figures(qtbot: QtBot) -> None:
         pair.refresh()
     tokens = [row for row in pair.model.pairs if row.label == "tokens"]
     assert tokens[0].values == (1, 2)
+
+
+def test_prompts_differ_only_where_both_runs_have_them() -> None:
+    one, two = TraceBuilder(), TraceBuilder()
+    one.prompt(["as", "k"])
+    two.prompt(["a", "sk"])
+    two.prompt(["other"], seq_id=1)
+    for builder in (one, two):
+        builder.plain(" yes")
+    assert run_comparison.text_difference(one.run, two.run).startswith("Same text")
+    one.prompt(["another"], seq_id=1)
+    said = run_comparison.text_difference(one.run, two.run)
+    assert said == "The prompts of sequence 1 differ, so the texts do too."

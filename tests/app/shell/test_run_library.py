@@ -84,8 +84,10 @@ def test_names_and_stars_come_back(
     saved(window, qtbot)
     window.runs.star_asked.emit(rows(window)[1].run, True)  # behind what was saved
     assert window.feed.run == rows(window)[1].run, "a star shows no other run"
+    window.run_panel.prompt.setPlainText("mine")
     window.close()
     again = start()
+    assert again.run_panel.texts() == ["mine"]
     assert [(row.name, row.starred) for row in rows(again)] == [
         ("", True),
         ("baseline of Q8", True),

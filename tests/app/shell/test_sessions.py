@@ -264,7 +264,9 @@ def test_what_a_crash_left_is_listed_and_stays(
         window.runs.run_selected.emit(row.run)
     assert window.tokens.copy_text() == " saved"
     window.close()
-    assert len(saving_window().runs.model.rows) == 1
+    again = saving_window()
+    assert [row.stop for row in again.runs.model.rows] == ["interrupted"]
+    assert messages(again) == [], "it is told once"
 
 
 def test_a_damaged_one_is_told_and_the_rest_opens(

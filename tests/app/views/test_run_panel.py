@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -456,3 +457,31 @@ def test_a_header_says_whether_its_rows_are_unfolded(panel: RunPanel) -> None:
     assert panel.limits.header.accessibleName() == "Limits, unfolded"
     panel.limits.header.click()
     assert panel.limits.header.accessibleName() == "Limits, folded"
+
+
+def test_what_stood_in_the_form_comes_back_but_no_fault(panel: RunPanel, qtbot: QtBot) -> None:
+    panel.prompts.editor.setPlainText("first")
+    panel.prompts.add()
+    panel.prompts.editor.setPlainText("sécond\n")
+    panel.prompts.chat_box.setChecked(True)
+    panel.drafter.set_names(["ngram-simple"])
+    panel.n_max.setValue(7)
+    panel.rollback.setCurrentText("ring")
+    panel.sampling["temp"].setValue(0.5)
+    panel.faults["faults"].set_names(["stale-plane"])
+    kept = json.loads(json.dumps(panel.entries()))
+    other = RunPanel()
+    qtbot.addWidget(other)
+    before = other.entries()
+    other.put_entries(
+        {"prompts": {"texts": [3], "copies": "x"}, "options": {"rollback": "no such"}}
+    )
+    other.put_entries({"prompts": [], "options": 3})
+    assert other.entries() == before, "what the form cannot hold is left out"
+    other.put_entries(kept)
+    assert other.texts() == ["first", "sécond\n"]
+    assert other.entries() == panel.entries()
+    options = other.options()
+    assert (options.rollback, options.sampler.temp, options.faults) == ("ring", 0.5, ())
+    assert options.spec.types == ("ngram-simple",)
+    assert other.chat() == ChatWrap()

@@ -120,3 +120,28 @@ def test_a_run_of_our_own_tells_the_gap_by_its_own_probabilities(session, logits
     gap = float(logits[20].max() - logits[20, second])
     assert pair.gap == pytest.approx(gap, rel=1e-3) and found.verdict == "unknown"
     assert "not measured" in pair.reason and pair.a is not None and pair.a.short == 0
+
+
+def told_by(model: str, first_id: int, words: list[str]) -> RunRef:
+    """A run of a model whose vocabulary begins at an id: "say" and then these words."""
+    store = TraceStore()
+    facts = {"model": {"name": model, "size": 1, "sha256": model, "modified_ns": 0}}
+    run_id = store.begin_run(facts | {"stops": ["limit"]})
+    for i, word in enumerate(["say", *words]):
+        store.pieces[first_id + i] = word.encode()
+        kind, at = (
+            ("target", {"run_id": run_id, "seq_id": 0, "round": i})
+            if i
+            else ("prompt", {"run_id": run_id, "seq_id": 0, "round": 0})
+        )
+        store.tokens.append(**at, pos=i, kind=kind, token_id=first_id + i)
+    return RunRef(store, run_id)
+
+
+def test_two_models_are_compared_by_what_they_say() -> None:
+    one = told_by("q4", 0, [" a", " b"])
+    assert triage(one, told_by("q8", 50, [" a", " b"])).verdict == "same"
+    found = triage(one, told_by("q8", 50, [" a", " c"]))
+    (pair,) = found.pairs
+    assert (found.verdict, pair.n_same) == ("unknown", 1)
+    assert "models differ" in pair.reason

@@ -1,0 +1,116 @@
+"""The card below a text that has ended: why it did, how it went, and the next step worth taking."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout
+
+from app.models.number_text import significant
+from app.models.run_end import COMPARE, FINDING, TUNE, NextStep, RunEnd
+
+_STEPS = {
+    FINDING: ("Show finding", "Bring the findings into sight, and the round"),
+    TUNE: ("Tune", "Estimate the speed under other settings from this run"),
+    COMPARE: ("Compare", "Decode the prompt in several lanes and show where they come apart"),
+}
+NOT_MEASURED = "speed against plain decoding: not measured"
+
+
+class EndCard(QFrame):
+    """Hidden while nothing has ended, and once the user has closed it."""
+
+    plain_asked = Signal()
+    """The plain run of the same prompt is to be measured."""
+    step_asked = Signal(object)  # NextStep
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end: RunEnd | None = None
+        self.setObjectName("tokens.end_card")
+        self.setFrameShape(QFrame.Shape.StyledPanel)
+        self.setAutoFillBackground(True)
+        self.setBackgroundRole(QPalette.ColorRole.AlternateBase)
+        self.reason, self.figures, self.why = (_text() for _ in range(3))
+        bold = self.reason.font()
+        bold.setBold(True)
+        self.reason.setFont(bold)
+        self.why.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.plain = QPushButton("Measure plain")
+        self.plain.setToolTip("Run the same prompt without drafts, and come back to this run")
+        self.plain.clicked.connect(self.plain_asked)
+        self.step = QPushButton(_STEPS[COMPARE][0])
+        self.step.clicked.connect(self._take_step)
+        self._close = QToolButton()
+        self._close.setText("✕")
+        self._close.setAutoRaise(True)
+        self._close.setToolTip("Close")
+        self._close.setAccessibleName("Close this card")
+        self._close.clicked.connect(self.hide)
+        head, measured, step = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
+        head.addWidget(self.reason, 1)
+        head.addWidget(self._close, 0, Qt.AlignmentFlag.AlignTop)
+        measured.addWidget(self.figures, 1)
+        measured.addWidget(self.plain)
+        step.addWidget(self.why, 1)
+        step.addWidget(self.step)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(10, 4, 6, 6)
+        column.setSpacing(2)
+        for row in (head, measured, step):
+            row.setSpacing(8)
+            column.addLayout(row)
+        self.hide()
+
+    @property
+    def end(self) -> RunEnd | None:
+        """What is on show."""
+        return self._end
+
+    def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:
+        """Show how a run ended, or nothing. can_measure: its plain run can be made now.
+        can_compare: lanes can be compared now."""
+        if end is not None and end.next_step is not None:
+            self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
+        if end is not None and end == self._end:
+            self.plain.setVisible(self._offers_plain(end, can_measure))
+            return  # and stay closed, if the user has closed it
+        self._end = end
+        self.setVisible(end is not None)
+        if end is None:
+            return
+        self.reason.setText(end.reason)
+        figures = list(end.figures)
+        if end.vs_plain is not None:
+            figures.append(f"{significant(end.vs_plain)}× plain decoding")
+        elif not end.is_plain:
+            figures.append(NOT_MEASURED)
+        self.figures.setText(" · ".join(figures))
+        self.plain.setVisible(self._offers_plain(end, can_measure))
+        step = end.next_step
+        self.why.setVisible(step is not None)
+        self.step.setVisible(step is not None)
+        if step is not None:
+            self.why.setText(step.why)
+            text, tip = _STEPS[step.kind]
+            self.step.setText(text)
+            self.step.setToolTip(tip)
+        self.setAccessibleName(
+            " ".join((end.reason, self.figures.text(), step.why if step else ""))
+        )
+
+    def _offers_plain(self, end: RunEnd, can_measure: bool) -> bool:
+        return can_measure and end.vs_plain is None and not end.is_plain
+
+    def _take_step(self) -> None:
+        step: NextStep | None = self._end.next_step if self._end is not None else None
+        if step is not None:
+            self.step_asked.emit(step)
+
+
+def _text() -> QLabel:
+    label = QLabel()
+    label.setWordWrap(True)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
