@@ -46,6 +46,8 @@ def why_idle(
     policies = FAULTS[fault].policies
     if options.rollback not in policies:
         return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
+    if fault == "bf16-snapshots":
+        return ""
     if not n_snapshots:
         return "no snapshots are kept, so every rollback restores a checkpoint; raise --n-rs-seq"
     if fault == "stale-plane" and not _may_be_stale(options, n_draft, n_snapshots, n_pass):
