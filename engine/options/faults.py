@@ -40,7 +40,7 @@ FAULTS = {
     ),
     "bf16-snapshots": FaultSpec(
         "planes behind the newest one, and checkpoints, are kept in bf16 beside a state in f32",
-        ("planes", "checkpoint"),
+        ("planes", "carry", "checkpoint"),
     ),
     "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
     "sampler-not-restored": FaultSpec(
