@@ -358,6 +358,7 @@ class Session:
             unified=options.kv == "unified",
             faults=options.faults,
             batch_invariant=options.batch_invariant,
+            types=options.state_types,
         )
 
     def begin_run(

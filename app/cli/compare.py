@@ -42,6 +42,7 @@ from engine.report.headline import headline
 from engine.report.run import run_report
 from engine.trace.export import strict_json
 from engine.trace.run_ref import RunRef
+from engine.trace.state_drift import state_drift
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -180,6 +181,13 @@ def run(args: argparse.Namespace) -> int:
             {
                 "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
                 "bound": job.bound,
+                "states": strict_json(
+                    {
+                        verdict.lane: state_drift(job.trace, verdict.run_id)
+                        for verdict in verdicts
+                        if verdict.state_error is not None
+                    }
+                ),
                 "sequences": [
                     {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
                     for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from app.cli import desktop
 from app.cli.common import SUBCOMMANDS
 from app.cli.display import check_display
 from engine.errors import OptionError
@@ -54,10 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="open the bundled models with a prompt ready"
     )
+    entry = parser.add_mutually_exclusive_group()
+    entry.add_argument(
+        "--install-desktop",
+        action="store_true",
+        help="put Draftscope into the applications of this desktop, for .gguf files too, and end",
+    )
+    entry.add_argument(
+        "--remove-desktop", action="store_true", help="take it out of them again, and end"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Open the window and stay until it is closed."""
+    if args.install_desktop or args.remove_desktop:
+        return desktop.install() if args.install_desktop else desktop.remove()
     models = [*args.models, *([args.model_option] if args.model_option else [])]
     trace = _trace(models)
     if trace is not None:

@@ -233,7 +233,7 @@ def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:
         )
     if verdict.verdict == "mode":
         return (
-            f"Distance of {verdict.compute} from the reference: worst NMSE "
+            f"Distance of {verdict.mode} from the reference: worst NMSE "
             f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
         )
     if verdict.verdict == "exact":

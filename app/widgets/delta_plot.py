@@ -37,17 +37,21 @@ _SIGN_PIXELS = 8
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeasure:
-    """A measure that can be drawn. has_bound: verdicts are given on it."""
+    """A measure that can be drawn. has_bound: verdicts are given on it. sparse: it is known behind
+    the last token of each round only, and the line goes from one to the next."""
 
     name: str
     title: str
     has_bound: bool = False
+    sparse: bool = False
 
 
 METRICS = (
     ErrorMeasure("nmse", "NMSE of the logits", has_bound=True),
     ErrorMeasure("max_abs", "max |Δ| of the logits"),
     ErrorMeasure("kl", "KL, nats"),
+    ErrorMeasure("state_error", "state error, worst layer", sparse=True),
+    ErrorMeasure("conv_error", "window error, worst layer", sparse=True),
 )
 
 
@@ -126,7 +130,12 @@ class DeltaPlot(RoundPlot):
         if lanes is None:
             return
         name = self._metric.name
+        places = {run_id: lanes.values(run_id, "pos") for run_id in lanes.followers}
         values = {run_id: lanes.values(run_id, name) for run_id in lanes.followers}
+        if self._metric.sparse:
+            known = {run_id: ~np.isnan(own) for run_id, own in values.items()}
+            places = {run_id: pos[known[run_id]] for run_id, pos in places.items()}
+            values = {run_id: own[known[run_id]] for run_id, own in values.items()}
         noise = [values[run_id] for run_id in lanes.noise_of(self._run_id)]
         envelope = max((float(np.nanmax(v, initial=0.0)) for v in noise), default=0.0)
         bound = lanes.bounds.get(self._run_id, 0.0)
@@ -134,7 +143,7 @@ class DeltaPlot(RoundPlot):
         everything = np.concatenate([*values.values(), limits])
         self.axis = LogAxis.over(everything)
         for run_id, curve in self._curves.items():
-            curve.setData(lanes.values(run_id, "pos").astype(float), self.axis.y(values[run_id]))
+            curve.setData(places[run_id].astype(float), self.axis.y(values[run_id]))
         self.box.setYRange(*self.axis.y_range, padding=0)
         self._everything = everything
         self._label_axis()
@@ -202,8 +211,7 @@ class DeltaPlot(RoundPlot):
             return ""
         lines = [f"position {pos} · {lanes.text(token)}"]
         for run_id in lanes.followers:
-            row = lanes.row_at(run_id, pos)
-            if row is not None:
-                value = float(lanes.values(run_id, self._metric.name)[row])
+            value = lanes.measure(run_id, self._metric.name, pos)
+            if value is not None:
                 lines.append(f"{lanes.names[run_id]}: {error_text(value)}")
         return "\n".join(lines)

@@ -140,7 +140,9 @@ class LaneEditor(QWidget):
         menu = QMenu(self)
         menu.setToolTipsVisible(True)
         faulty = [f"{fault.shown_by},fault={name}" for name, fault in LANE_FAULTS.items()]
-        for names in (ROLLBACK_POLICIES, ["planes,split=seq", "planes,kv=unified"], faulty):
+        typed = [f"{lane},cache_type_s=bf16" for lane in (REFERENCE, "planes")]
+        splits = ["planes,split=seq", "planes,kv=unified"]
+        for names in (ROLLBACK_POLICIES, splits, typed, faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))
             menu.addSeparator()

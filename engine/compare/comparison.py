@@ -12,7 +12,8 @@ import torch
 from engine.batch import Span
 from engine.compare.free_lane import FreeLane
 from engine.compare.lane import ComparisonSetup, Follower, Leader
-from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec, with_mode_lanes
+from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
@@ -68,7 +69,8 @@ class Comparison:
         llama_library: Path | None = None,
     ) -> None:
         prompts = [prompt] if isinstance(prompt, Prompt) else list(prompt)
-        specs = with_mode_lanes(lanes, session.compute)
+        self._mode = LaneMode(session.compute, options.state_types)
+        specs = with_mode_lanes(lanes, self._mode)
         self.trace = TraceStore() if trace is None else trace
         self.done = False
         common = replace(options, faults=())
@@ -117,7 +119,7 @@ class Comparison:
                 taps=self._chain.taps,
             )
             self._reference.facts["drafters"] = self._chain.statistics
-            leaders: dict[str, Leader] = {session.compute: self._reference}
+            leaders: dict[LaneMode, Leader] = {self._mode: self._reference}
             for spec, mine in zip(specs, lane_options, strict=True):
                 self._followers.append(self._follower(spec, mine, leaders))
         except BaseException as error:
@@ -216,7 +218,7 @@ class Comparison:
         return drafters
 
     def _follower(
-        self, spec: LaneSpec, options: RunOptions, leaders: dict[str, Leader]
+        self, spec: LaneSpec, options: RunOptions, leaders: dict[LaneMode, Leader]
     ) -> Follower:
         setup, session = self._setup, self._setup.session
         if spec.kind == PEER or spec is LLAMA_PLAIN_LANE:
@@ -228,12 +230,12 @@ class Comparison:
             return LlamaRollbackLane(setup, spec, options, plain, self._n_rs_seq(options))
         if spec.kind == PEER_NOISE:
             return PeerNoiseLane(setup, spec, options, self._reference)
-        compute = spec.compute or session.compute
-        model = session.model_in(compute)
+        mode = self._mode.of(spec)
+        model = session.model_in(mode.compute)
         if spec.kind == REFERENCE:
-            mode = leaders[compute] = ModeLane(setup, spec, options, model, self._reference)
-            return mode
-        leader = leaders[compute]
+            lane = leaders[mode] = ModeLane(setup, spec, options, model, self._reference)
+            return lane
+        leader = leaders[mode]
         if spec.kind == NOISE:
             return NoiseLane(setup, spec, options, model, leader)
         n_rs_seq = self._n_rs_seq(options)

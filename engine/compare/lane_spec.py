@@ -1,4 +1,4 @@
-"""A lane as text: `POLICY[,key=value…]`, and the lanes that others need beside them."""
+"""A lane as text: `POLICY[,key=value…]`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import OptionError
+from engine.option_fields import options_in
 from engine.options import COMPUTE_MODES, ROLLBACK_POLICIES, RunOptions
 from engine.trace.records import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 
@@ -20,10 +21,14 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ubatch": ("n_ubatch", int),
     "checkpoint_device": ("checkpoint_device", str),
 }
+STATE_KEYS = {
+    one.option.dest: one.field for one in options_in(RunOptions) if one.path[0] == "state_types"
+}
+"""Keys of a lane's types of states, each with its field of StateTypes."""
 _KEYS = {
-    POLICY: (*_FIELDS, "compute", "batch-invariant", "free"),
-    NOISE: ("split", "kv", "ubatch", "compute", "batch-invariant"),
-    REFERENCE: ("compute",),
+    POLICY: (*_FIELDS, "compute", *STATE_KEYS, "batch-invariant", "free"),
+    NOISE: ("split", "kv", "ubatch", "compute", *STATE_KEYS, "batch-invariant"),
+    REFERENCE: ("compute", *STATE_KEYS),
     PEER: (),
 }
 _WORDS = ("batch-invariant", "free")
@@ -71,11 +76,12 @@ class LlamaRollback:
 class LaneSpec:
     """What a lane does differently. The name is the text it was parsed from.
 
-    kind: policy, noise, reference (of another compute mode), peer or peer noise. changes: fields
-    of RunOptions that replace those of the comparison. compute: mode of the weights, None = the
-    session's. free: the lane drafts and accepts on its own until it emits another token than the
-    reference. seed: of the jitter of a lane of peer noise. llama: of lanes that roll back in
-    llama.cpp; they are policy and noise lanes of its own plain lane.
+    kind: policy, noise, reference (of another compute mode or of other types of states), peer or
+    peer noise. changes: fields of RunOptions that replace those of the comparison; types: fields
+    of its StateTypes. compute: mode of the weights, None = the session's. free: the lane drafts and
+    accepts on its own until it emits another token than the reference. seed: of the jitter of a
+    lane of peer noise. llama: of lanes that roll back in llama.cpp; they are policy and noise lanes
+    of its own plain lane.
     """
 
     name: str
@@ -85,13 +91,14 @@ class LaneSpec:
     free: bool = False
     seed: int = 0
     llama: LlamaRollback | None = None
+    types: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> LaneSpec:
         """Read `POLICY[,key=value…]`; only `fault` may be repeated. Raises OptionError.
 
         Beside the policies: `llama.cpp` (also called `peer`), `llama.cpp,rollback=…`, `noise` with
-        split, kv, ubatch or compute, and `reference` with compute.
+        split, kv, ubatch, compute or types of states, and `reference` with the last two.
         """
         first, *settings = (part.strip() for part in text.split(","))
         if first == LLAMA:
@@ -106,6 +113,7 @@ class LaneSpec:
         if kind == POLICY:
             changes = {"rollback": first, "faults": ()}
         own: dict[str, str] = {}
+        types: dict[str, str] = {}
         seen: set[str] = set()
         for setting in settings:
             key, value = _setting(text, kind, setting)
@@ -114,6 +122,9 @@ class LaneSpec:
             seen.add(key)
             if key in ("compute", "free"):
                 own[key] = value
+                continue
+            if key in STATE_KEYS:
+                types[STATE_KEYS[key]] = value
                 continue
             if key == "batch-invariant":
                 changes["batch_invariant"] = True
@@ -138,14 +149,15 @@ class LaneSpec:
                 f"Lane {text!r}: compute {own['compute']!r} is unknown.",
                 f"Choose from {', '.join(LANE_MODES)}.",
             )
-        spec = cls(text, changes, kind, own.get("compute"), "free" in own)
+        spec = cls(text, changes, kind, own.get("compute"), "free" in own, types=types)
         spec.options(RunOptions())
         return spec
 
     def options(self, common: RunOptions) -> RunOptions:
         """The lane's options. Raises OptionError, naming the lane."""
         try:
-            return replace(common, **self.changes)
+            types = replace(common.state_types, **self.types)
+            return replace(common, **{**self.changes, "state_types": types})
         except OptionError as error:
             raise OptionError(f"Lane {self.name!r}: {error.message}", error.remedy) from error
 
@@ -170,45 +182,6 @@ PEER_NOISE_LANES = tuple(
 """Round as llama.cpp does; three, since one may not meet the ties that another does."""
 
 DEFAULT_LANES = (NOISE_LANE, LaneSpec.parse("checkpoint"), LaneSpec.parse("planes"))
-
-
-def with_mode_lanes(specs: Sequence[LaneSpec], compute: str) -> list[LaneSpec]:
-    """The lanes in order, those of other compute modes than `compute` led by lanes of their mode,
-    a peer lane followed by its noise; lanes that roll back in llama.cpp by the first plain lane
-    of it, with a noise lane.
-
-    Such a mode has a reference lane, and a noise lane if it has policy lanes; both come before
-    the mode's first lane, wherever they were given. Raises OptionError for a lane given twice and
-    for a second reference lane of the same mode.
-    """
-    names = [REFERENCE, *(spec.name for spec in specs)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
-    made: list[LaneSpec] = []
-    plain = next((spec for spec in specs if spec.kind == PEER), LLAMA_PLAIN_LANE)
-    for spec in specs:
-        if spec.llama:
-            others = (plain, LLAMA_NOISE_LANE, spec)
-            made.extend(one for one in others if one not in made)
-            if plain.kind == PEER and PEER_NOISE_LANES[0] not in made:
-                made.extend(PEER_NOISE_LANES)
-            continue
-        mode = spec.compute or compute
-        if mode != compute:
-            kinds = (REFERENCE, NOISE) if spec.kind == POLICY else (REFERENCE,)
-            for kind in kinds:
-                if not any((s.kind, s.compute) == (kind, mode) for s in made):
-                    given = [s for s in specs if (s.kind, s.compute) == (kind, mode)]
-                    made.append((given or [LaneSpec.parse(f"{kind},compute={mode}")])[0])
-        elif spec.kind == REFERENCE:
-            raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
-        if spec not in made:
-            made.append(spec)
-        if spec.kind == PEER and PEER_NOISE_LANES[0] not in made:
-            made.extend(PEER_NOISE_LANES)
-    if twice := [s.name for s in made if s.kind == REFERENCE and _n_like(made, s) > 1]:
-        raise OptionError(f"Lane {twice[0]!r} is given twice.", "Give every lane once.")
-    return made
 
 
 def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:
@@ -265,7 +238,3 @@ def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:
             else "This lane has no settings.",
         )
     return key, value
-
-
-def _n_like(specs: Sequence[LaneSpec], spec: LaneSpec) -> int:
-    return sum((s.kind, s.compute) == (spec.kind, spec.compute) for s in specs)

@@ -11,7 +11,7 @@ from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
-from engine.trace.verdict import noise_bound
+from engine.trace.verdict import noise_bound, types_text
 
 POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
@@ -103,9 +103,10 @@ class ExaminedRun:
 
     @cached_property
     def noise_of_states(self) -> float:
-        """Largest error of a state or window in the noise lane of llama.cpp, whose jumps are those
-        of rounding; 0 for our own lanes, whose noise is jittered and tells by its logits."""
-        if "lane_margin" not in self.facts:
+        """Largest error of a state or window in the noise lane, where its jumps are those of
+        rounding: llama.cpp's, and ours of states in a shorter type. 0 for our other lanes, whose
+        noise is jittered and tells by its logits."""
+        if "lane_margin" not in self.facts and not types_text(self.facts):
             return 0.0
         lanes = (ExaminedRun(self.trace, i).divergence for i in self.noise_runs)
         errors = (rows[name] for rows in lanes for name in ("state_error", "conv_error"))

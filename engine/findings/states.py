@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings import cells, positions, snapshots
+from engine.findings import cells, drift, positions, snapshots
 from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, rounds_text
 
 _NAMED = tuple(
-    rule for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES) if rule.severity == ERROR
+    rule
+    for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES, *drift.RULES)
+    if rule.severity == ERROR
 )
 
 

@@ -17,10 +17,12 @@ from engine.memory.kv_storage import key_rotation
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.state_file import SequenceState
+from engine.memory.state_types import StateTypes
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
+from engine.model.stored_state import stored_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,9 @@ class HybridMemory:
         unified: bool = False,
         faults: Collection[str] = (),
         batch_invariant: bool = False,
+        types: StateTypes | None = None,
     ) -> HybridMemory:
-        """Memory for a model's trunk; policy is a key of POLICIES."""
+        """Memory for a model's trunk; policy is a key of POLICIES. types: None = all of f32."""
         layers: dict[CellKey, CellSize] = dict(config.cells().items())
         attention = AttentionKV(
             layers,
@@ -103,6 +106,8 @@ class HybridMemory:
             else None,
         )
         layout = layout_of(config)
+        if layout and types:
+            layout = stored_as(layout, types.s, types.r, types.gates)
         return cls(
             attention,
             POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,

@@ -28,6 +28,7 @@ from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.pool import PoolRows
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
+from engine.model.stored_state import stored_as
 from engine.transfer import upload
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
@@ -76,6 +77,8 @@ class PlaneMemory(SnapshotPolicy):
     """
 
     def _allocate(self) -> None:
+        if "bf16-snapshots" in self.faults:
+            self.layout = stored_as(self.layout, older="bf16")
         layout, n_seqs = self.layout, self.n_seqs
         self.cells = RecurrentCells(n_seqs)
         self._n_planes = self.n_rs_seq + 1

@@ -19,6 +19,7 @@ import torch
 from engine.batch import UBatch
 from engine.graphs import PassInputs
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.stored_state import stored_as
 
 
 class SnapshotSlot(NamedTuple):
@@ -253,13 +254,17 @@ class SnapshotPolicy(ABC):
         """Replace a sequence by these states, last position pos; nothing else is kept of it."""
         self._clear(seq)
         if pos >= 0:
-            self._put(seq, states)
+            of = self.layout.states
+            self._put(seq, {key: of[key].stored(state) for key, state in states.items()})
             self._pos[seq] = pos
 
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
         """Copy the logical states to `device` (None: where they are)."""
         to = self.device if device is None else device
         states = {key: state.to(to, copy=True) for key, state in self.live(seq).items()}
+        if "bf16-snapshots" in self.faults:
+            kept = stored_as(self.layout, "bf16", "bf16").states
+            states = {key: kept[key].stored(state) for key, state in states.items()}
         checkpoint = RecurrentCheckpoint(self.seq_pos_max(seq), states)
         self.traffic.saved += checkpoint.n_bytes
         return checkpoint

@@ -9,6 +9,7 @@ import torch
 
 from engine.model.recurrence import Recurrence, RowNumbers
 from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log, gated_delta_slots
+from kernels.rounding import rounded
 
 
 class DeltaInputs(NamedTuple):
@@ -24,6 +25,10 @@ class DeltaInputs(NamedTuple):
     def part(self, rows: slice, tokens: slice) -> DeltaInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
         return DeltaInputs(*(x[rows, tokens] for x in self))
+
+    def with_gates(self, type: str) -> DeltaInputs:
+        """See engine.model.stored_state.GatedInputs."""
+        return self._replace(g=rounded(self.g, type), beta=rounded(self.beta, type))
 
 
 class DeltaState(Recurrence[DeltaInputs]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
@@ -56,8 +56,11 @@ class Recurrence(ABC, Generic[InputsT]):
     invariant: bits must not depend on the portions in which tokens and sequences come.
     """
 
-    is_window: ClassVar[bool] = False
+    is_window: bool = False
     """Whether the state is nothing but the last rows of input, such as a convolution keeps."""
+
+    is_exact: bool = False
+    """Whether the state is made of whole numbers, which no type may round."""
 
     def __init__(self, shape: tuple[int, ...], entry: Sequence[tuple[int, ...]]) -> None:
         self.shape, self.entry = shape, tuple(entry)
@@ -108,6 +111,10 @@ class Recurrence(ABC, Generic[InputsT]):
         What the log holds beyond them is not looked at. out: filled and returned in place of new
         memory; may be `start` itself.
         """
+
+    def stored(self, state: torch.Tensor) -> torch.Tensor:
+        """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
+        return state
 
     def in_rows(
         self,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import Recurrence, RowNumbers
+from kernels.rounding import rounded
 from kernels.ssd import SsdLog, fold, ssd_into, ssd_log, ssd_slots
 
 
@@ -26,6 +27,10 @@ class SsdInputs(NamedTuple):
         """See engine.model.recurrence.RecurrenceInputs."""
         x, dt, g, B, C = (part[rows, tokens] for part in self[:5])
         return SsdInputs(x, dt, g, B, C, self.D)
+
+    def with_gates(self, type: str) -> SsdInputs:
+        """See engine.model.stored_state.GatedInputs."""
+        return self._replace(dt=rounded(self.dt, type), g=rounded(self.g, type))
 
 
 class SsdState(Recurrence[SsdInputs]):

@@ -33,6 +33,8 @@ class TokenWindow(InputWindow[TokenInputs]):
     sequences begin, is none.
     """
 
+    is_exact = True
+
     def __init__(self, n_gram: int) -> None:
         # the convolution that keeps windows in rows of a pool; what it computes is the newest row
         self._newest = torch.tensor([[*[0.0] * (n_gram - 1), 1.0]])

@@ -10,6 +10,7 @@ from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.memory.cache_options import CacheOptions
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
+from engine.memory.state_types import STATE_TYPES, StateTypes
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import FormRow, NumberRange, check, option, part
 from engine.options.faults import FAULTS, LANE_FAULTS, MEMORY_FAULTS
@@ -29,11 +30,13 @@ __all__ = [
     "REPLAY_MODES",
     "ROLLBACK_POLICIES",
     "SPLITS",
+    "STATE_TYPES",
     "CacheOptions",
     "Prompt",
     "RunOptions",
     "SamplerOptions",
     "SpecOptions",
+    "StateTypes",
 ]
 
 SPLITS = ("equal", "seq")
@@ -132,6 +135,7 @@ class RunOptions:
         choices=CHECKPOINT_DEVICES,
         metavar="PLACE",
     )
+    state_types: StateTypes = part(StateTypes)
     split: str = option(
         "equal",
         "--split",

@@ -38,6 +38,10 @@ FAULTS = {
         ("planes", "carry", "ring", "replay"),
         "ring",
     ),
+    "bf16-snapshots": FaultSpec(
+        "planes behind the newest one, and checkpoints, are kept in bf16 beside a state in f32",
+        ("planes", "carry", "checkpoint"),
+    ),
     "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
     "sampler-not-restored": FaultSpec(
         "behind a rejection the sampler goes on behind the whole draft: grammar, penalties and "

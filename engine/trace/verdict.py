@@ -11,7 +11,8 @@ Two words describe a lane, and only the second one judges:
   suspect    beyond the bound, or other attention cells: look for a wrong state
   failed     the lane had to stop; its error says why
   forked     a free lane emitted another token where its logits, within, explain that: a near tie
-  mode       a reference lane of another compute mode; its band is the distance of that mode
+  mode       a reference lane of another compute mode or of other types of states; its band is
+             the distance of that mode
   agrees     a peer lane within what its rounding explains
 
 The bound: logits of a lane are never those of the reference lane, because kernels add in another
@@ -34,9 +35,9 @@ bound stays below UNLIKE, unless they are beyond it themselves.
 Lanes that roll back in llama.cpp are measured against llama.cpp's own plain lane, and judged by its
 noise lane: the kernels are the same, so a smaller margin (fact lane_margin) does.
 
-Lanes of another compute mode are measured against that mode's own reference lane and judged by
-that mode's noise, so a rollback is right or wrong whatever the mode costs. How far the mode
-itself is from the reference lane stands in the row of its reference lane.
+Lanes of another compute mode or of other types of states are measured against that mode's own
+reference lane and judged by that mode's noise, so a rollback is right or wrong whatever the mode
+costs. How far the mode itself is from the reference lane stands in the row of its reference lane.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class LaneVerdict:
     the diverging logits come from.
     n_forks: positions where the most probable token differs; first_fork the first of them.
     duplicates: most attention cells beyond one per position. state_error, conv_error: worst
-    relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. fork: of a
-    free lane, the first that is not explained or else the first.
+    relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. types: of
+    states, where they are not f32. fork: of a free lane, the first that is not explained or else
+    the first.
     """
 
     lane: str
@@ -116,7 +118,13 @@ class LaneVerdict:
     first_seq: int | None = None
     bound: float = math.inf
     compute: str = ""
+    types: str = ""
     fork: LaneFork | None = None
+
+    @property
+    def mode(self) -> str:
+        """Compute mode, and types of states that are not f32."""
+        return " with ".join(filter(None, (self.compute, self.types)))
 
     @property
     def is_beyond(self) -> bool:
@@ -129,6 +137,16 @@ def band(nmse: float) -> str:
     if not math.isfinite(nmse):
         return NOT_FINITE
     return next(name for limit, name in BANDS if nmse <= limit)
+
+
+def types_text(facts: dict[str, Any]) -> str:
+    """Types of a run's states as text, such as "states in bf16, gates in f16"; empty for f32."""
+    options = facts.get("options")
+    types = options.get("state_types") if isinstance(options, dict) else None
+    named = types if isinstance(types, dict) else {}
+    what = {"s": "states", "r": "windows", "gates": "gates"}
+    found = {text: named.get(name) or "f32" for name, text in what.items()}
+    return ", ".join(f"{text} in {type}" for text, type in found.items() if type != "f32")
 
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
@@ -236,6 +254,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
         first_seq,
         bound,
         str(facts.get("compute", "")),
+        types_text(facts),
         fork,
     )
 

@@ -12,7 +12,7 @@ import engine.recorded_launches as on_processor
 from engine.batch import Span
 from engine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
 from engine.memory.hybrid import HybridMemory
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt, RunOptions, StateTypes
 from engine.run import Run
 from engine.session import Session
 from engine.trace.store import Table
@@ -107,7 +107,18 @@ def test_a_draft_model_and_growing_cells(monkeypatch, counts):
 
 
 @compiled
-@pytest.mark.parametrize("fault", ["plane-off-by-one", "no-conv-rollback", "stale-plane"])
+@pytest.mark.parametrize("policy", ["planes", "carry", "ring", "replay"])
+def test_states_that_storage_rounds(policy, monkeypatch, counts):
+    types = StateTypes("bf16", "f16", "bf16")
+    options = options_of(40, "draft-mtp", rollback=policy, state_types=types)
+    assert_same(*both(monkeypatch, MTP, [prompt_of(MTP)], options))
+    assert counts.n_replayed > 10
+
+
+@compiled
+@pytest.mark.parametrize(
+    "fault", ["plane-off-by-one", "no-conv-rollback", "stale-plane", "bf16-snapshots"]
+)
 def test_faults_show_all_the_same(fault, monkeypatch, counts):
     """A fault is in the rows that are chosen, which are no part of a recording."""
     options = options_of(40, "draft-mtp", rollback="planes", faults=(fault,))

@@ -13,17 +13,10 @@ import torch
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft
 from engine.findings.check import recorded
-from engine.options import (
-    KV_MODES,
-    MEMORY_FAULTS,
-    ROLLBACK_POLICIES,
-    SPLITS,
-    Prompt,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.support.faults import LARGE_FAULTS
 from tests.support.golden_runs import (
     SAMPLED,
     decode,
@@ -261,7 +254,7 @@ FAULTY = {
 
 @pytest.mark.parametrize("fault", FAULTY)
 def test_faults_of_the_memory_change_the_output(fault):
-    assert set(FAULTY) | {"keep-stale-kv", "stale-logits"} == set(MEMORY_FAULTS)
+    assert set(FAULTY) | {"keep-stale-kv", "stale-logits"} == LARGE_FAULTS
     base = replace(options_of(40, "draft-mtp", n_max=5), **FAULTY[fault])
     expected = [golden(MTP)["greedy"].tolist()]
     assert tokens_of(decode(session(MTP), [prompt_of(MTP)], base)) == expected

@@ -46,9 +46,11 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
     assert outcome.status == 1
     report = outcome.json
-    assert set(report) == {"lanes", "bound", "sequences", "options", "findings"}
+    assert set(report) == {"lanes", "bound", "states", "sequences", "options", "findings"}
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]
+    drift = report["states"][FAULTY]
+    assert max(max(one["state_error"]) for one in drift) == lanes[FAULTY]["state_error"]
     assert [passed(lane["verdict"]) for lane in lanes.values()] == [
         "reference",
         "passed",

@@ -17,13 +17,14 @@ from engine.compare.lane_spec import DEFAULT_LANES
 from engine.draft.drafter import Draft, DraftRequest
 from engine.errors import ContextFullError, OptionError
 from engine.model.taps import TargetRows
-from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES, Prompt
+from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.verdict import judge, noise_bound
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
+from tests.support.faults import LARGE_FAULTS
 from tests.support.golden_runs import (
     MTP_MODELS,
     SAMPLED,
@@ -118,7 +119,7 @@ def test_clean_lanes_are_within_the_noise(name: str) -> None:
 @pytest.mark.parametrize("name", MTP_MODELS)
 @pytest.mark.parametrize("lane", FAULTY)
 def test_faults_are_found_behind_the_rollback_that_they_spoil(name: str, lane: str) -> None:
-    assert {fault for text in FAULTY for fault in [text.split("fault=")[1]]} == set(MEMORY_FAULTS)
+    assert {fault for text in FAULTY for fault in [text.split("fault=")[1]]} == LARGE_FAULTS
     comparison = compared(name)
     verdict, clean = verdicts(comparison)[lane], rounds_of(comparison, FAULTY[lane])
     assert (verdict.verdict, verdict.band) == ("suspect", "> 1e-4")

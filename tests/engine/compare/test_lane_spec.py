@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, PEER_LANE, LaneSpec, with_mode_lanes
+from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, PEER_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.options import RunOptions
+from engine.options import RunOptions, StateTypes
 
 
 def test_a_lane_changes_only_what_it_names() -> None:
@@ -64,6 +65,7 @@ def test_the_default_lanes() -> None:
         ("checkpoint,checkpoint_device=moon", "--checkpoint-device moon is unknown"),
         ("checkpoint,replay=verify", "replay=verify chooses tokens of its own"),
         ("planes,compute=fp8", "compute 'fp8' is unknown"),
+        ("planes,cache_type_s=fp8", "--cache-type-s fp8 is unknown"),
         ("planes,compute=auto", "compute 'auto' is unknown"),
         ("planes,free=2", "'free=2' is no setting"),
         ("planes,free,free=1", "free is given twice"),
@@ -103,8 +105,9 @@ def test_free_lanes_and_modes() -> None:
     assert not LaneSpec.parse("ring").free and LaneSpec.parse("ring").compute is None
 
 
-def names(*texts: str, compute: str = "f32") -> list[str]:
-    return [s.name for s in with_mode_lanes([LaneSpec.parse(t) for t in texts], compute)]
+def names(*texts: str, compute: str = "f32", s: str = "f32") -> list[str]:
+    common = LaneMode(compute, StateTypes(s))
+    return [s.name for s in with_mode_lanes([LaneSpec.parse(t) for t in texts], common)]
 
 
 def test_a_mode_brings_its_own_reference_and_noise() -> None:
@@ -130,9 +133,28 @@ def test_a_mode_brings_its_own_reference_and_noise() -> None:
     assert names("noise,compute=int8") == leaders
 
 
+def test_types_of_states_are_a_mode_too() -> None:
+    lane = "planes,cache_type_s=bf16,gate_type=f16"
+    found = LaneSpec.parse(lane).options(RunOptions(state_types=StateTypes("f16", "f16")))
+    assert found.state_types == StateTypes("bf16", "f16", "f16")
+    assert names("planes", lane, "ring,cache_type_s=f32") == [
+        "planes",
+        "reference,cache_type_s=bf16,gate_type=f16",
+        "noise,cache_type_s=bf16,gate_type=f16",
+        lane,
+        "ring,cache_type_s=f32",
+    ]
+    assert names("ring,cache_type_s=f32,compute=int8", s="bf16") == [
+        "reference,compute=int8,cache_type_s=f32",
+        "noise,compute=int8,cache_type_s=f32",
+        "ring,cache_type_s=f32,compute=int8",
+    ]
+
+
 @pytest.mark.parametrize(
     ("texts", "what"),
     [
+        (("reference,cache_type_s=f32",), "is what the reference lane is"),
         (("ring", "ring"), "'ring' is given twice"),
         (("reference,compute=f32",), "is what the reference lane is"),
         (("reference,compute=int8", "reference, compute=int8"), "is given twice"),

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec, with_mode_lanes
+from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.findings.check import Finding, recorded
-from engine.options import Prompt
+from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.verdict import judge_lanes
@@ -227,7 +228,7 @@ def test_texts_that_are_no_lane(text: str, says: str) -> None:
 
 def test_lanes_bring_the_plain_one_and_the_noise() -> None:
     specs = [LaneSpec.parse(text) for text in ("planes", PLANES, CHECKPOINT)]
-    assert with_mode_lanes(specs, "f32") == [
+    assert with_mode_lanes(specs, LaneMode("f32", StateTypes())) == [
         specs[0],
         LLAMA_PLAIN_LANE,
         LLAMA_NOISE_LANE,
@@ -235,7 +236,7 @@ def test_lanes_bring_the_plain_one_and_the_noise() -> None:
     ]
     # one that was asked for leads them, and is judged as a peer
     asked = [LaneSpec.parse(text) for text in (PLANES, "peer", LLAMA_NOISE_LANE.name)]
-    names = [spec.name for spec in with_mode_lanes(asked, "f32")]
+    names = [spec.name for spec in with_mode_lanes(asked, LaneMode("f32", StateTypes()))]
     assert names[:3] == ["peer", LLAMA_NOISE_LANE.name, PLANES]
     assert [name for name in names if name.startswith("noise,peer")] == names[3:]
 

@@ -8,7 +8,7 @@ import pytest
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.findings.check import recorded
-from engine.options import MEMORY_FAULTS
+from tests.support.faults import LARGE_FAULTS
 from tests.support.golden_files import second_set
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.round_rows import serious
@@ -26,7 +26,7 @@ FAULTY = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_fault_is_named_and_nothing_else(name: str) -> None:
-    assert {lane.split("fault=")[1] for lane in FAULTY} == MEMORY_FAULTS.keys()
+    assert {lane.split("fault=")[1] for lane in FAULTY} == LARGE_FAULTS
     lanes = [NOISE_LANE, *map(LaneSpec.parse, (*CLEAN, *FAULTY))]
     comparison = Comparison(
         session(name),

@@ -11,11 +11,12 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.findings.check import RULES, find, recorded
 from engine.findings.rule import SEVERITIES
-from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES, Prompt
+from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from resources import DEMO_TARGET
+from tests.support.faults import LARGE_FAULTS
 from tests.support.golden_runs import MTP_MODELS, SAMPLED, options_of, prompt_of, session
 from tests.support.round_rows import serious
 
@@ -64,7 +65,7 @@ def compared(name: str, compute: str, sampled: bool) -> Comparison:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_fault_is_named_and_nothing_else(case) -> None:
-    assert {lane.split("fault=")[1] for lane in FAULTY} == set(MEMORY_FAULTS)
+    assert {lane.split("fault=")[1] for lane in FAULTY} == LARGE_FAULTS
     trace = compared(*case).trace
     runs = {facts["lane"]: run_id for run_id, facts in trace.runs.items()}
     expected = set()
