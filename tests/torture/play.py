@@ -18,10 +18,12 @@ _SMALLEST_S = 60.0
 def campaign_for(
     campaign: Campaign, seed: int, seconds: float, scratch: Path, keep: Path, n_cases: int = 1
 ) -> Report:
-    """Play cases until the time is over, n_cases at least. keep: where failures are written."""
+    """Play cases of a campaign that is prepared until the time is over, n_cases at least.
+
+    keep: where failures are written.
+    """
     start = time.monotonic()
     report, number = Report(campaign, seed), 0
-    campaign.prepare()
     while number < n_cases or time.monotonic() - start < seconds:
         cases = [campaign.case(seed, number + i) for i in range(campaign.batch)]
         n = 0
