@@ -22,6 +22,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
+from kernels.cache_folder import cache_folder
+from kernels.llvm.object_cache import VARIABLE as KERNELS
 from tests.torture import corpus
 from tests.torture.listed import NAMES, campaign
 from tests.torture.play import campaign_for, replay
@@ -41,6 +43,8 @@ def main() -> int:
     # whatever a campaign keeps for its cases goes with it
     tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")
     scratch = Path(tempfile.tempdir)
+    # but for compiled kernels, which are the same in every run
+    os.environ.setdefault(KERNELS, str(cache_folder() / "kernels"))
     os.environ["DRAFTSCOPE_DATA_DIR"] = str(scratch / "data")
     try:
         return _replay(args, scratch) if args.replay else _campaigns(args, scratch)

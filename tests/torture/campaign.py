@@ -33,12 +33,12 @@ def as_they_are(figures: Figures) -> Figures:
 class Campaign:
     """Random cases, each played in a child process that is forked from a warmed parent.
 
-    holds: what must hold, in a sentence. draw(random, number): the case of a number, which chooses what is played in turn. play(case,
-    folder): plays it in an empty folder; whatever it raises is what is wrong, and so is a process
-    that it leaves behind. prepare: imports and loads once, in the parent, what all cases need.
-    seconds: limit of a case. n_bytes: how much memory a child may take beyond its parent's.
-    batch: cases that one child plays. share: part of the time, against the others. derive: turns
-    the figures of all cases into those that are reported.
+    holds: what must hold, in a sentence. draw(random, number): the case of a number, which chooses
+    what is played in turn. play(case, folder): plays it in an empty folder; whatever it raises is
+    what is wrong, and so is a process that it leaves behind. prepare: imports and loads once, in
+    the parent, what all cases need. seconds: limit of a case. n_bytes: how much memory a child may
+    take beyond its parent's. batch: cases that one child plays. share: part of the time, against
+    the others. derive: turns the figures of all cases into those that are reported.
     """
 
     name: str
