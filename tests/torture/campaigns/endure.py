@@ -131,8 +131,9 @@ def _compare(real: RealWindow, _: Path) -> None:
 
 def _models(real: RealWindow, _: Path) -> None:
     for model in (_MODELS[1], _MODELS[2], _MODELS[0]):
+        n = real.n_loaded
         real.window.open_model(model)
-        real.until(lambda: real.window.bridge.state is State.LOADING, "loading")
+        real.until(lambda n=n: real.n_loaded > n, "a model")
         _ready(real)
 
 
