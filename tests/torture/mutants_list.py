@@ -205,7 +205,7 @@ REWORDED = (
         f"{_PLANES}._carried_rows",
         "(p + i) * self.n_seqs + source",
         "(min(p + i + 1, self.n_rs_seq)) * self.n_seqs + source",
-        ("carry,n_rs_seq=8",),
+        ("carry,ubatch=6", "carry,ubatch=4"),
     ),
     Reworded(
         "carry forgets the rollback before",
