@@ -19,7 +19,7 @@ from engine.errors import OptionError
 from engine.files import written_whole
 from engine.gguf.content import keep_hash, kept_hash
 from engine.gguf.file import GgufFile
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.sweep.sweep import Sweep
 from engine.trace.export import export_csv, recover_export
 from engine.trace.reopen import open_trace
