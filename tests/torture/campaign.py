@@ -38,7 +38,8 @@ class Campaign:
     what is wrong, and so is a process that it leaves behind. prepare: imports and loads once, in
     the parent, what all cases need. seconds: limit of a case. n_bytes: how much memory a child may
     take beyond its parent's. batch: cases that one child plays. share: part of the time, against
-    the others. derive: turns the figures of all cases into those that are reported.
+    the others. n_all: how many cases there are, None = without end. derive: turns the figures of
+    all cases into those that are reported.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Campaign:
     n_bytes: int = 2**28
     batch: int = 1
     share: float = 1.0
+    n_all: int | None = None
     derive: Callable[[Figures], Figures] = as_they_are
 
     def case(self, seed: int, number: int) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,10 @@ def campaign_for(
     """
     start = time.monotonic()
     report, number = Report(campaign, seed), 0
-    while number < n_cases or time.monotonic() - start < seconds:
-        cases = [campaign.case(seed, number + i) for i in range(campaign.batch)]
+    n_all = campaign.n_all or sys.maxsize
+    while number < n_cases or (time.monotonic() - start < seconds and number < n_all):
+        n_next = min(campaign.batch, n_all - number)
+        cases = [campaign.case(seed, number + i) for i in range(n_next)]
         n = 0
         for outcome in play(campaign, cases, scratch):
             report.count(outcome)
