@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.reopen import open_trace
 from tests.support.golden_files import DATA
+from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.real_window import RealWindow
 
@@ -47,6 +49,15 @@ _STAGES = (
     "engine.trace.export:_write",
     "engine.gguf.tokenizer:Tokenizer.piece",
 )
+_OF_SERVERS = (
+    "engine.observe.rounds.observed_run:ObservedRequest.data",
+    "engine.observe.rounds.observed_run:ObservedRequest.done",
+    "engine.observe.rounds.observed_run:ObservedRun.counters",
+    "engine.observe.rounds.observed_run:ObservedRun.ready",
+    "engine.observe.rounds.observed_run:ObservedRun.end",
+    "engine.observe.server.server_run:ServerRun._record",
+    "engine.observe.server.inbox:Inbox.take",
+)
 _ERRORS: dict[str, Callable[[], BaseException]] = {
     "RuntimeError": lambda: RuntimeError("planted"),
     "MemoryError": MemoryError,
@@ -64,13 +75,24 @@ _SETTLED = (State.READY, State.INSPECTED, State.EMPTY)
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
+    stage = (*_STAGES, *_OF_SERVERS)[number % (len(_STAGES) + len(_OF_SERVERS))]
     return {
-        "stage": _STAGES[number % len(_STAGES)],
+        "stage": stage,
         "error": str(random.choice(list(_ERRORS))),
         "at": int(random.integers(1 + 40 * (random.random() < 0.7))),
-        "doing": str(random.choice(_DOINGS)),
+        "doing": "observing" if stage in _OF_SERVERS else str(random.choice(_DOINGS)),
         "rollback": str(random.choice(["planes", "replay", "checkpoint"])),
     }
+
+
+@contextmanager
+def _served(doing: str) -> Iterator[ScriptedServer | None]:
+    """A server, if one is observed."""
+    if doing == "observing":
+        with ScriptedServer("mtp") as server:
+            yield server
+    else:
+        yield None
 
 
 class _Fault:
@@ -115,16 +137,26 @@ def _play(case: Case, folder: Path) -> Figures:
     options = RunOptions(
         n_predict=24, spec=SpecOptions(("draft-mtp",), n_max=3), rollback=case["rollback"], n_ctx=96
     )
-    before = _runs(real)
-    with _Fault(case) as fault:
-        _do(case["doing"], real, options, folder)
-        real.until(lambda: bridge.state in _SETTLED, f"the end of {case['doing']}", 40.0)
-    real.until(lambda: not bridge.exporting, "the end of the export")
-    assert bridge.state is State.READY, f"the window is left {bridge.state.value}"
+    with _served(case["doing"]) as server:
+        if server is not None:
+            real.window.control.connect_server(server.url)
+            real.until(lambda: bridge.server is not None and bridge.can_start, "a server", 40.0)
+        before = _runs(real)
+        with _Fault(case) as fault:
+            _do(case["doing"], real, options, folder)
+            real.until(lambda: bridge.state in _SETTLED, f"the end of {case['doing']}", 40.0)
+        real.until(lambda: not bridge.exporting, "the end of the export")
+        assert bridge.state is State.READY, f"the window is left {bridge.state.value}"
+        stored = bridge.session_store
+        for run_id in list(stored.runs)[before:]:
+            assert "stops" in stored.runs[run_id], f"run {run_id} has no end: {case['stage']}"
+        assert _runs(real) >= before, "runs are lost"
+        made = _runs(real) - before
+        if server is not None:
+            n_loaded = real.n_loaded
+            real.window.open_model(_MODEL)
+            real.until(lambda: real.n_loaded > n_loaded and bridge.can_start, "the model", 60.0)
     stored = bridge.session_store
-    for run_id in list(stored.runs)[before:]:
-        assert "stops" in stored.runs[run_id], f"run {run_id} has no end: {case['stage']}"
-    assert _runs(real) >= before, "runs are lost"
     n = _runs(real)
     bridge.start(["x y x y"], options)
     real.until(lambda: bridge.state is State.READY and _runs(real) > n, "the next run", 40.0)
@@ -135,7 +167,7 @@ def _play(case: Case, folder: Path) -> Figures:
     assert open_trace(folder / "after").runs.keys() == stored.runs.keys()
     real.check()
     real.window.banners.clear()
-    return {"struck": fault.struck, "runs": _runs(real) - before}
+    return {"struck": fault.struck, "runs": made, case["doing"]: 1}
 
 
 def _runs(real: RealWindow) -> int:
