@@ -10,6 +10,7 @@ from typing import Any
 
 from PySide6.QtCore import QByteArray, QSettings
 
+from app.saved.settings_lock import free_settings
 from app.saved.settings_steps import bring_up_to_date
 
 N_RECENT = 10
@@ -28,6 +29,7 @@ class Settings:
         self._store = QSettings(
             QSettings.Format.IniFormat, QSettings.Scope.UserScope, "Draftscope", "draftscope"
         )
+        free_settings(Path(self._store.fileName()))
         self.note = bring_up_to_date(self._store)
         if not self._store.isWritable():
             self.note = self.note or f"{self._store.fileName()} cannot be written."

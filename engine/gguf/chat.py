@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from engine.errors import ChatTemplateError
-from engine.gguf.binary import check_cancelled, never
+from engine.gguf.binary import check_cancelled, never, shorten
 from engine.gguf.metadata import TypedMetadata
 
 MAX_TEMPLATE = 1_000_000  # characters
@@ -25,6 +25,7 @@ MAX_OUTPUT = 4_000_000  # characters
 MAX_MEMORY = 512 << 20  # bytes of address space, on Linux
 MAX_CPU = 2  # seconds, on POSIX systems; a rendering takes a tenth
 MAX_WALL = 8.0  # seconds; longer than MAX_CPU, for busy machines
+MAX_DETAIL = 300  # characters of what it says of an error
 LOOK_S = 0.03  # between two looks at whether a rendering is cancelled
 
 _STOPPED = (signal.SIGXCPU, signal.SIGKILL) if sys.platform != "win32" else ()
@@ -133,7 +134,9 @@ def _answer(
 
 
 def _fail(reply: dict[str, Any]) -> NoReturn:
-    kind, line, detail = reply["error"], reply.get("line"), reply.get("detail")
+    kind, line = reply["error"], reply.get("line")
+    # the template's own words end up on a terminal
+    detail = shorten(str(reply.get("detail")), MAX_DETAIL)
     place = f" at line {line}" if line else ""
     message, remedy = {
         "broken": (f"is broken{place}: {detail}", _PLAIN),

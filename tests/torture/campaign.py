@@ -17,6 +17,9 @@ entry `settings` may be left out, so that the frame can look for a smaller case 
 Figures = dict[str, float]
 """Figures of cases: they are added up, but of names that end in `_max` the largest counts."""
 
+_APART = 1009
+"""Between the numbers of two seeds; prime, and so no multiple of how many things there are."""
+
 
 def nothing() -> None:
     pass
@@ -30,12 +33,13 @@ def as_they_are(figures: Figures) -> Figures:
 class Campaign:
     """Random cases, each played in a child process that is forked from a warmed parent.
 
-    holds: what must hold, in a sentence. draw(random, number): the case of a number. play(case,
-    folder): plays it in an empty folder; whatever it raises is what is wrong, and so is a process
-    that it leaves behind. prepare: imports and loads once, in the parent, what all cases need.
-    seconds: limit of a case. n_bytes: how much memory a child may take beyond its parent's.
-    batch: cases that one child plays. share: part of the time, against the others. derive: turns
-    the figures of all cases into those that are reported.
+    holds: what must hold, in a sentence. draw(random, number): the case of a number, which chooses
+    what is played in turn. play(case, folder): plays it in an empty folder; whatever it raises is
+    what is wrong, and so is a process that it leaves behind. prepare: imports and loads once, in
+    the parent, what all cases need. seconds: limit of a case. n_bytes: how much memory a child may
+    take beyond its parent's. batch: cases that one child plays. share: part of the time, against
+    the others. n_all: how many cases there are, None = without end. derive: turns the figures of
+    all cases into those that are reported.
     """
 
     name: str
@@ -47,11 +51,14 @@ class Campaign:
     n_bytes: int = 2**28
     batch: int = 1
     share: float = 1.0
+    n_all: int | None = None
     derive: Callable[[Figures], Figures] = as_they_are
 
     def case(self, seed: int, number: int) -> Case:
-        """The same one for the same seed and number."""
-        return self.draw(np.random.default_rng((seed, crc32(self.name.encode()), number)), number)
+        """The same one for the same seed and number. What is played in turn begins elsewhere with
+        every seed."""
+        random = np.random.default_rng((seed, crc32(self.name.encode()), number))
+        return self.draw(random, number + _APART * seed)
 
 
 def added(total: Figures, more: Figures) -> None:

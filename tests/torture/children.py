@@ -55,12 +55,13 @@ def play(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> Iterator[O
         _in_child(campaign, cases, scratch, said, writing)
     os.close(writing)
     outcome: Outcome | None = None
-    with open(reading, "rb", buffering=0) as pipe:
+    with open(reading, "rb", buffering=0):
+        lines = _Lines(reading)
         for _ in cases:
             if outcome is not None:
                 yield outcome
             start = time.monotonic()
-            line = _line(pipe, campaign.seconds + 1.0)
+            line = lines.next(campaign.seconds + 1.0)
             if not line.endswith(b"\n"):
                 yield _ended(child, time.monotonic() - start > campaign.seconds, said)
                 return
@@ -83,15 +84,24 @@ def first_trouble(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> O
     return outcome
 
 
-def _line(pipe: object, seconds: float) -> bytes:
-    found, until = b"", time.monotonic() + seconds
-    while not found.endswith(b"\n"):
-        ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-        more = os.read(pipe.fileno(), 1 << 16) if ready else b""
-        if not more:
-            break
-        found += more
-    return found
+class _Lines:
+    """Lines of a pipe, each awaited for a time; several may come at once."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._unread = pipe, b""
+
+    def next(self, seconds: float) -> bytes:
+        """The next line with its end; without an end where none comes."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = max(0.0, until - time.monotonic())
+            ready, _, _ = select.select([self._pipe], [], [], left)
+            more = os.read(self._pipe, 1 << 16) if ready else b""
+            if not more:
+                return self._unread
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line + b"\n"
 
 
 def _in_child(

@@ -6,7 +6,19 @@ from importlib import import_module
 
 from tests.torture.campaign import Campaign
 
-NAMES = ("gguf", "truth", "mutants", "cli", "kill", "trace", "vocab", "servers", "template")
+NAMES = (
+    "gguf",
+    "truth",
+    "mutants",
+    "cli",
+    "kill",
+    "trace",
+    "vocab",
+    "faults",
+    "servers",
+    "template",
+    "endure",
+)
 
 
 def campaign(name: str) -> Campaign:

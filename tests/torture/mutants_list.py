@@ -205,7 +205,9 @@ REWORDED = (
         f"{_PLANES}._carried_rows",
         "(p + i) * self.n_seqs + source",
         "(min(p + i + 1, self.n_rs_seq)) * self.n_seqs + source",
-        ("carry,n_rs_seq=8",),
+        ("carry,ubatch=6", "carry,n_rs_seq=8"),
+        "It acts where sequences with uneven rollbacks share a pass. Such a pass holds the whole "
+        "batch of each of them, so no rollback reaches the planes that it carried.",
     ),
     Reworded(
         "carry forgets the rollback before",

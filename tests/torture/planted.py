@@ -50,6 +50,6 @@ CAMPAIGN = Campaign(
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    report = campaign_for(CAMPAIGN, 3, 0, folder / "scratch", folder / "corpus", 2 * len(FAULTS))
+    report = campaign_for(CAMPAIGN, 12, 0, folder / "scratch", folder / "corpus", 2 * len(FAULTS))
     failures = list(report.failures.values())
     sys.stdout.write(json.dumps([report.line(), failures, report.broken()]) + "\n")

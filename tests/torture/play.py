@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,16 @@ _SMALLEST_S = 60.0
 def campaign_for(
     campaign: Campaign, seed: int, seconds: float, scratch: Path, keep: Path, n_cases: int = 1
 ) -> Report:
-    """Play cases until the time is over, n_cases at least. keep: where failures are written."""
+    """Play cases of a campaign that is prepared until the time is over, n_cases at least.
+
+    keep: where failures are written.
+    """
     start = time.monotonic()
     report, number = Report(campaign, seed), 0
-    campaign.prepare()
-    while number < n_cases or time.monotonic() - start < seconds:
-        cases = [campaign.case(seed, number + i) for i in range(campaign.batch)]
+    n_all = campaign.n_all or sys.maxsize
+    while number < n_cases or (time.monotonic() - start < seconds and number < n_all):
+        n_next = min(campaign.batch, n_all - number)
+        cases = [campaign.case(seed, number + i) for i in range(n_next)]
         n = 0
         for outcome in play(campaign, cases, scratch):
             report.count(outcome)
@@ -37,8 +42,7 @@ def campaign_for(
 
 
 def replay(campaign: Campaign, entry: corpus.Entry, scratch: Path) -> Outcome:
-    """Play an entry of the corpus."""
-    campaign.prepare()
+    """Play an entry of the corpus. Its child prepares what it needs: that is less than all."""
     return first_trouble(campaign, entry.cases, scratch)
 
 

@@ -27,7 +27,11 @@ BLOCKED_S = 2.0
 
 
 class RealWindow:
-    """A main window over the engine, or over a made-up one. Only one may be made in a process."""
+    """A main window over the engine, or over a made-up one. Only one may be made in a process.
+
+    errors: exceptions that nobody caught. blocked_s: the longest time without an answer. n_loaded,
+    n_read: models that were loaded and traces that were read, or refused.
+    """
 
     def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
         from app.shell.window import MainWindow
@@ -37,6 +41,7 @@ class RealWindow:
         QSettings.setPath(ini, user, str(folder / "settings"))
         self.errors: list[str] = []
         self.blocked_s = 0.0
+        self.n_loaded = self.n_read = 0
         sys.excepthook = self._catch
         threading.excepthook = lambda args: self._catch(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
@@ -44,6 +49,8 @@ class RealWindow:
         self.app = QApplication.instance() or QApplication(sys.argv[:1])
         self.window: MainWindow = MainWindow(Bridge(engine) if engine else Bridge(), Settings())
         self.window.sessions.quit_choice = QuitChoice.DISCARD
+        self.window.bridge.loaded.connect(self._count_loaded)
+        self.window.bridge.reading_ended.connect(self._count_read)
         self.window.resize(1280, 800)
         self.window.show()
         self.events()
@@ -86,6 +93,12 @@ class RealWindow:
         """Close it and wait for its engine."""
         self.window.close()
         self.until(lambda: self.window.bridge.close(0), "the engine's end")
+
+    def _count_loaded(self, _: object) -> None:
+        self.n_loaded += 1
+
+    def _count_read(self) -> None:
+        self.n_read += 1
 
     def _catch(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

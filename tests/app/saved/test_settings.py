@@ -8,6 +8,7 @@ import pytest
 from PySide6.QtCore import QByteArray, QSettings
 
 from app.saved.settings import N_RECENT, Settings
+from app.saved.settings_lock import free_settings
 from app.saved.settings_steps import STEPS, VERSION
 
 
@@ -184,3 +185,16 @@ def test_a_file_of_garbage_gives_defaults(tmp_path: Path) -> None:
     settings = Settings()
     assert settings.theme == "system"
     assert settings.note
+
+
+def test_a_lock_that_names_nobody_is_taken_away() -> None:
+    """What a process leaves that is killed while it takes the lock."""
+    Settings().text_zoom = 2
+    lock = Path(raw().fileName() + ".lock")
+    lock.touch()
+    assert Settings().text_zoom == 2
+    assert not lock.exists()
+    lock.write_text("1\nsomebody\nhere\n")
+    free_settings(Path(raw().fileName()))
+    assert lock.exists()
+    lock.unlink()

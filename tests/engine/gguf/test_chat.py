@@ -218,6 +218,8 @@ def test_a_broken_template_is_an_error_with_its_line(source: str, named: str) ->
 def test_a_refusal_repeats_the_templates_words() -> None:
     error = failure("{{ raise_exception('Roles must take turns.') }}")
     assert error.message == "The chat template refuses these messages: Roles must take turns."
+    coloured = failure("{{ raise_exception('a\x1b[31mb') }}").message
+    assert coloured == "The chat template refuses these messages: a\ufffd[31mb."
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from PySide6.QtCore import QCoreApplication, QSettings
 
-from app.saved.autosave import Autosave, leftovers
+from app.saved.autosave import Autosave
+from app.saved.library import read_saved, saved_folders
 from app.saved.settings import Settings
 from engine.errors import OptionError
 from engine.files import written_whole
 from engine.gguf.content import keep_hash, kept_hash
 from engine.gguf.file import GgufFile
-from engine.sweep.results import read_results
+from engine.sweep.reader import read_results
 from engine.sweep.sweep import Sweep
 from engine.trace.export import export_csv, recover_export
 from engine.trace.reopen import open_trace
@@ -139,7 +140,9 @@ def _autosave(strike: Strike, folder: Path, is_first: bool) -> str:
             old.findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
 
     end = done_under(strike, lambda: savers[1].keep(), folder / "elsewhere", before)
-    offered = [open_trace(path).size() for path in leftovers(folder / "saved")]
+    folders = saved_folders(folder / "saved")
+    assert all(read_saved(path) for path in folders)
+    offered = [open_trace(path).size() for path in folders]
     assert len(offered) <= 1
     if is_first:
         assert set(offered) <= _sizes(new), offered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from engine.findings.check import recorded
 from engine.graphs import VARIABLE
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from engine.run import Run
+from engine.session import Session
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 from tests.support.mutations import MODEL, MUTATIONS, mutate, outcome
@@ -60,10 +62,7 @@ def _old(name: str) -> tuple[str, str]:
 
 def _new(name: str) -> tuple[str, str]:
     mutant = next(m for m in REWORDED if m.name == name)
-    clean = {policy: list(_plays(policy)) for policy in mutant.policies}
-    for policy, plays in clean.items():
-        for i, (how, _) in enumerate(plays):
-            assert not how, f"play {i} under {policy} is accused without a bug, by {how}"
+    clean = {policy: _clean(policy) for policy in mutant.policies}
     with pytest.MonkeyPatch.context() as patch:
         owner, name, changed = reworded(mutant.place, mutant.old, mutant.new)
         patch.setattr(owner, name, changed)
@@ -72,7 +71,16 @@ def _new(name: str) -> tuple[str, str]:
         return _noticed(mutant, clean), mutant.unseen
 
 
-def _noticed(mutant: Reworded, clean: dict[str, list[tuple[str, Text]]]) -> str:
+@cache
+def _clean(setting: str) -> list[Text]:
+    """The texts of all plays without a bug, which nothing accuses."""
+    plays = list(_plays(setting))
+    for i, (how, _) in enumerate(plays):
+        assert not how, f"play {i} under {setting} is accused without a bug, by {how}"
+    return [text for _, text in plays]
+
+
+def _noticed(mutant: Reworded, clean: dict[str, list[Text]]) -> str:
     """What notices a bug that is switched on; empty if nothing does."""
     for policy in mutant.policies:
         expected = iter(clean[policy])
@@ -80,7 +88,7 @@ def _noticed(mutant: Reworded, clean: dict[str, list[tuple[str, Text]]]) -> str:
             for how, text in _plays(policy):
                 if how:
                     return how
-                if text != next(expected)[1]:
+                if text != next(expected):
                     return "text"
         except (DraftscopeError, ValueError, IndexError, AssertionError, RuntimeError):
             return "error"
@@ -120,14 +128,25 @@ def _ran(run: Run) -> tuple[str, Text]:
 
 
 def _talked(options: RunOptions, tokens: Sequence[int]) -> Iterator[tuple[str, Text]]:
-    """Prompts that share less and less with those before them."""
+    """Prompts that share less and less with those before them, then texts cut back by one token
+    more each time."""
     cache = PromptCache(CacheOptions(checkpoint_min_step=5))
-    opened = session(MODEL)
+    opened, text = session(MODEL), []
     for prompt in (tokens[:24], tokens[:22], (*tokens[:18], *tokens[:9]), tokens[:24], tokens[:24]):
-        run = opened.start([Prompt(tuple(prompt))], options, None, cache)
-        while run.step():
-            pass
+        run, text = _answered(opened, prompt, options, cache)
         yield _ran(run)
+    for n_cut in range(1, 7):
+        run, text = _answered(opened, (*text[:-n_cut], tokens[n_cut]), options, cache)
+        yield _ran(run)
+
+
+def _answered(
+    opened: Session, prompt: Sequence[int], options: RunOptions, cache: PromptCache
+) -> tuple[Run, list[int]]:
+    run = opened.start([Prompt(tuple(prompt))], options, None, cache)
+    while run.step():
+        pass
+    return run, [*prompt, *tokens_of(run)[0]]
 
 
 def _accused(trace: TraceStore) -> str:
@@ -140,9 +159,7 @@ _TRUE = ("concurrency-lost", "drafter-mute")
 
 
 def _prepare() -> None:
-    os.environ[VARIABLE] = "off"
-    for setting in ("planes", "ring", "replay", "checkpoint"):
-        list(_plays(setting))
+    session(MODEL)
 
 
 def _shares(figures: Figures) -> Figures:
@@ -159,6 +176,8 @@ CAMPAIGN = Campaign(
     _prepare,
     seconds=90.0,
     n_bytes=2**29,
+    batch=8,
     share=1.5,
+    n_all=len(_NAMES),
     derive=_shares,
 )

@@ -232,11 +232,9 @@ def _play(case: Case, folder: Path) -> Figures:
             known = None
         if not known:
             return {"refused": 1}
-    ended: list[bool] = []
-    real.window.bridge.reading_ended.connect(lambda: ended.append(True))
-    real.blocked_s = 0.0
+    real.blocked_s, n = 0.0, real.n_read
     real.window.sessions.open(path)
-    real.until(lambda: bool(ended), "the end of reading")
+    real.until(lambda: real.n_read > n, "the end of reading")
     opened = real.window.bridge.trace_folder == path
     if opened:
         real.look_at_all()
