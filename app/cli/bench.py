@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
     add_memory_details(memory)
-    add_cache(parser)
+    add_cache(parser, "--w1")
     bench_against.add_arguments(parser)
     _add_details(parser)
     parser.set_defaults(n_predict=bench_suite.N_PREDICT, parallel=1)
@@ -224,7 +224,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_report(args)
     if not args.w1:
-        refuse_cache(args)
+        refuse_cache(args, "--w1")
     if args.against is None:
         bench_against.refuse(args)
     if args.repeat is not None and args.repeat > _MOST_REPEATS:

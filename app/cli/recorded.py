@@ -62,7 +62,8 @@ class Recorded(Protocol):
 class Decoding(Recorded, Protocol):
     """A run or a comparison."""
 
-    done: bool
+    @property
+    def done(self) -> bool: ...
 
     @property
     def emitted(self) -> list[list[int]]: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import draft_paths, print_json, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
+from app.cli.option_notes import print_notes
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
+from app.cli.run_turns import refuse_turns, run_turns
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
-from engine.options.idle_faults import notes_on
 from engine.report.headline import headline
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
@@ -41,9 +41,12 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_files(args, options)
     check_trace_folder(args.trace)
     check_report(args)
+    if args.turns is not None:
+        return run_turns(args, options, target, drafts)
+    refuse_turns(args)
     if not args.sources:
-        raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
-    _print_notes(options)
+        raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
+    print_notes(options)
     session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.bench.environment import environment
@@ -90,21 +93,6 @@ def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
             article = "an" if what[:1] in "AEIOU" else "a"
             raise OptionError(f"{name} needs {article} {what}.", "Give one with -md.")
     return [there[name] for name in wanted]
-
-
-def _print_notes(options: RunOptions) -> None:
-    """What a user should know of these options, on stderr."""
-    spec = options.spec
-    if spec.synthetic:
-        print(
-            "draftscope: note: acceptance is synthetic, the output is not the model's.",
-            file=sys.stderr,
-        )
-    for note in notes_on(options):
-        print(f"draftscope: note: {note}", file=sys.stderr)
-    for drafter in (DRAFTERS[name] for name in spec.types):
-        if note := drafter.note(drafter.options_of(spec)):
-            print(f"draftscope: note: {note}", file=sys.stderr)
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource) -> Prompt:

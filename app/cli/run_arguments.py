@@ -24,7 +24,10 @@ PromptSource = str | tuple[int, ...]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options, in groups."""
-    parser.usage = "draftscope run (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]"
+    parser.usage = (
+        "draftscope run (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
+        "       draftscope run (MODEL | --demo) --turns FILE [options]"
+    )
     parser.epilog = (
         "example:\n"
         '  draftscope run --demo -p "def quicksort(arr):" -n 200 --spec-type draft-mtp --trace out'
@@ -33,10 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draft_model(model)
     add_compute(model)
     add_prompts(parser)
+    add_turns(parser)
     add_sampling(parser)
     add_speculation(parser)
     add_synthetic(parser)
     add_memory(parser)
+    add_cache(parser, "--turns")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -96,6 +101,25 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         help="token ids, for example 1,2,3",
     )
     add_chat(group)
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """--turns and how its answers come about."""
+    group = parser.add_argument_group("conversations (in place of prompts)")
+    group.add_argument(
+        "--turns",
+        metavar="FILE",
+        type=Path,
+        help="hold the conversation of a JSON file, or of JSON lines, turn by turn, and tell what "
+        "each turn reuses and processes again: OpenAI-style messages, requests with `messages`, "
+        "or texts",
+    )
+    group.add_argument(
+        "--turns-answers",
+        choices=("recorded", "anew"),
+        help="answers that the file has are taken as they are (recorded, the default), or the "
+        "model writes others in their place (anew)",
+    )
 
 
 def add_chat(group: argparse._ArgumentGroup) -> None:
@@ -182,9 +206,9 @@ def run_options(args: argparse.Namespace) -> RunOptions:
     return options_from(argparse.Namespace(**{**vars(args), "spec_type": types}), RunOptions)
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """--cache-prompt and what the prompt cache is set by."""
-    group = parser.add_argument_group("prompt cache (--w1)")
+def add_cache(parser: argparse.ArgumentParser, option: str) -> None:
+    """--cache-prompt and what the prompt cache is set by. option: with which they make sense."""
+    group = parser.add_argument_group(f"prompt cache ({option})")
     group.add_argument(
         "--cache-prompt",
         action=argparse.BooleanOptionalAction,
@@ -206,14 +230,14 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     return options_from(args, CacheOptions)
 
 
-def refuse_cache(args: argparse.Namespace) -> None:
-    """Raises OptionError if any of the options is given."""
+def refuse_cache(args: argparse.Namespace, option: str) -> None:
+    """Raises OptionError if any of the options is given without the one that they go with."""
     given = {"--cache-prompt": args.cache_prompt} | {
         one.option.name: getattr(args, one.option.dest) for one in options_in(CacheOptions)
     }
     for name, value in given.items():
         if value is not None:
-            raise OptionError(f"{name} goes with --w1 only.", "Leave it out.")
+            raise OptionError(f"{name} goes with {option} only.", "Leave it out.")
 
 
 def _file_text(name: str) -> str:

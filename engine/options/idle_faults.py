@@ -21,25 +21,20 @@ def why_idle(
     n_draft: tokens of the longest draft; None = what the drafters of the options may make.
     is_led: its tokens are those of another lane. has_cache: it goes on from what another one left.
     """
-    if FAULTS[fault].in_cache and not has_cache:
-        return "a run on its own takes up nothing; hold a conversation (--turns)"
+    if FAULTS[fault].in_cache:
+        return _why_nothing_is_taken_up(fault, options, has_cache=has_cache)
     if n_draft is None:
         n_draft, n_snapshots = options.spec.longest, options.snapshots
     else:
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
-    if not n_draft and not (FAULTS[fault].in_cache and fault != "mtp-carried"):
+    if not n_draft:
         return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
     if drafter := FAULTS[fault].drafter:
         return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if FAULTS[fault].in_sampler and is_led:
         return "a lane that is given its tokens has no sampler; let it choose (`free`)"
-    if fault in (
-        "stale-logits",
-        "sampler-not-restored",
-        "checkpoint-boundary",
-        "checkpoint-invalidated",
-    ):
+    if fault in ("stale-logits", "sampler-not-restored"):
         return ""
     if fault == "keep-stale-kv":
         return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
@@ -75,6 +70,19 @@ def notes_on(
         for f in options.faults
     )
     return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _why_nothing_is_taken_up(fault: str, options: RunOptions, *, has_cache: bool) -> str:
+    spec = FAULTS[fault]
+    if not has_cache:
+        return "a run on its own takes up nothing; hold a conversation (--turns)"
+    if spec.drafter and spec.drafter not in options.spec.types:
+        return f"{spec.drafter} does not draft; add it to --spec-type"
+    if spec.policies and options.rollback not in spec.policies:
+        return f"--rollback {options.rollback} does not work that way; {_choose(spec.policies)}"
+    if spec.policies and not options.snapshots:
+        return "no snapshots are kept, so no prompt rolls the state back; raise --n-rs-seq"
+    return ""
 
 
 def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:

@@ -80,3 +80,15 @@ def test_a_note_says_what_to_change() -> None:
     assert "`free`" in note
     looked_up = replace(options, spec=SpecOptions(types=("ngram-simple",)))
     assert "--n-rs-seq" in notes_on(replace(looked_up, faults=("plane-off-by-one",)))[0]
+
+
+def test_faults_between_prompts_need_a_conversation() -> None:
+    spec = SpecOptions(types=("draft-mtp",), n_max=3)
+    faults = ("checkpoint-boundary", "checkpoint-invalidated", "rollback-twice", "mtp-carried")
+    options = RunOptions(spec=spec, faults=faults, rollback="ring")
+    assert len(notes_on(options)) == 4 and "--turns" in notes_on(options)[0]
+    assert notes_on(options, has_cache=True) == []
+    (note,) = notes_on(replace(options, rollback="planes"), has_cache=True)
+    assert "choose carry, ring or replay" in note
+    notes = notes_on(replace(options, spec=SpecOptions()), has_cache=True)
+    assert "raise --n-rs-seq" in notes[0] and "--spec-type" in notes[1]
