@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import zip_longest
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QTimer
 from PySide6.QtWidgets import QDockWidget
@@ -43,8 +43,7 @@ class PlotStack(QObject):
             for view in stack:
                 view.set_stacked(len(stack) >= _A_STACK)
             wide = max(view.legend_width for view in stack)
-            for view, below in pairwise((*stack, None)):
-                assert view is not None
+            for view, below in zip_longest(stack, stack[1:]):
                 bare = below is not None and view.is_plot_alone and below.is_plot_alone
                 view.take_place(wide, has_axis=not bare)
 
