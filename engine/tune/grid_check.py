@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-FLOORS = (0.0, 0.3, 0.6, 0.9)
+FLOORS = (0.0, 0.3, 0.6)
 _FIRST_RUNS = 2
 _FINALISTS = 5
 
