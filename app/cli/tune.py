@@ -23,6 +23,7 @@ from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Report, Table
+from engine.report.text import visible
 from engine.tune.lengths import LOOK_UPS, has_length
 from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from resources import SUITES
@@ -167,11 +168,13 @@ def run(args: argparse.Namespace) -> int:
     tuned = tune(session, plan, texts, _tell)
     if args.trials:
         tuned.data["trials"] = _trials(args, session, texts, base, tuned)
-    grid = _check_grid(session, plan, texts, tuned) if args.check_grid else None
     printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
     if not printed:
-        print("\n".join(text_lines(findings(tune_report(tuned.data)))))
-    if grid is not None:
+        found = "\n".join(text_lines(findings(tune_report(tuned.data))))
+        print(visible(found, keep_lines=True))  # names of models and prompts are anyone's
+    if args.check_grid:
+        sys.stdout.flush()  # it takes minutes
+        grid = _check_grid(session, plan, texts, tuned)
         print("\n".join(("", *tune_check.grid_lines(grid))))
     _write(args, tuned, target)
     return 0
