@@ -153,18 +153,13 @@ def run(args: argparse.Namespace) -> int:
     from engine.tune.report import findings, tune_report
     from engine.tune.tune import TunePlan, tune
 
-    plan = TunePlan(
-        prompts,
-        base,
-        args.spec_type or (*session.drafters, *LOOK_UPS),
-        args.pairs,
-        args.spec_synth_rates,
-        {name: path.name for name, path in drafts.items()},
-    )
     texts = _texts(args, session, prompts)
+    drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     if args.check_simulator:
-        tune_check.check(args, session, texts, base, plan.drafters, _tell)
+        tune_check.check(args, session, texts, base, drafters, _tell)
         return 0
+    files = {name: path.name for name, path in drafts.items()}
+    plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
     tuned = tune(session, plan, texts, _tell)
     if args.trials:
         tuned.data["trials"] = _trials(args, session, texts, base, tuned)
