@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,13 @@ from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Report, Table
+from engine.report.text import visible
 from engine.tune.lengths import LOOK_UPS, has_length
 from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from resources import SUITES
 
 if TYPE_CHECKING:
+    from engine.options import Prompt
     from engine.session import Session
     from engine.tune.grid_check import GridCheck
     from engine.tune.tune import Tuned, TunePlan
@@ -151,28 +153,23 @@ def run(args: argparse.Namespace) -> int:
     from engine.tune.report import findings, tune_report
     from engine.tune.tune import TunePlan, tune
 
-    plan = TunePlan(
-        prompts,
-        base,
-        args.spec_type or (*session.drafters, *LOOK_UPS),
-        args.pairs,
-        args.spec_synth_rates,
-        {name: path.name for name, path in drafts.items()},
-    )
-    from app.cli.run import make_prompt
-
+    texts = _texts(args, session, prompts)
+    drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     if args.check_simulator:
-        named = [(one.name, make_prompt(session, args, one.text)) for one in prompts]
-        tune_check.check(args, session, named, base, plan.drafters, _tell)
+        tune_check.check(args, session, texts, base, drafters, _tell)
         return 0
-    tuned = tune(session, plan, lambda text: make_prompt(session, args, text), _tell)
+    files = {name: path.name for name, path in drafts.items()}
+    plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
+    tuned = tune(session, plan, texts, _tell)
     if args.trials:
-        tuned.data["trials"] = _trials(args, session, plan.prompts, base, tuned)
-    grid = _check_grid(args, session, plan, tuned) if args.check_grid else None
+        tuned.data["trials"] = _trials(args, session, texts, base, tuned)
     printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
     if not printed:
-        print("\n".join(text_lines(findings(tune_report(tuned.data)))))
-    if grid is not None:
+        found = "\n".join(text_lines(findings(tune_report(tuned.data))))
+        print(visible(found, keep_lines=True))  # names of models and prompts are anyone's
+    if args.check_grid:
+        sys.stdout.flush()  # it takes minutes
+        grid = _check_grid(session, plan, texts, tuned)
         print("\n".join(("", *tune_check.grid_lines(grid))))
     _write(args, tuned, target)
     return 0
@@ -231,29 +228,38 @@ def _check_drafters(args: argparse.Namespace) -> None:
             raise OptionError(f"{name} has no length to tune.", "Leave it out.")
 
 
-def _trials(
-    args: argparse.Namespace, session: Session, prompts: Any, base: RunOptions, tuned: Tuned
-) -> list[dict[str, Any]]:
+def _texts(
+    args: argparse.Namespace, session: Session, prompts: Sequence[TunePrompt]
+) -> list[Prompt]:
     from app.cli.run import make_prompt
+
+    return [make_prompt(session, args, one.text) for one in prompts]
+
+
+def _trials(
+    args: argparse.Namespace,
+    session: Session,
+    texts: Sequence[Prompt],
+    base: RunOptions,
+    tuned: Tuned,
+) -> list[dict[str, Any]]:
     from engine.tune.lengths import drafting
     from engine.tune.trials import search
 
     options = base
     if tuned.chosen is not None:
         options = drafting(base, tuned.chosen, rates=args.spec_synth_rates)
-    texts = [make_prompt(session, args, one.text) for one in prompts]
     return search(session, texts, options, args.trials, _tell)
 
 
 def _check_grid(
-    args: argparse.Namespace, session: Session, plan: TunePlan, tuned: Tuned
+    session: Session, plan: TunePlan, texts: Sequence[Prompt], tuned: Tuned
 ) -> GridCheck:
-    from app.cli.run import make_prompt
     from engine.tune.grid_check import check_grid
 
     found = check_grid(
         session,
-        [make_prompt(session, args, one.text) for one in plan.prompts],
+        texts,
         plan.base,
         plan.drafters,
         tuned.chosen,

@@ -26,7 +26,7 @@ _LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
 def check(
     args: argparse.Namespace,
     session: Session,
-    prompts: Sequence[tuple[str, Prompt]],
+    texts: Sequence[Prompt],
     base: RunOptions,
     drafters: Sequence[str],
     tell: Callable[[str], None],
@@ -46,7 +46,7 @@ def check(
     for drafter in filter(has_floor, drafters):
         found = simulator_error(
             session,
-            prompts,
+            texts,
             base,
             drafter,
             repeats=args.pairs,

@@ -24,6 +24,8 @@ def find_results(path: Path) -> Path | None:
     other path. Looks at the first bytes only."""
     file = results_file(path)
     try:
+        if not file.is_file():  # a pipe would be waited for
+            return None
         with file.open("rb") as opened:
             head = opened.read(72)
     except OSError:

@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.files import unreadable
+from engine.gguf.binary import shorten
 
 TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
 NAME_FIELDS = ("name", "task_id", "question_id", "id")
@@ -26,7 +27,6 @@ CATEGORY_FIELDS = ("category",)
 _MOST_BYTES = 1 << 28
 _MOST_PROMPTS = 1_000_000
 _LONGEST_TEXT = 1 << 20
-_LONGEST_WORD = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _prompt(path: Path, place: str, entry: Any, fields: FieldNames, number: int)
     names = (fields.text,) if fields.text else TEXT_FIELDS
     found = next((entry[name] for name in names if name in entry), None)
     if found is None:
-        known = ", ".join(str(name)[:_LONGEST_WORD] for name in list(entry)[:8]) or "none"
+        known = ", ".join(map(shorten, list(entry)[:8])) or "none"
         raise OptionError(
             f"{path}: {place} has no field {' or '.join(names)}; its fields: {known}.",
             "Name the field of the text with --prompt-field.",
@@ -188,7 +188,7 @@ def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
     value = next((entry[name] for name in names if name in entry), "")
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""
-    return " ".join(str(value).split())[:_LONGEST_WORD]
+    return shorten(" ".join(str(value).split()))
 
 
 def _not_json(path: Path, place: str) -> OptionError:

@@ -26,6 +26,8 @@ _LONGEST = 200
 def is_tune_json(path: Path) -> bool:
     """Whether a path is such a file. Looks at the first bytes only."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open("rb") as opened:
             return _BEGIN.match(opened.read(256)) is not None
     except OSError:
@@ -74,6 +76,8 @@ def read_tune_json(path: Path) -> SweepResults:
 
 def _loaded(path: Path) -> dict[str, Any]:
     try:
+        if not path.is_file():
+            raise TraceFileError(f"{path} is no file.", "Name the file of `tune --json`.")
         if path.stat().st_size > _MOST_BYTES:
             raise TraceFileError(f"{path} is larger than 64 MiB.", _AGAIN)
         data = json.loads(path.read_text(encoding="utf-8"))

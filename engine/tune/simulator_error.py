@@ -53,7 +53,7 @@ class SettingError:
 
 def simulator_error(
     session: Session,
-    prompts: Sequence[tuple[str, Prompt]],
+    texts: Sequence[Prompt],
     base: RunOptions,
     drafter: str,
     *,
@@ -66,7 +66,6 @@ def simulator_error(
     settings = [DraftSetting(drafter, n) for n in LENGTHS]
     floors = FLOORS if not rates else [(n, 0.0) for n in MORE_LENGTHS]
     settings += [DraftSetting(drafter, n, p) for n, p in floors]
-    texts = [prompt for _, prompt in prompts]
     ran: dict[DraftSetting, list[TimedRun]] = {one: [] for one in settings}
     played: dict[DraftSetting, list[Outcomes]] = {one: [] for one in settings}
     for number in range(repeats):

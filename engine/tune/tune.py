@@ -1,7 +1,7 @@
 """From a model, its drafters and prompts to settings: record, simulate, confirm, advise.
 
     plan = TunePlan(prompts, base, drafters, pairs=6)
-    result = tune(session, plan, make_prompt, report)
+    result = tune(session, plan, texts, report)
 
 The result is plain data, as it is written to a file; engine.tune.report shows it.
 """
@@ -84,14 +84,13 @@ class Tuned:
 def tune(
     session: Session,
     plan: TunePlan,
-    make_prompt: Callable[[str], Prompt],
+    texts: Sequence[Prompt],
     report: Callable[[str], None] = lambda what: None,
 ) -> Tuned:
-    """Do all of it. report: is told what is done now. Raises what Session.start raises, and
-    OptionError where no drafter drafted anything."""
+    """Do all of it. texts: the plan's prompts as the model reads them. report: is told what is done
+    now. Raises what Session.start raises, and OptionError where no drafter drafted anything."""
     start = perf_counter()
-    prompts = [make_prompt(prompt.text) for prompt in plan.prompts]
-    recordings = record(session, prompts, plan.base, plan.drafters, rates=plan.rates, report=report)
+    recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)
     recorded_s = perf_counter() - start
     found = estimates(recordings)
     if not found:
@@ -115,7 +114,7 @@ def tune(
         if done % max(1, total // 10) == 0:
             report(f"real runs: {done} of {total}")
 
-    confirmed = confirm(session, prompts, configurations, plan.pairs, told)
+    confirmed = confirm(session, texts, configurations, plan.pairs, told)
     times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
     data = _data(session, plan, recordings, found, chosen, confirmed, times)
     return Tuned(recordings, found, settings, confirmed, data)

@@ -19,14 +19,14 @@ NONE: Any = None
 
 
 def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> GridCheck:
-    """A grid in which longer drafts are faster, n_max 16 by luck of its first run alone."""
+    """A grid in which longer drafts are faster, n_max 12 by luck of its first run alone."""
 
     def run(_: object, __: object, all_of: Sequence[Configuration], pairs: int) -> list[Confirmed]:
         found = []
         for one in all_of:
             n = float(one.options.spec.n_max if one.options.spec.types else 0)
             speeds = [10.0 + min(n, 8.0)] * pairs
-            if n == 16 and pairs == 2:
+            if n == 12 and pairs == 2:
                 speeds[0] = 99.0
             found.append(Confirmed(one.name, tuple(speeds), 1, 1, ()))
         return found
@@ -40,7 +40,7 @@ def test_the_fastest_are_run_again_beside_the_recommended(monkeypatch: pytest.Mo
     found = played(DraftSetting("draft-mtp", 2), monkeypatch)
     assert len(found.grid) == 1 + len(LENGTHS)
     lengths = [one.name.rpartition(" ")[2] for one in found.finalists]
-    assert lengths == ["plain", "16", "8", "12", "6", "4", "2"]
+    assert lengths == ["plain", "12", "8", "6", "4", "3", "2"]
     assert found.share == pytest.approx(12 / 18)
     assert found.against_fastest is not None and found.against_fastest.wins == 0
     *_, last = grid_lines(found)
@@ -51,7 +51,7 @@ def test_plain_decoding_and_the_best_itself_may_be_recommended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert played(None, monkeypatch).recommended.name == "plain"
-    best = played(DraftSetting("draft-mtp", 16), monkeypatch)
+    best = played(DraftSetting("draft-mtp", 8), monkeypatch)
     assert best.share == 1.0 and best.against_fastest is None
     assert [*grid_lines(best)][-1].endswith("it is the fastest")
 

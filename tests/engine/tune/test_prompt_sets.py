@@ -78,6 +78,7 @@ def test_fields_are_named_and_names_made_unique(tmp_path: Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
         (b"PAR1....", "Parquet"),
         (b"\x1f\x8b\x08nonsense", "broken gzip"),
+        (b'{"a\\u001b[2J": 1}', "its fields: a\N{REPLACEMENT CHARACTER}"),
         (b"[" * 100_000, "line 1 is not valid JSON"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.sweep.reader import read_results
+from engine.sweep.reader import find_results, read_results
 from engine.tune.results_file import write_results
 from engine.tune.results_json import is_tune_json, read_tune_json
 
@@ -114,7 +115,10 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -
     assert said in error.value.message
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert not is_tune_json(tmp_path / "none")
-    with pytest.raises(TraceFileError, match="cannot be read"):
-        read_tune_json(tmp_path / "none")
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("none", "pipe", "."):
+        assert not is_tune_json(tmp_path / name)
+        assert find_results(tmp_path / name) is None
+        with pytest.raises(TraceFileError, match="is no file"):
+            read_tune_json(tmp_path / name)
