@@ -90,6 +90,8 @@ def _play(case: Case, folder: Path) -> Figures:
         timer.start()
         try:
             status = main(words)
+            for each in _SIGNALS:
+                signal.signal(getattr(signal, each), signal.SIG_IGN)
             timer.cancel()
         except _NotHeardError:
             return {"not_heard": 1}

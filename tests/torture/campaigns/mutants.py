@@ -129,7 +129,7 @@ def _ran(run: Run) -> tuple[str, Text]:
 
 def _talked(options: RunOptions, tokens: Sequence[int]) -> Iterator[tuple[str, Text]]:
     """Prompts that share less and less with those before them, then texts cut back by one token
-    more each time."""
+    more each time, with another behind it and without."""
     cache = PromptCache(CacheOptions(checkpoint_min_step=5))
     opened, text = session(MODEL), []
     for prompt in (tokens[:24], tokens[:22], (*tokens[:18], *tokens[:9]), tokens[:24], tokens[:24]):
@@ -137,6 +137,9 @@ def _talked(options: RunOptions, tokens: Sequence[int]) -> Iterator[tuple[str, T
         yield _ran(run)
     for n_cut in range(1, 7):
         run, text = _answered(opened, (*text[:-n_cut], tokens[n_cut]), options, cache)
+        yield _ran(run)
+    for n_cut in range(1, 5):
+        run, text = _answered(opened, text[:-n_cut], options, cache)
         yield _ran(run)
 
 
