@@ -87,8 +87,8 @@ def _play(case: Case, folder: Path) -> Figures:
         signal.signal(getattr(signal, each), _not_heard)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"text of standard input\n"))
     with err.open("w", errors="backslashreplace") as sys.stderr:
-        timer.start()
         try:
+            timer.start()
             status = main(words)
             for each in _SIGNALS:
                 signal.signal(getattr(signal, each), signal.SIG_IGN)
