@@ -20,14 +20,17 @@ def reworded(place: str, old: str, new: str) -> tuple[Any, str, Callable[..., An
     *owners, name = path.split(".")
     owner = getattr(module, owners[0]) if owners else module
     held = owner.__dict__[name]
-    function = held.__func__ if isinstance(held, staticmethod) else held
+    wrapper = type(held) if isinstance(held, staticmethod | property) else None
+    function = held.fget if wrapper is property else held.__func__ if wrapper else held
     source = textwrap.dedent(inspect.getsource(function))
     if source.count(old) != 1:
         raise ValueError(f"{place} has {source.count(old)} times {old!r}")
-    source = source.replace(old, new).removeprefix("@staticmethod\n")
+    source = source.replace(old, new)
+    if wrapper:
+        source = source.partition("\n")[2]
     # within a function of this parameter, `super()` finds its class as it does in a class
     wrapped = f"def make(__class__):\n{textwrap.indent(source, '    ')}\n    return {name}\n"
     scope: dict[str, Any] = {}
     exec(compile(wrapped, f"<{place}>", "exec"), module.__dict__, scope)
     made = scope["make"](owner if owners else None)
-    return owner, name, staticmethod(made) if isinstance(held, staticmethod) else made
+    return owner, name, wrapper(made) if wrapper else made

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_planted_fault_is_found_and_made_small(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.torture.planted", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     line, failures, broken = json.loads(done.stdout)
     assert (line["cases"], line["failures"]) == (2 * len(FAULTS), len(FAULTS))
@@ -64,7 +64,7 @@ def test_a_model_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:
 
 def test_steps_of_a_model_file_survive_json(tmp_path: Path) -> None:
     parts = parts_of("lfm2-a-tied-f32")
-    for seed in range(60):
+    for seed in range(25):
         steps = [draw(np.random.default_rng((seed, i)), parts) for i in range(3)]
         again = json.loads(json.dumps(steps))
         folders = [tmp_path / f"{seed}-{i}" for i in range(2)]

@@ -87,9 +87,11 @@ def _play(case: Case, folder: Path) -> Figures:
         signal.signal(getattr(signal, each), _not_heard)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"text of standard input\n"))
     with err.open("w", errors="backslashreplace") as sys.stderr:
-        timer.start()
         try:
+            timer.start()
             status = main(words)
+            for each in _SIGNALS:
+                signal.signal(getattr(signal, each), signal.SIG_IGN)
             timer.cancel()
         except _NotHeardError:
             return {"not_heard": 1}

@@ -90,7 +90,7 @@ def _noticed(mutant: Reworded, clean: dict[str, list[Text]]) -> str:
                     return how
                 if text != next(expected):
                     return "text"
-        except (DraftscopeError, ValueError, IndexError, AssertionError, RuntimeError):
+        except (DraftscopeError, ValueError, LookupError, AssertionError, RuntimeError):
             return "error"
     return ""
 
@@ -129,14 +129,20 @@ def _ran(run: Run) -> tuple[str, Text]:
 
 def _talked(options: RunOptions, tokens: Sequence[int]) -> Iterator[tuple[str, Text]]:
     """Prompts that share less and less with those before them, then texts cut back by one token
-    more each time."""
+    more each time, with another behind it and without."""
     cache = PromptCache(CacheOptions(checkpoint_min_step=5))
     opened, text = session(MODEL), []
     for prompt in (tokens[:24], tokens[:22], (*tokens[:18], *tokens[:9]), tokens[:24], tokens[:24]):
         run, text = _answered(opened, prompt, options, cache)
         yield _ran(run)
+    # the end of a prompt once more, as a slot would have it that counts what it processed twice
+    run, text = _answered(opened, (*text[:24], *text[20:24], *text[24:]), options, cache)
+    yield _ran(run)
     for n_cut in range(1, 7):
         run, text = _answered(opened, (*text[:-n_cut], tokens[n_cut]), options, cache)
+        yield _ran(run)
+    for n_cut in range(1, 5):
+        run, text = _answered(opened, text[:-n_cut], options, cache)
         yield _ran(run)
 
 
