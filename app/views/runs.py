@@ -76,7 +76,6 @@ class RunsView(QStackedWidget):
         self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.detail.setContentsMargins(8, 4, 8, 4)
         self.undo = QPushButton("Undo")
-        self.undo.setFlat(True)
         self.undo.hide()
         self.undo.clicked.connect(self.undo_asked)
         column = QVBoxLayout(page := QWidget())
