@@ -371,7 +371,7 @@ def test_retheme(faulty: DivergenceView) -> None:
     light = load_theme("light")
     faulty.retheme(light)
     QApplication.processEvents()
-    assert colour_at(faulty.plots.states, 15, 0.1) == light.color("heat.high")
+    assert colour_at(faulty.plots.states, 16, 0.1) == light.color("heat.high")
     assert colour_at(faulty.plots.delta, 17.4, -11.8) == light.color("plot.band")
 
 
