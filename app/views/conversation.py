@@ -218,6 +218,7 @@ class ConversationView(QWidget):
         self._column.addWidget(self.empty, 1)
         self._column.addStretch(1)
         self.area = QScrollArea()
+        self.area.setAccessibleName("Turns")
         self.area.setWidgetResizable(True)
         self.area.setFrameShape(self.area.Shape.NoFrame)
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
