@@ -250,7 +250,7 @@ class MainWindow(QMainWindow):
         self.tokens.cancel_asked.connect(control.cancel_sequence)
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
-        panels.conversation.run_selected.connect(self.news.select_run)
+        panels.conversation.run_selected.connect(self.library.select)
         self.bridge.inspected.connect(panels.conversation.set_files)
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
