@@ -311,7 +311,7 @@ class ConversationView(QWidget):
         siblings = self._tree.siblings(turn.number)
         place = ""
         if len(siblings) > 1:
-            place = f"{siblings.index(turn.number) + 1} of {len(siblings)}"
+            place = f"{siblings.index(turn.number) + 1}/{len(siblings)}"
         card.show_turn(f"Turn {turn.number + 1}", said_text(turn), fact_lines(turn), place)
         if self._store is not None:
             card.set_answer(answer_text(self._store, turn))

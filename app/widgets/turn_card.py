@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.looks.theme import Theme, fixed_font
 
@@ -28,7 +36,7 @@ class TurnCard(QFrame):
         self.place = QLabel()
         self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
         self.branch = _button("Branch", "Go on behind this turn with another one")
-        self.run = _button("Show run", "Show this turn's run in all panels")
+        self.run = _button("Run", "Show this turn's run in all panels")
         self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
         for label in (self.said, self.answer, self.facts):
             label.setTextFormat(Qt.TextFormat.PlainText)
@@ -67,6 +75,8 @@ class TurnCard(QFrame):
         self.said.setStyleSheet(f"background: {tint}; padding: 4px; border-radius: 3px;")
 
     def _lay_out(self) -> None:
+        # as narrow as its panel: what is long wraps
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         top = QHBoxLayout()
         top.setSpacing(4)
         for widget in (self.title, self.earlier, self.place, self.later):

@@ -59,7 +59,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.cards[0].edit.click()
     assert view.box.toPlainText() == TEXT and "turn 1, as a branch" in view.how.text()
     say(demo, qtbot, TEXT + "x = 1\n")
-    assert shown(demo) == ["Turn 3"] and view.cards[0].place.text() == "2 of 2"
+    assert shown(demo) == ["Turn 3"] and view.cards[0].place.text() == "2/2"
     assert "context checkpoint at" in view.cards[0].facts.text()
     assert "1 hit, 0 misses" in view.summary.text()
     marks = view.strip.accessibleDescription()
@@ -71,7 +71,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.cards[0].branch.click()
     assert shown(demo) == ["Turn 1"]
     say(demo, qtbot, "\n\nclass B:\n")
-    assert shown(demo) == ["Turn 1", "Turn 4"] and view.cards[1].place.text() == "2 of 2"
+    assert shown(demo) == ["Turn 1", "Turn 4"] and view.cards[1].place.text() == "2/2"
     tree = TurnTree.of(demo.bridge.session_store.runs, 0)
     assert [turn.number for turn in tree.path(3)] == [0, 3]
     # every turn is a run among the others
