@@ -65,6 +65,12 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
+        "view.panel_conversation",
+        "Conve&rsation",
+        "Show or hide the turns of a conversation and what each took from memory",
+        checkable=True,
+    ),
+    ActionSpec(
         "view.panel_acceptance",
         "&Acceptance",
         "Show or hide how many drafted tokens are accepted",

@@ -27,6 +27,7 @@ from app.engine_thread.jobs import (
     ScriptRequest,
     ServerRequest,
     Servers,
+    TurnRequest,
 )
 from app.engine_thread.opening import LocalEngine
 from app.engine_thread.serving import ServerEngine
@@ -210,6 +211,13 @@ class Bridge(QObject):
     def request_of(self, run: RunRef) -> RunRequest | None:
         """What a run of the model in use was asked for, None for any other and for lanes."""
         return self._requests.get(run) if run.store is self.session_store else None
+
+    def converse(self, request: TurnRequest) -> None:
+        """Begin a turn of a conversation; it pauses, goes on and stops like a run."""
+        if self.can_start:
+            self._flags = RunFlags()
+            self._set_state(State.RUNNING)
+            self._worker.say(request, self._flags)
 
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""

@@ -60,6 +60,7 @@ class ModelFiles:
     drafts: tuple[DraftFile, ...]
     info: ModelInfo
     identity: dict[str, Any]
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,18 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
+class TurnRequest:
+    """A turn of a conversation of the model's trace. conversation: its number, None for a new one;
+    parent: the turn that it follows, None for a first one. text: what the user says."""
+
+    conversation: int | None
+    parent: int | None
+    text: str
+    options: RunOptions
+    chat: ChatWrap | None = None
+
+
+@dataclass(frozen=True)
 class CompareRequest:
     """What a comparison is made of: prompts as text, common options, lanes beside the reference.
 
@@ -132,6 +144,9 @@ class EngineSession(Protocol):
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run in a trace."""
 
+    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+        """Begin a turn of a conversation as a run in a trace."""
+
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
 
@@ -145,7 +160,7 @@ class EngineSession(Protocol):
 
 
 class ServerSession(EngineSession, Protocol):
-    """A server in use. It compares nothing and measures nothing: OptionError."""
+    """A server in use. It compares and measures nothing and holds no conversation: OptionError."""
 
     @property
     def facts(self) -> ServerFacts:

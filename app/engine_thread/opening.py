@@ -18,6 +18,7 @@ from app.engine_thread.jobs import (
     RescoreRequest,
     RunRequest,
     ScriptRequest,
+    TurnRequest,
 )
 from engine.errors import OptionError
 from engine.options import Prompt
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
+    from engine.conversation.conversation import Conversation, TurnRun
+    from engine.decode.prompt_cache import PromptCache
     from engine.observe.rescoring.rescore import Rescored
     from engine.run import Run
     from engine.session import Session
@@ -45,12 +48,13 @@ def inspect_files(request: OpenRequest) -> ModelFiles:
     cancelled = request.cancelled.is_set
     with GgufFile.open(request.target, cancelled) as file:
         info, identity = describe(file), file.identity()
+        has_chat = bool(file.str_("tokenizer.chat_template", ""))
     drafts: dict[str, DraftFile] = {}
     for path in request.drafts:
         with GgufFile.open(path, cancelled) as file:
             drafter, draft_info = describe_draft(file)
         drafts[drafter] = DraftFile(path, drafter, draft_info)
-    return ModelFiles(request.target, tuple(drafts.values()), info, identity)
+    return ModelFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
 
 
 def open_engine(
@@ -156,6 +160,9 @@ class LocalSession:
 
     def __init__(self, session: Session, target: Path) -> None:
         self._session, self.target = session, target
+        self._cache: PromptCache | None = None
+        self._held: dict[tuple[int, int, str], Conversation] = {}
+        """Conversations by their trace, number, and how they become prompts."""
 
     @property
     def compute(self) -> str:
@@ -172,6 +179,28 @@ class LocalSession:
         run = self._session.start(self._prompts(request), request.options, trace)
         self._learn_content(run)
         return run
+
+    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+        """Begin a turn; all conversations share what memory holds, as on a server."""
+        from engine.conversation.conversation import Conversation
+        from engine.conversation.rendering import Rendering
+        from engine.decode.prompt_cache import PromptCache
+
+        self._cache = self._cache or PromptCache()
+        values = request.chat.kwargs if request.chat else None
+        rendering = Rendering(
+            self._session, is_chat=request.chat is not None, template_values=values
+        )
+        how = repr(values)
+        key = id(trace), -1 if request.conversation is None else request.conversation, how
+        held = self._held.get(key)
+        if held is None:
+            held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
+        message = {"role": "user", "content": request.text}
+        turn = held.start([message], request.parent, request.options)
+        self._held[id(trace), held.number, how] = held
+        self._learn_content(turn)
+        return turn
 
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Begin a comparison on the prompts, as many side by side as the options allow, or a
@@ -215,9 +244,11 @@ class LocalSession:
         """Free the weights."""
         if self._session.content is not None:
             self._session.content.cancel()
+        self._held.clear()
+        self._cache = None
         del self._session
 
-    def _learn_content(self, job: Run | Comparison) -> None:
+    def _learn_content(self, job: Run | Comparison | TurnRun) -> None:
         """Hash the tensors beside the run, but not in front of its first token."""
         if self._session.content is not None:
             self._session.content.start(lambda: job.done or any(job.emitted))

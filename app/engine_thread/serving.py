@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from app.engine_thread.events import Post, ServerSeen
-from app.engine_thread.jobs import CompareRequest, Job, RunRequest, ScriptRequest, ServerRequest
+from app.engine_thread.jobs import (
+    CompareRequest,
+    Job,
+    RunRequest,
+    ScriptRequest,
+    ServerRequest,
+    TurnRequest,
+)
 from engine.errors import OptionError, ServerError
 from engine.observe.server.api_keys import store_key, stored_key
 from engine.progress import ReportProgress
@@ -102,6 +109,13 @@ class ServedSession:
             trace,
             parallel=request.options.parallel,
             log=self._log,
+        )
+
+    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+        """Always refused with OptionError."""
+        raise OptionError(
+            "A server's memory cannot be looked into, so no conversation is held with it here.",
+            "Open the model's file.",
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Job:

@@ -48,6 +48,7 @@ from app.engine_thread.jobs import (
     ServerRequest,
     Servers,
     ServerSession,
+    TurnRequest,
 )
 from app.models.run_notes import STARTED
 from engine.errors import Cancelled, DraftscopeError
@@ -146,6 +147,17 @@ class EngineWorker:
             return run
 
         self._submit(lambda: self._start(begin, flags, rounds))
+
+    def say(self, request: TurnRequest, flags: RunFlags) -> None:
+        """Begin a turn of a conversation, which is a run of its own."""
+
+        def begin(session: EngineSession) -> Job:
+            turn = session.say(request, self._store)
+            if self._fidelity is not None:
+                self._store.runs[turn.run_id]["fidelity"] = asdict(self._fidelity)
+            return turn
+
+        self._submit(lambda: self._start(begin, flags, None))
 
     def compare(
         self, request: CompareRequest | ScriptRequest, flags: RunFlags, rounds: int | None

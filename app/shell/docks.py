@@ -21,6 +21,7 @@ TITLES = {
     "inspector": "Step inspector",
     "runs": "Runs",
     "breaks": "Break rules",
+    "conversation": "Conversation",
     "acceptance": "Acceptance",
     "timing": "Time per round",
     "verify": "Verify width",

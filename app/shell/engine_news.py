@@ -89,8 +89,16 @@ class EngineNews(QObject):
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
             and self._bridge.server is None
         )
+        panels.conversation.set_ready(self._why_no_turn(state))
         self._show_model_text()
         self._tell_of_run_behind()
+
+    def _why_no_turn(self, state: State) -> str:
+        if self._bridge.server is not None:
+            return "A server's memory cannot be looked into: open the model's file."
+        if state in (State.RUNNING, State.PAUSED):
+            return "A run goes on; Stop (Shift+F5) ends it."
+        return "" if state is State.READY else "Open a model first."
 
     # -- servers ---------------------------------------------------------------------------
 

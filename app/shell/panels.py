@@ -13,6 +13,7 @@ from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.menus import PlotsMenu
 from app.views.breaks import BreaksView
+from app.views.conversation import ConversationView
 from app.views.findings import FindingsView
 from app.views.inspector import InspectorView
 from app.views.model_map import ModelMapView
@@ -46,6 +47,7 @@ class Panels:
         self.why_not = WhyNotStrip(theme)
         self.runs = RunsView(theme, actions)
         self.breaks = BreaksView(theme)
+        self.conversation = ConversationView(theme)
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
         self.banners = BannerArea(theme)
@@ -125,6 +127,7 @@ class Panels:
             ("inspector", self.inspector),
             ("runs", self.runs),
             ("breaks", self.breaks),
+            ("conversation", self.conversation),
         ):
             docks.fill(name, view)
 
@@ -156,6 +159,7 @@ class Panels:
             self.model_map,
             self.banners,
             self.breaks,
+            self.conversation,
         ):
             view.retheme(theme)
         if self._is_complete:

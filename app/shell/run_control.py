@@ -12,7 +12,7 @@ from app.dialogs.connect import LOOPBACK, ConnectDialog
 from app.dialogs.files import ask_model
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import RescoreUnsure, State
-from app.engine_thread.jobs import CompareRequest, ScriptRequest
+from app.engine_thread.jobs import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
 from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.panels import Panels
@@ -135,6 +135,21 @@ class RunControl:
             panel = self._panels.run_panel
             self._settings.run_form = panel.entries()
             self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+
+    def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
+        """Begin a turn of a conversation with the options of the Run panel."""
+        self._panels.banners.clear()
+        store = self._panels.conversation.store
+        if conversation is not None and store is not self._bridge.session_store:
+            self._panels.banners.add(
+                "warning",
+                "This conversation is of another model or of a trace: it cannot go on here.",
+                "New begins one with the model in use.",
+            )
+        elif self._options_are_sound():
+            panel = self._panels.run_panel
+            chat = (panel.chat() or ChatWrap()) if is_chat else None
+            self._bridge.converse(TurnRequest(conversation, parent, text, panel.options(), chat))
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of

@@ -165,7 +165,7 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(panels.centre())
         self.setStatusBar(self.status)
         self.feed = Feed(self)
-        self.feed.add(panels.text_views)
+        self.feed.add((*panels.text_views, panels.conversation))
 
     def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
         actions = self.actions_by_id
@@ -248,6 +248,10 @@ class MainWindow(QMainWindow):
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
         self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         self.tokens.cancel_asked.connect(control.cancel_sequence)
+        panels = self.panels
+        panels.conversation.say_asked.connect(control.say)
+        panels.conversation.run_selected.connect(self.library.select)
+        self.bridge.inspected.connect(panels.conversation.set_files)
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
 

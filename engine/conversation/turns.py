@@ -87,8 +87,11 @@ class TurnTree:
 
     def newest_behind(self, number: int) -> int:
         """The turn at the end of the newest branch that this turn is in."""
-        following = [n for n, turn in self.turns.items() if turn.parent == number]
-        return self.newest_behind(max(following)) if following else number
+        while following := [
+            n for n, turn in self.turns.items() if turn.parent == number and n > number
+        ]:
+            number = max(following)
+        return number
 
     def messages(self, number: int | None) -> list[Message]:
         """All that has been said up to the answer of a turn."""

@@ -17,6 +17,7 @@ from app.engine_thread.jobs import (
     RescoreRequest,
     RunRequest,
     ScriptRequest,
+    TurnRequest,
 )
 from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
@@ -160,6 +161,10 @@ class FakeSession:
         run = FakeRun(self._engine, request, self.compute, trace)
         self._engine.raise_at("begun")
         return run
+
+    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+        """Always refused."""
+        raise OptionError("Nothing is said to a fake model.", "Open another.")
 
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
         """Scripted lanes."""

@@ -39,7 +39,7 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
     assert (
         second["record"]["n_prompt"] == second["summary"]["cache_n"] + second["summary"]["prompt_n"]
     )
-    trace = open_trace(tmp_path / "out").store
+    trace = open_trace(tmp_path / "out")
     tree = TurnTree.of(trace.runs, 0)
     assert tree.messages(1)[:3] == MESSAGES and len(trace.runs) == 2
     assert tree.turns[1].record.n_reused == second["record"]["n_reused"]

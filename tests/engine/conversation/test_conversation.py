@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.conversation.checkpoint_history import CheckpointHistory
 from engine.conversation.rendering import Rendering
 from engine.conversation.turns import TurnTree, conversations
 from engine.errors import OptionError
@@ -158,3 +159,20 @@ def test_a_fault_is_named_by_its_finding(fault):
             finish(bare.start(said(LONG + "Perhaps."), None, plain)).turn.answer
             == held.tree.turns[4].answer
         )
+
+
+def test_the_history_of_checkpoints():
+    held, trace = conversation(demo(), CacheOptions(ctx_checkpoints=2, checkpoint_min_step=5))
+    options = options_of("draft-mtp", n_predict=12, n_ubatch=16, n_batch=64)
+    finish(held.start(said(LONG), None, options))
+    finish(held.start(said(LONG + "Never."), None, options))
+    last = finish(held.start(said(LONG[:60] + "Always."), None, options)).run_id
+    first = CheckpointHistory.of(trace.runs, 0, 0)
+    assert len(first.held) == 2 and first.n_hits == 0 and not first.misses
+    second = CheckpointHistory.of(trace.runs, 0, 1)
+    assert second.n_hits == 1 and sum(mark.hits for mark in second.held) <= 1
+    third = CheckpointHistory.of(trace.runs, 0, last)
+    (miss,) = third.misses
+    assert miss.run_id == last and miss.n_reused == 0 < miss.n_common
+    assert third.n_erased > 0 and len(third.held) <= 2
+    assert CheckpointHistory.of(trace.runs, 1, last).held == []

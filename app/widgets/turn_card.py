@@ -1,0 +1,108 @@
+"""One turn of a conversation: what was said, what was answered, what it took from memory."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme, fixed_font
+
+
+class TurnCard(QFrame):
+    """A card that is filled by `show_turn` and `set_answer`."""
+
+    edit_asked = Signal()
+    branch_asked = Signal()
+    run_asked = Signal()
+    sibling_asked = Signal(int)
+    """The turn before (-1) or after (+1) this one among those that follow the same turn."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.title = QLabel()
+        font = self.title.font()
+        font.setBold(True)
+        self.title.setFont(font)
+        self.earlier = _button("‹", "The earlier version of this turn")
+        self.later = _button("›", "The later version of this turn")
+        self.place = QLabel()
+        self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
+        self.branch = _button("Branch", "Go on behind this turn with another one")
+        self.run = _button("Run", "Show this turn's run in all panels")
+        self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
+        for label in (self.said, self.answer, self.facts):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setWordWrap(True)
+            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        for label in (self.said, self.answer):
+            label.setFont(fixed_font())
+        self.facts.setForegroundRole(self.facts.palette().ColorRole.PlaceholderText)
+        self._lay_out()
+        self._connect()
+        self.retheme(theme)
+
+    def show_turn(self, title: str, said: str, facts: list[str], place: str) -> None:
+        """title: which turn; place: which of several versions, empty for a single one."""
+        self.title.setText(title)
+        self.said.setText(said)
+        self.facts.setText("\n".join(facts))
+        self.place.setText(place)
+        for widget in (self.earlier, self.place, self.later):
+            widget.setVisible(bool(place))
+        self.setAccessibleName(title)
+
+    def set_answer(self, text: str) -> None:
+        """The answer as it is so far."""
+        self.answer.setText(text)
+        self.answer.setVisible(bool(text))
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        edge, panel, tint = (
+            theme.color(role).name() for role in ("ui.border", "ui.panel", "ui.raised")
+        )
+        self.setStyleSheet(
+            f"TurnCard {{ background: {panel}; border: 1px solid {edge}; border-radius: 4px; }}"
+        )
+        self.said.setStyleSheet(f"background: {tint}; padding: 4px; border-radius: 3px;")
+
+    def _lay_out(self) -> None:
+        # as narrow as its panel: what is long wraps
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        top = QHBoxLayout()
+        top.setSpacing(4)
+        for widget in (self.title, self.earlier, self.place, self.later):
+            top.addWidget(widget)
+        top.addStretch(1)
+        for button in (self.edit, self.branch, self.run):
+            top.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 6, 8, 6)
+        column.setSpacing(4)
+        column.addLayout(top)
+        for label in (self.said, self.answer, self.facts):
+            column.addWidget(label)
+
+    def _connect(self) -> None:
+        self.edit.clicked.connect(self.edit_asked)
+        self.branch.clicked.connect(self.branch_asked)
+        self.run.clicked.connect(self.run_asked)
+        self.earlier.clicked.connect(lambda: self.sibling_asked.emit(-1))
+        self.later.clicked.connect(lambda: self.sibling_asked.emit(+1))
+
+
+def _button(text: str, tip: str) -> QToolButton:
+    button = QToolButton()
+    button.setText(text)
+    button.setToolTip(tip)
+    button.setAccessibleName(tip)
+    button.setAutoRaise(True)
+    return button

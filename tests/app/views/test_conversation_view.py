@@ -1,0 +1,94 @@
+"""A conversation in the window, with the bundled model: continued, edited, branched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.shell.window import MainWindow
+from engine.conversation.turns import TurnTree
+
+TEXT = "def quicksort(arr):\n" + "    # sorts the list and gives it back\n" * 6
+
+
+@pytest.fixture
+def demo(make_window: Callable[..., MainWindow], qtbot: QtBot) -> MainWindow:
+    window = make_window(Bridge())
+    window.open_demo()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=30_000)
+    window.run_panel.n_predict.setValue(12)
+    window.docks.reveal("conversation")
+    return window
+
+
+def say(window: MainWindow, qtbot: QtBot, text: str, *, by_key: bool = False) -> None:
+    view = window.panels.conversation
+    if text:
+        view.box.setPlainText(text)
+    n_runs = len(window.bridge.session_store.runs)
+    if by_key:
+        view.box.setFocus()
+        qtbot.keyClick(view.box, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    else:
+        view.say.click()
+    qtbot.waitUntil(lambda: len(window.bridge.session_store.runs) > n_runs, timeout=30_000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=60_000)
+
+
+def shown(window: MainWindow) -> list[str]:
+    return [card.title.text() for card in window.panels.conversation.cards if card.isVisible()]
+
+
+def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot: QtBot) -> None:
+    view = demo.panels.conversation
+    assert not view.say.isEnabled() and "Nothing" in view.say.toolTip()
+    assert view.empty.isVisible() and "plain text" in view.how.text()
+    say(demo, qtbot, TEXT)
+    assert shown(demo) == ["Turn 1"] and view.box.toPlainText() == ""
+    assert "0 of" in view.cards[0].facts.text() and "held no text" in view.cards[0].facts.text()
+    say(demo, qtbot, "\n\nclass A:\n", by_key=True)
+    assert shown(demo) == ["Turn 1", "Turn 2"]
+    assert "tokens reused: " in view.cards[1].facts.text()
+    assert view.cards[1].answer.text()
+    # an earlier turn, said otherwise
+    view.cards[0].edit.click()
+    assert view.box.toPlainText() == TEXT and "turn 1, as a branch" in view.how.text()
+    say(demo, qtbot, TEXT + "x = 1\n")
+    assert shown(demo) == ["Turn 3"] and view.cards[0].place.text() == "2/2"
+    assert "context checkpoint at" in view.cards[0].facts.text()
+    assert "1 hit, 0 misses" in view.summary.text()
+    marks = view.strip.accessibleDescription()
+    assert "context checkpoint at" in marks and "1 hit," in marks
+    assert "reused" in view.strip.text_at(QPoint(1, 20))
+    # back to the first version and its answer, and on from its middle
+    view.cards[0].earlier.click()
+    assert shown(demo) == ["Turn 1", "Turn 2"]
+    view.cards[0].branch.click()
+    assert shown(demo) == ["Turn 1"]
+    say(demo, qtbot, "\n\nclass B:\n")
+    assert shown(demo) == ["Turn 1", "Turn 4"] and view.cards[1].place.text() == "2/2"
+    tree = TurnTree.of(demo.bridge.session_store.runs, 0)
+    assert [turn.number for turn in tree.path(3)] == [0, 3]
+    # every turn is a run among the others
+    assert demo.feed.run is not None and demo.feed.run.run_id == 3
+    view.cards[0].run.click()
+    assert demo.feed.run.run_id == 0 and shown(demo) == ["Turn 1"]
+    view.begin_new()
+    assert view.empty.isVisible() and view.choice.currentText() == "New conversation"
+    say(demo, qtbot, "x")
+    assert [view.choice.itemText(i) for i in range(view.choice.count())] == [
+        "Conversation 1",
+        "Conversation 2",
+    ]
+    for name in ("light", "dark"):
+        demo.set_theme(name)
+        assert not view.grab().isNull()
+    # the template that the model has may be asked for
+    view.chat.setChecked(True)
+    say(demo, qtbot, "y")
+    assert demo.bridge.session_store.runs[5]["turn"]["is_chat"] is True
