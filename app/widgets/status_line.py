@@ -23,7 +23,7 @@ _CHIPS = {
     "vs_plain": (
         "vs plain",
         "8.88×",
-        "Speed as a multiple of that of the plain run of the same prompt; — without one",
+        "Speed as a multiple of that of the plain run of the same prompt",
     ),
     "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
 }
@@ -98,9 +98,11 @@ class StatusLine(QStatusBar):
         self._model.setToolTip(text)
 
     def set_vs_plain(self, ratio: float | None) -> None:
-        """How many times as fast as the plain run, None where that was not measured."""
-        text = NOT_OBSERVED if ratio is None else f"{significant(ratio)}×"
-        self.chips["vs_plain"].set_text(text)
+        """How many times as fast as the plain run; None where that was not measured takes no
+        room."""
+        chip = self.chips["vs_plain"]
+        chip.set_text(NOT_OBSERVED if ratio is None else f"{significant(ratio)}×")
+        chip.setVisible(ratio is not None and not self.progress_shown)
 
     def set_numbers(self, numbers: LiveNumbers) -> None:
         """The figures of the run."""
@@ -149,6 +151,8 @@ class StatusLine(QStatusBar):
             widget.setVisible(shown)
         for chip in self.chips.values():
             chip.setVisible(not shown)
+        plain = self.chips["vs_plain"]
+        plain.setVisible(not shown and plain.text != NOT_OBSERVED)
 
 
 class FigureChip(QWidget):
