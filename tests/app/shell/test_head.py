@@ -54,20 +54,3 @@ def test_a_killed_window_comes_back_in_its_layout(
     window.docks["findings"].show()
     window.appearance.keep()
     assert Settings().layout("rollback") == window.docks.save()
-
-
-def test_a_dock_floats_beside_its_place_and_comes_back_to_where_it_was(
-    window: MainWindow, qtbot: QtBot
-) -> None:
-    window.resize(1024, 700)
-    qtbot.wait(10)
-    dock = window.docks["run"]
-    before = dock.mapToGlobal(QPoint())
-    dock.setFloating(True)
-    away = dock.geometry().topLeft() - before
-    assert 0 <= away.x() <= 40 and -60 <= away.y() <= 40, "the screen may end below"
-    dock.setGeometry(300, 200, 430, 280)
-    window.appearance.keep()
-    window.actions_by_id["view.layout_rollback"].trigger()
-    window.actions_by_id["view.layout_stream"].trigger()
-    assert dock.isFloating() and dock.geometry().topLeft() == QPoint(300, 200)
