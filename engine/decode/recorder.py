@@ -185,11 +185,12 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        unanswered, self._unanswered = self._unanswered, []
-        asked = [(f, f.target) for f in unanswered if isinstance(f.target, FactsRequest)]
+        waits = self._unanswered
+        asked = [(f, f.target) for f in waits if isinstance(f.target, FactsRequest)]
         targets = all_target_facts([rows for _, rows in asked])
         for (facts, _), target in zip(asked, targets, strict=True):
             facts.target = target
+        self._unanswered = []  # only now: whoever interrupts this finds them still to be asked
         waiting, self._waiting = self._waiting, []
         for write in waiting:
             write()

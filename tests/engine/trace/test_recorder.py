@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.decode import recorder
+from engine.decode.verify import FactsRequest
 from engine.errors import RollbackRefusedError
 from engine.run import LOOK_STEPS, Run
 from engine.trace.records import TABLES
@@ -81,3 +83,25 @@ def test_an_advance_ends_before_logits_pile_up() -> None:
     for _ in range(LOOK_STEPS):
         assert twin.step()
     assert_same_rows(run, twin)
+
+
+def test_an_interruption_while_facts_are_worked_out_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C may come anywhere; rows whose facts were being worked out are then written in full."""
+    left, work_out = 3, recorder.all_target_facts
+
+    def interrupted(asked: list[FactsRequest]) -> object:
+        nonlocal left
+        left -= bool(asked)
+        if left == 0:
+            left = -1
+            raise KeyboardInterrupt
+        return work_out(asked)
+
+    monkeypatch.setattr(recorder, "all_target_facts", interrupted)
+    run = session("qwen35-a-f32").start([prompt_of("qwen35-a-f32")], options_of(20))
+    with pytest.raises(KeyboardInterrupt):
+        all(iter(run.step, False))
+    assert run.trace.runs[run.run_id]["stops"] == ["stopped"]
+    assert len(run.trace.tokens)
