@@ -1,4 +1,4 @@
-"""Training text that every machine has: Python's own library and the installed dependencies."""
+"""Training text: Python's own library, the installed dependencies, the texts of our grammars."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from resources.demo.texts.generator import texts
 from resources.demo.tokenizer import EOT, entries
 
 # installed with torch, numpy, pyqtgraph, gguf and jinja2, or with Python itself
@@ -33,7 +35,8 @@ PACKAGES = (
     "tqdm",
 )
 MAX_PACKAGE_CHARS = 2_000_000
-GROUPS = ("library", "packages", "tests")
+GROUPS = ("library", "packages", "tests", "texts")
+N_TEXTS = 40_000
 _GOLDEN = 0.6180339887498949
 
 
@@ -107,22 +110,29 @@ def read_sources() -> list[CorpusFile]:
     return sources
 
 
+def generated(n: int = N_TEXTS, seed: int = 1) -> list[CorpusFile]:
+    """The group "texts": the first n that the grammars write."""
+    found = islice(texts(seed), n)
+    return [CorpusFile("texts", f"text {i}", text) for i, text in enumerate(found)]
+
+
 class Stream:
     """The tokens of one group of files, each file ended by end-of-text."""
 
-    def __init__(self, documents: Sequence[Sequence[int]], newline: np.ndarray) -> None:
-        """`newline` [V] is True for tokens that end a line."""
+    def __init__(self, documents: Sequence[Sequence[int]], newline: np.ndarray | None) -> None:
+        """`newline` [V] is True for tokens that end a line; None: windows begin with a document."""
         ids: list[int] = []
         for document in documents:
             ids.extend(document)
             ids.append(EOT)
         self.ids = np.array(ids, dtype=np.uint16)
-        ends = newline[self.ids]
-        ends[self.ids == EOT] = True
+        ends = self.ids == EOT
+        if newline is not None:
+            ends |= newline[self.ids]
         self.line_starts = np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])
 
     def window(self, index: int, length: int) -> np.ndarray:
-        """Window number `index` of `length` tokens, beginning at a line start, int64.
+        """Window number `index` of `length` tokens, beginning where one may, int64.
 
         Multiples of the golden ratio spread the windows evenly over the stream without any
         state to save, so that a resumed run sees what an unbroken one would have seen.
@@ -166,7 +176,8 @@ class Corpus:
             kept = [ids for ids, s in zip(encoded, chosen, strict=True) if not s.held_out]
             held = [ids for ids, s in zip(encoded, chosen, strict=True) if s.held_out]
             if kept:
-                train[group] = Stream(kept, newline)
+                # a text is learned from its beginning, where it will be asked for
+                train[group] = Stream(kept, None if group == "texts" else newline)
             held_out[group] = [np.array(ids, dtype=np.int64) for ids in held]
         return cls(train, held_out)
 
