@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.session import Session
-from resources.demo import export, repair
+from resources import DEMO_TARGET
+from resources.demo import eagle3, export, repair
 from resources.demo.corpus import (
     Corpus,
     CorpusFile,
@@ -96,6 +97,17 @@ def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_
         hidden, _ = again.trunk(torch.tensor([ids]))
         wanted = again.logits(hidden)[0].numpy()
     np.testing.assert_allclose(session.logits(ids), wanted, atol=2e-4)
+
+
+def test_an_eagle3_drafter_is_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, again = (eagle3.Eagle3Net(torch.zeros(8, 64)) for _ in range(2))
+    path = tmp_path / "eagle3.gguf"
+    eagle3.save(net, DEMO_TARGET, path)
+    eagle3.load(again, path)
+    for name, value in net.state_dict().items():
+        step = float(value.abs().max()) / 127
+        torch.testing.assert_close(again.state_dict()[name], value, atol=step, rtol=1e-6)
 
 
 def test_decoding_token_by_token_equals_one_pass(tokenizer: Tokenizer) -> None:
