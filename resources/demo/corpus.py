@@ -37,7 +37,7 @@ PACKAGES = (
 MAX_PACKAGE_CHARS = 2_000_000
 GROUPS = ("library", "packages", "tests", "texts")
 N_TEXTS = 40_000
-_GOLDEN = 0.6180339887498949
+_GOLDEN, _SILVER = 0.6180339887498949, 0.4142135623730951
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,8 @@ class Corpus:
         order = [g for group, n in shares.items() for g in [group] * n]
         for row in range(rows):
             number = step * rows + row
-            group = order[number % len(order)]
+            # a step that takes every other row must not always find the same groups
+            group = order[int(number * _SILVER % 1.0 * len(order))]
             if group not in self.train:
                 group = GROUPS[0]
             windows.append(self.train[group].window(number, length))

@@ -54,12 +54,12 @@ REPAIR_PLAN = Plan(
 )
 # from here on four windows in five are stories and functions
 TEXTS_PLAN = Plan(
-    "texts", 700, 0.012, 0.0025, decay_from=0.3, large_from=2.0, mtp_from=0.5, shares=TEXT_SHARES
+    "texts", 160, 0.012, 0.0025, decay_from=0.5, large_from=2.0, mtp_from=0.5, shares=TEXT_SHARES
 )
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan(
     "mtp",
-    120,
+    50,
     0.004,
     0.001,
     decay_from=0.2,
@@ -70,11 +70,11 @@ MTP_PLAN = Plan(
 )
 DRAFT_PLAN = Plan("draft", 1100, 0.02, 0.005)
 DRAFT_TEXTS_PLAN = Plan(
-    "draft-texts", 500, 0.012, 0.003, decay_from=0.3, large_from=2.0, shares=TEXT_SHARES
+    "draft-texts", 150, 0.012, 0.003, decay_from=0.3, large_from=2.0, shares=TEXT_SHARES
 )
 TUNE_PLAN = Plan(
     "draft-tuned",
-    200,
+    80,
     0.008,
     0.0015,
     decay_from=0.2,
@@ -82,7 +82,7 @@ TUNE_PLAN = Plan(
     shares=TEXT_SHARES,
     own_text=0.5,
 )
-N_OWN_TEXTS = 1024
+N_OWN_TEXTS = 384
 OWN_TEXT = 192  # tokens behind a prompt
 STAGES = ("target", "repair", "texts", "mtp", "draft", "draft-texts", "draft-tuned", "export")
 
