@@ -54,7 +54,7 @@ REPAIR_PLAN = Plan(
 )
 # from here on four windows in five are stories and functions
 TEXTS_PLAN = Plan(
-    "texts", 160, 0.012, 0.0025, decay_from=0.5, large_from=2.0, mtp_from=0.5, shares=TEXT_SHARES
+    "texts", 300, 0.012, 0.0025, decay_from=0.6, large_from=2.0, mtp_from=0.75, shares=TEXT_SHARES
 )
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan(
