@@ -150,14 +150,14 @@ def make(shop: Workshop, stages: set[str]) -> None:
         target = shop.begun(TARGET, DEMO_TARGET, *_asked(stages, TARGET_PLAN, REPAIR_PLAN))
     if behind_target - {"target", "repair"}:
         shop.run(target, TEXTS_PLAN)
-    if stages & {"mtp", "export"}:
+    if "mtp" in stages:
         _freeze_trunk(target)
         shop.run(target, MTP_PLAN, shop.own_text(target))
     if stages & {"draft", "draft-texts", "draft-tuned", "export"}:
         draft = shop.begun(DRAFT, DEMO_DRAFT, DRAFT_PLAN)
     if stages & {"draft-texts", "draft-tuned", "export"}:
         shop.run(draft, DRAFT_TEXTS_PLAN)
-    if stages & {"draft-tuned", "export"}:
+    if "draft-tuned" in stages:
         shop.run(draft, TUNE_PLAN, shop.own_text(target))
     if "export" in stages:
         _export(shop, target, draft)
