@@ -1,4 +1,4 @@
-"""Training text that every machine has: Python's own library and the installed dependencies."""
+"""Training text: Python's own library, the installed dependencies, the texts of our grammars."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from resources.demo.texts.generator import texts
 from resources.demo.tokenizer import EOT, entries
 
 # installed with torch, numpy, pyqtgraph, gguf and jinja2, or with Python itself
@@ -33,8 +35,9 @@ PACKAGES = (
     "tqdm",
 )
 MAX_PACKAGE_CHARS = 2_000_000
-GROUPS = ("library", "packages", "tests")
-_GOLDEN = 0.6180339887498949
+GROUPS = ("library", "packages", "tests", "texts")
+N_TEXTS = 20_000
+_GOLDEN, _SILVER = 0.6180339887498949, 0.4142135623730951
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +110,29 @@ def read_sources() -> list[CorpusFile]:
     return sources
 
 
+def generated(n: int = N_TEXTS, seed: int = 1) -> list[CorpusFile]:
+    """The group "texts": the first n that the grammars write."""
+    found = islice(texts(seed), n)
+    return [CorpusFile("texts", f"text {i}", text) for i, text in enumerate(found)]
+
+
 class Stream:
     """The tokens of one group of files, each file ended by end-of-text."""
 
-    def __init__(self, documents: Sequence[Sequence[int]], newline: np.ndarray) -> None:
-        """`newline` [V] is True for tokens that end a line."""
+    def __init__(self, documents: Sequence[Sequence[int]], newline: np.ndarray | None) -> None:
+        """`newline` [V] is True for tokens that end a line; None: windows begin with a document."""
         ids: list[int] = []
         for document in documents:
             ids.extend(document)
             ids.append(EOT)
         self.ids = np.array(ids, dtype=np.uint16)
-        ends = newline[self.ids]
-        ends[self.ids == EOT] = True
+        ends = self.ids == EOT
+        if newline is not None:
+            ends |= newline[self.ids]
         self.line_starts = np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])
 
     def window(self, index: int, length: int) -> np.ndarray:
-        """Window number `index` of `length` tokens, beginning at a line start, int64.
+        """Window number `index` of `length` tokens, beginning where one may, int64.
 
         Multiples of the golden ratio spread the windows evenly over the stream without any
         state to save, so that a resumed run sees what an unbroken one would have seen.
@@ -147,6 +157,20 @@ def layout_tokens(tokenizer: Tokenizer) -> np.ndarray:
     return np.array([t.endswith("Ċ") or set(t) <= space for t in entries(tokenizer)])
 
 
+def _parts(source: CorpusFile) -> tuple[str, str]:
+    """The text in two parts that are encoded apart.
+
+    Most generated texts are cut at the end of a line, half of these the first line: a prompt ends
+    there, and what follows it begins with a line feed that elsewhere belongs to the token before.
+    """
+    text, key = source.text, _hash(source.name) // 25
+    ends = [i for i, character in enumerate(text) if character == "\n"]
+    if source.group != "texts" or not ends or key % 5 == 0:
+        return text, ""
+    at = ends[0 if key % 5 < 3 else key // 5 % len(ends)]
+    return text[:at], text[at:]
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Tokenised training streams and held-out documents by group."""
@@ -162,11 +186,15 @@ class Corpus:
         held_out: dict[str, list[np.ndarray]] = {}
         for group in GROUPS:
             chosen = [s for s in sources if s.group == group]
-            encoded = [e.ids for e in tokenizer.encode_batch([s.text for s in chosen])]
+            halves = [
+                tokenizer.encode_batch(list(h)) for h in zip(*map(_parts, chosen), strict=True)
+            ]
+            encoded = [[i for half in halves for i in half[n].ids] for n in range(len(chosen))]
             kept = [ids for ids, s in zip(encoded, chosen, strict=True) if not s.held_out]
             held = [ids for ids, s in zip(encoded, chosen, strict=True) if s.held_out]
             if kept:
-                train[group] = Stream(kept, newline)
+                # a text is learned from its beginning, where it will be asked for
+                train[group] = Stream(kept, None if group == "texts" else newline)
             held_out[group] = [np.array(ids, dtype=np.int64) for ids in held]
         return cls(train, held_out)
 
@@ -179,7 +207,8 @@ class Corpus:
         order = [g for group, n in shares.items() for g in [group] * n]
         for row in range(rows):
             number = step * rows + row
-            group = order[number % len(order)]
+            # a step that takes every other row must not always find the same groups
+            group = order[int(number * _SILVER % 1.0 * len(order))]
             if group not in self.train:
                 group = GROUPS[0]
             windows.append(self.train[group].window(number, length))

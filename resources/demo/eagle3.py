@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from torch import Tensor, nn
 
 from kernels.norm import rms_norm
@@ -125,6 +125,23 @@ def _neighbours_turn(rows: np.ndarray) -> np.ndarray:
     heads = rows.reshape(-1, HEAD_DIM, rows.shape[1])
     halves = heads.reshape(len(heads), 2, HEAD_DIM // 2, -1)
     return halves.transpose(0, 2, 1, 3).reshape(rows.shape)
+
+
+def _halves_turn(rows: np.ndarray) -> np.ndarray:
+    """The other way: rows of a file as the net has them."""
+    heads = rows.reshape(-1, HEAD_DIM // 2, 2, rows.shape[1])
+    return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
+
+
+def load(net: Eagle3Net, path: Path) -> None:
+    """Give `net` the weights of the drafter at `path`, as Q8_0 keeps them."""
+    state = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        array = dequantize(tensor.data, tensor.tensor_type)
+        if "attn_q." in tensor.name or "attn_k." in tensor.name:
+            array = _halves_turn(array)
+        state[str(tensor.name)] = torch.from_numpy(array.copy())
+    net.load_state_dict(state)
 
 
 def save(net: Eagle3Net, target: Path, path: Path) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf.quants import quantize
+import torch
+from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer
 
 from resources.demo.model import EPS, THETA, DemoModel
 from resources.demo.tokenizer import EOT, SPECIALS, entries, merges
 
-DESCRIPTION = "tiny demonstration model trained from scratch on Python sources"
+DESCRIPTION = "tiny demonstration model: Python sources, generated stories and functions"
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -30,6 +31,18 @@ def tensors(model: DemoModel) -> dict[str, np.ndarray]:
             name, array = name.replace("log_decay", "ssm_a"), -np.exp(array)
         result[name] = array
     return result
+
+
+def load(model: DemoModel, path: Path) -> None:
+    """Give `model` the weights of the file at `path`, of the same shape, as Q8_0 keeps them."""
+    state = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        name = str(tensor.name)
+        if name.endswith("ssm_a"):
+            name, value = name.replace("ssm_a", "log_decay"), torch.log(-value)
+        state[name] = value
+    model.load_state_dict(state)
 
 
 def _is_quantised(name: str, array: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from resources.demo.corpus import Corpus
 from resources.demo.model import DemoModel
+from resources.demo.tokenizer import EOT
 
 N_GRAM = 6
 NONE = -1
@@ -56,6 +57,20 @@ def generate(model: DemoModel, prompts: Tensor, n_tokens: int) -> Tensor:
         hidden, caches = model.trunk(ids[-1], caches, position)
         ids.append(model.logits(hidden).argmax(-1))
     return torch.cat(ids, dim=1)
+
+
+def whole_texts(texts: Sequence[Tensor], length: int) -> Tensor:
+    """Texts [T] up to their ends, one after another in rows [m, length].
+
+    Each row begins with a text.
+    """
+    made: list[list[int]] = [[]]
+    for text in texts:
+        row = text.tolist()
+        if len(made[-1]) >= length:
+            made.append([])
+        made[-1].extend(row[: row.index(EOT) + 1] if EOT in row else row)
+    return torch.tensor([row[:length] for row in made if len(row) >= length])
 
 
 class _Row:

@@ -23,6 +23,7 @@ from resources.demo.repair import NONE, Repaired, cut_prompts, generate_repaired
 WINDOW = 384
 ROWS = 4  # of one micro-batch; every micro-batch has this shape, so that one compilation serves
 SHARES = {"library": 10, "packages": 5, "tests": 1}
+TEXT_SHARES = {"texts": 13, "library": 2, "packages": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,9 @@ class Stage:
                 text = " ".join(f"{k} {v:.3f}" for k, v in report.items())
                 log(f"{self.plan.name} {self.step} {text} {n_tokens / seconds:.0f} tokens/s")
             if time.monotonic() - saved > 180:
-                held = held_out_loss(self.model, self.corpus.held_out["library"], 20)
-                log(f"{self.plan.name} {self.step} held out {held:.3f}")
+                group = next(iter(self.plan.shares))
+                held = held_out_loss(self.model, self.corpus.held_out[group], 20)
+                log(f"{self.plan.name} {self.step} held out, {group} {held:.3f}")
                 self.save()
                 saved = time.monotonic()
         self.save()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import gguf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -50,6 +51,17 @@ def load_or_train(path: Path, texts: Iterable[str]) -> Tokenizer:
         path.parent.mkdir(parents=True, exist_ok=True)
         train(texts).save(str(path))
     return Tokenizer.from_file(str(path))
+
+
+def from_file(path: Path) -> Tokenizer:
+    """The tokenizer of a demo model's file."""
+    fields = gguf.GGUFReader(path).fields
+    texts, rules = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges"))
+    pairs = [tuple(rule.split(" ")) for rule in rules]
+    vocabulary = {text: i for i, text in enumerate(texts[:EOT])}
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer
 
 
 def merges(tokenizer: Tokenizer) -> list[str]:

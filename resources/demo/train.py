@@ -1,8 +1,8 @@
 """Make the demo models: `python -m resources.demo.train`.
 
-Everything comes from text that is on the machine anyway. The stages follow one another and are
-resumed where they stopped; their checkpoints lie in `work/` beside this file, the finished pair
-as well, so that the shipped one is only replaced by hand.
+Everything comes from text that is on the machine anyway, and from grammars (`texts`). The stages
+follow one another and are resumed where they stopped; their checkpoints lie in `work/` beside this
+file, the finished pair as well, so that the shipped one is only replaced by hand.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from resources import DEMO_DRAFT, DEMO_TARGET
 from resources.demo import export
-from resources.demo.corpus import Corpus, newline_tokens, read_sources
+from resources.demo.corpus import Corpus, generated, newline_tokens, read_sources
 from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
-from resources.demo.repair import cut_prompts, generate
-from resources.demo.stages import WINDOW, Plan, Stage, workers
-from resources.demo.tokenizer import load_or_train
+from resources.demo.repair import cut_prompts, generate, whole_texts
+from resources.demo.stages import TEXT_SHARES, WINDOW, Plan, Stage, workers
+from resources.demo.tokenizer import from_file, load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(
@@ -51,12 +52,39 @@ REPAIR_PLAN = Plan(
     repair_weight=1.0,
     refresh=15,
 )
+# from here on four windows in five are stories and functions
+TEXTS_PLAN = Plan(
+    "texts", 300, 0.012, 0.0025, decay_from=0.6, large_from=2.0, mtp_from=0.75, shares=TEXT_SHARES
+)
 # the MTP block and the draft have to guess the target's text, not their library's
-MTP_PLAN = Plan("mtp", 80, 0.004, 0.001, decay_from=0.2, large_from=2.0, mtp_from=0.0, own_text=0.5)
+MTP_PLAN = Plan(
+    "mtp",
+    50,
+    0.004,
+    0.001,
+    decay_from=0.2,
+    large_from=2.0,
+    mtp_from=0.0,
+    shares=TEXT_SHARES,
+    own_text=0.5,
+)
 DRAFT_PLAN = Plan("draft", 1100, 0.02, 0.005)
-TUNE_PLAN = Plan("draft-tuned", 300, 0.01, 0.002, decay_from=0.2, large_from=2.0, own_text=0.5)
-N_OWN_TEXTS = 256
-STAGES = ("target", "repair", "draft", "mtp", "draft-tuned", "export")
+DRAFT_TEXTS_PLAN = Plan(
+    "draft-texts", 150, 0.012, 0.003, decay_from=0.3, large_from=2.0, shares=TEXT_SHARES
+)
+TUNE_PLAN = Plan(
+    "draft-tuned",
+    80,
+    0.008,
+    0.0015,
+    decay_from=0.2,
+    large_from=2.0,
+    shares=TEXT_SHARES,
+    own_text=0.5,
+)
+N_OWN_TEXTS = 384
+OWN_TEXT = 192  # tokens behind a prompt
+STAGES = ("target", "repair", "texts", "mtp", "draft", "draft-texts", "draft-tuned", "export")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +96,7 @@ class Workshop:
     folder: Path
     seed: int
     compiled: bool
+    from_shipped: bool
     threads: ThreadPoolExecutor
     log: Callable[[str], None]
 
@@ -89,37 +118,54 @@ class Workshop:
         stage.resume()
         stage.run(self.threads, self.log)
 
+    def begun(self, config: DemoConfig, shipped: Path, *plans: Plan) -> DemoModel:
+        """A model as the shipped file has it, if that was asked for, or brought through `plans`."""
+        model = self.model(config)
+        if self.from_shipped:
+            export.load(model, shipped)
+            return model
+        for plan in plans:
+            self.run(model, plan)
+        return model
+
     def own_text(self, model: DemoModel, n: int = N_OWN_TEXTS) -> Tensor:
-        """About n rows of the target's greedy text, [n, WINDOW + 1], made once."""
+        """Rows of n greedy texts of the target, [rows, WINDOW + 1], made once."""
         path = self.folder / "own-text.pt"
         if not path.exists():
-            groups = ("library", "packages")
+            groups = (*["texts"] * 5, "library")
             newline = newline_tokens(self.tokenizer)
             prompts = cut_prompts(self.corpus, 1 << 20, n, groups, newline)
-            batches = [generate(model, rows, WINDOW + 1 - rows.shape[1]) for rows in prompts]
-            rows = torch.cat(batches)
-            torch.save(rows, path)
+            parts = [part for rows in prompts for part in rows.split(64)]
+            made = self.threads.map(lambda part: generate(model, part, OWN_TEXT), parts)
+            rows = [row for batch in made for row in batch]
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+            torch.save(whole_texts([rows[i] for i in order.tolist()], WINDOW + 1), path)
         return torch.load(path, weights_only=True)
 
 
 def make(shop: Workshop, stages: set[str]) -> None:
     """Run `stages`; what they build on is taken from its checkpoints, or made first."""
-    needs_target = stages != {"draft"}
-    if needs_target:
-        target = shop.model(TARGET)
-        shop.run(target, TARGET_PLAN)
-    if needs_target and stages != {"target"}:
-        shop.run(target, REPAIR_PLAN)
-    if stages & {"mtp", "export"}:
+    behind_target = stages - {"draft", "draft-texts"}
+    if behind_target:
+        target = shop.begun(TARGET, DEMO_TARGET, *_asked(stages, TARGET_PLAN, REPAIR_PLAN))
+    if behind_target - {"target", "repair"}:
+        shop.run(target, TEXTS_PLAN)
+    if "mtp" in stages:
         _freeze_trunk(target)
         shop.run(target, MTP_PLAN, shop.own_text(target))
-    if stages & {"draft", "draft-tuned", "export"}:
-        draft = shop.model(DRAFT)
-        shop.run(draft, DRAFT_PLAN)
-        if needs_target:
-            shop.run(draft, TUNE_PLAN, shop.own_text(target))
+    if stages & {"draft", "draft-texts", "draft-tuned", "export"}:
+        draft = shop.begun(DRAFT, DEMO_DRAFT, DRAFT_PLAN)
+    if stages & {"draft-texts", "draft-tuned", "export"}:
+        shop.run(draft, DRAFT_TEXTS_PLAN)
+    if "draft-tuned" in stages:
+        shop.run(draft, TUNE_PLAN, shop.own_text(target))
     if "export" in stages:
         _export(shop, target, draft)
+
+
+def _asked(stages: set[str], *plans: Plan) -> tuple[Plan, ...]:
+    """The target's first plans: of both, only `target` if no stage builds on the second."""
+    return plans[:1] if stages <= {"target", "draft", "draft-texts"} else plans
 
 
 def _freeze_trunk(target: DemoModel) -> None:
@@ -153,6 +199,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--from-shipped", action="store_true", help="begin `texts` and `draft-texts` from the files"
+    )
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--restart", action="store_true", help="forget the checkpoints")
     args = parser.parse_args()
@@ -169,16 +218,25 @@ def main() -> None:
     if args.restart:
         for path in args.work.glob("*.pt"):
             path.unlink()
-    sources = read_sources()
-    tokenizer = load_or_train(
-        args.work / "tokenizer.json",
-        (s.text for s in sources if s.group != "tests" and not s.held_out),
+    sources = read_sources() + generated()
+    learned = (s.text for s in sources if s.group in ("library", "packages") and not s.held_out)
+    tokenizer = (
+        from_file(DEMO_TARGET)
+        if args.from_shipped
+        else load_or_train(args.work / "tokenizer.json", learned)
     )
     corpus = Corpus.build(sources, tokenizer)
     log(", ".join(f"{group} {len(s.ids)} tokens" for group, s in corpus.train.items()))
     with workers(args.threads) as threads:
         shop = Workshop(
-            corpus, tokenizer, args.work, args.seed, has_compiler() and not args.eager, threads, log
+            corpus,
+            tokenizer,
+            args.work,
+            args.seed,
+            has_compiler() and not args.eager,
+            args.from_shipped,
+            threads,
+            log,
         )
         make(shop, stages)
 

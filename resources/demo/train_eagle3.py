@@ -1,8 +1,8 @@
 """Make the demo target's EAGLE-3 drafter: `python -m resources.demo.train_eagle3`.
 
-The target continues pieces of the training text greedily, in the engine; the drafter learns what
-the target says there, in chains as it will draft. Texts and checkpoints lie in `work/` beside this
-file; a stopped run goes on from them.
+The target continues beginnings of the training text greedily, in the engine; the drafter learns
+what the target says there, in chains as it will draft. Texts and checkpoints lie in `work/` beside
+this file; a stopped run goes on from them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.session import Session
 from kernels.dequant import dequantise
-from resources import DEMO_TARGET
+from resources import DEMO_EAGLE3, DEMO_TARGET
 from resources.demo.corpus import CorpusFile, read_sources
-from resources.demo.eagle3 import TAPS, Eagle3Net, save
+from resources.demo.eagle3 import TAPS, Eagle3Net, load, save
 from resources.demo.model import product
 from resources.demo.optimiser import Optimiser, decay
 from resources.demo.stages import workers
+from resources.demo.texts.generator import texts
 from resources.demo.train import WORK
 
 LENGTH = 160
@@ -36,17 +37,23 @@ _WEIGHTS = (1.0, 0.8, 0.65)
 
 
 class Texts:
-    """Rows of token ids [n, LENGTH]: pieces of the training text, and the target's own."""
+    """Rows of token ids [n, LENGTH]: pieces of the training text, and the target's own.
+
+    Four in five are beginnings of stories and functions, as in the target's training.
+    """
 
     def __init__(self, session: Session, seed: int) -> None:
         self._session = session
         sources = [s for s in read_sources() if not s.held_out and s.group != "tests"]
         self._sources = [s for s in sources if len(s.text) > 4000]
         self._rng = np.random.default_rng(seed)
+        self._generated = texts(seed)
 
     def piece(self, n: int) -> list[int]:
-        """n tokens from a line start."""
+        """n tokens from the beginning of a generated text, or from a line start."""
         while True:
+            if self._rng.random() < 0.8:
+                return list(self._session.tokenizer.encode(next(self._generated))[:n])
             source: CorpusFile = self._sources[self._rng.integers(len(self._sources))]
             at = source.text.find("\n", int(self._rng.integers(len(source.text) - 2000))) + 1
             ids = self._session.tokenizer.encode(source.text[at : at + 8 * n], parse_special=False)
@@ -128,9 +135,11 @@ class Training:
                 print(f"{len(self._own)} texts, {time.monotonic() - began:.0f} s", flush=True)
                 torch.save(self._own, path)
 
-    def resume(self) -> None:
-        """Go on from the checkpoint if there is one."""
+    def resume(self, from_shipped: bool) -> None:
+        """Go on from the checkpoint if there is one, else from the shipped file if asked to."""
         path = self._folder / "eagle3.pt"
+        if from_shipped:
+            load(self.net, DEMO_EAGLE3)
         if path.exists():
             state = torch.load(path, weights_only=True)
             self.net.load_state_dict(state["net"])
@@ -193,15 +202,16 @@ class Training:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
-    parser.add_argument("--texts", type=int, default=2048, help="rows of the target's own text")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--texts", type=int, default=512, help="rows of the target's own text")
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--from-shipped", action="store_true", help="begin from the shipped file")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     with workers(2) as threads:
         session = Session.open(DEMO_TARGET, compute="f32")
         training = Training(session, args.work, args.steps, args.seed)
-        training.resume()
+        training.resume(args.from_shipped)
         training.make_texts(args.texts)
         training.run(threads)
 

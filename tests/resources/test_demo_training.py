@@ -5,15 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.quants import dequantize
 from tokenizers import Tokenizer
 
 from engine.session import Session
-from resources.demo import export, repair
+from resources import DEMO_TARGET
+from resources.demo import eagle3, export, repair
 from resources.demo.corpus import (
     Corpus,
     CorpusFile,
@@ -22,11 +21,10 @@ from resources.demo.corpus import (
     layout_tokens,
     newline_tokens,
 )
-from resources.demo.evaluate import is_indented
 from resources.demo.model import DemoConfig, DemoModel
 from resources.demo.optimiser import decay, orthogonalise
 from resources.demo.stages import Plan, Stage, language_loss
-from resources.demo.tokenizer import EOT, N_VOCAB, train
+from resources.demo.tokenizer import EOT, N_VOCAB, from_file, train
 
 TINY = DemoConfig("tiny", 2, 64, 64, 1, 1, 1, 2, interval=2, n_mtp=1, d_state=32)
 
@@ -78,25 +76,13 @@ def test_a_few_steps_lower_the_loss_and_a_resumed_run_is_the_same(
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def read_back(model: DemoModel, path: Path) -> DemoModel:
-    """The weights that `path` holds, in a model shaped like `model`."""
-    again = DemoModel(model.c)
-    state = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        name = str(tensor.name)
-        if name.endswith("ssm_a"):
-            name, value = name.replace("ssm_a", "log_decay"), torch.log(-value)
-        state[name] = value
-    again.load_state_dict(state)
-    return again
-
-
 def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = tiny()
     path = tmp_path / "tiny.gguf"
     export.save(model, tokenizer, path)
-    again = read_back(model, path)
+    again = tiny(seed=1)
+    export.load(again, path)
+    assert from_file(path).to_str() == tokenizer.to_str()
     for name, value in export.tensors(again).items():
         wanted = export.tensors(model)[name]
         # Q8_0 rounds to 1/127 of the largest of 32 values; the rest is kept exactly
@@ -111,6 +97,17 @@ def test_export_reloads_with_equal_weights_and_logits(tokenizer: Tokenizer, tmp_
         hidden, _ = again.trunk(torch.tensor([ids]))
         wanted = again.logits(hidden)[0].numpy()
     np.testing.assert_allclose(session.logits(ids), wanted, atol=2e-4)
+
+
+def test_an_eagle3_drafter_is_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, again = (eagle3.Eagle3Net(torch.zeros(8, 64)) for _ in range(2))
+    path = tmp_path / "eagle3.gguf"
+    eagle3.save(net, DEMO_TARGET, path)
+    eagle3.load(again, path)
+    for name, value in net.state_dict().items():
+        step = float(value.abs().max()) / 127
+        torch.testing.assert_close(again.state_dict()[name], value, atol=step, rtol=1e-6)
 
 
 def test_decoding_token_by_token_equals_one_pass(tokenizer: Tokenizer) -> None:
@@ -232,16 +229,10 @@ def test_layout_tokens_are_line_ends_and_white_space(tokenizer: Tokenizer) -> No
         assert all(flags[i] == flag for i in tokenizer.encode(text).ids), text
 
 
-def test_indentation() -> None:
-    prompt = "def f(x):\n"
-    assert is_indented(
-        prompt + "    if x:\n        return [\n   1]\n    return 2\ndef", len(prompt)
-    )
-    assert not is_indented(prompt + "        return 1\n", len(prompt))
-    assert is_indented("def f(x):  # why:\n    return 1\n", len("def f(x):"))
-    assert not is_indented("def f(x):  # why\n        return 1\n", len("def f(x):"))
-    assert not is_indented(prompt + "    return 1\n  x = 2\n", len(prompt))
-    assert is_indented(prompt + '    """Text:\n  free\n    """\n    return 1\n', len(prompt))
+def test_whole_texts_end_where_they_end_and_rows_begin_with_one() -> None:
+    texts = [torch.tensor(row) for row in ([1, 2, EOT, 9, 9], [3, 4, 5, 6, 7], [8, EOT, 9, 9, 9])]
+    rows = repair.whole_texts([*texts, *texts], 6)
+    assert rows.tolist() == [[1, 2, EOT, 3, 4, 5], [8, EOT, 1, 2, EOT, 3]]
 
 
 def test_optimiser_parts() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
+
+CAPTURED_TARGET = Path(__file__).parents[1] / "data" / "captures" / "demo-target.gguf"
+"""The bundled model as it was when the captures were recorded: its texts are theirs."""
 
 PROMPT = "def quicksort(arr):"
 N_PROMPT = 10

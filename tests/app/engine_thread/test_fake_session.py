@@ -14,7 +14,7 @@ from engine.trace.store import TraceStore
 from resources import DEMO_TARGET, demo_prompts
 from tests.support.fake_session import FakeEngine
 
-OPTIONS = RunOptions(n_predict=48, spec=SpecOptions(types=("draft-mtp",)), rollback="planes")
+OPTIONS = RunOptions(n_predict=44, spec=SpecOptions(types=("draft-mtp",)), rollback="planes")
 Columns = dict[tuple[str, str], set[str]]
 
 

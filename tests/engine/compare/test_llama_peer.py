@@ -41,6 +41,7 @@ from resources import DEMO_TARGET, MEMORY_SCRIPTS, SCENARIOS
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import DATA, golden, options_of
 from tests.support.golden_runs import session as golden_session
+from tests.support.observed_texts import CAPTURED_TARGET
 
 BUILD = os.environ.get("DRAFTSCOPE_LLAMA_CPP", "")
 CAPTURES = Path(__file__).parents[3].parent / "shared" / "captures"
@@ -78,7 +79,9 @@ def measured() -> dict[str, Any]:
 
 @cache
 def session_of(name: str) -> Session:
-    return Session.open(DEMO_TARGET, compute="f32") if "demo" in name else golden_session(name)
+    if "demo" in name:
+        return Session.open(CAPTURED_TARGET, compute="f32")
+    return golden_session(name)
 
 
 @cache

@@ -15,8 +15,8 @@ from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from resources import DEMO_TARGET
 from tests.support.observed_texts import (
+    CAPTURED_TARGET,
     GREEDY,
     META,
     N_PROMPT,
@@ -32,7 +32,7 @@ IDS = emitted_ids()
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    return Session.open(DEMO_TARGET, compute="f32")
+    return Session.open(CAPTURED_TARGET, compute="f32")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_near_tie_is_no_change(session, logits) -> None:
 @pytest.mark.parametrize("compute", ["bf16", "int8", "blocks"])
 def test_rounding_of_other_compute_modes_is_no_change(compute) -> None:
     run = observed_run()
-    result = rescore(Session.open(DEMO_TARGET, compute=compute), run.store, run.run_id)
+    result = rescore(Session.open(CAPTURED_TARGET, compute=compute), run.store, run.run_id)
     assert result.n_changed == 0 and result.compute == compute
 
 
@@ -220,7 +220,7 @@ def test_a_fault_of_our_own_engine_is_found_where_plain_decoding_parts_from_it(s
 
 
 def test_a_run_in_another_compute_mode_is_judged_by_that_modes_noise(session) -> None:
-    store = _own_run(Session.open(DEMO_TARGET, compute="int8"))
+    store = _own_run(Session.open(CAPTURED_TARGET, compute="int8"))
     assert rescore(session, store, 0).n_changed == 0
 
 

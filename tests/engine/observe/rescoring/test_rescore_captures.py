@@ -18,7 +18,7 @@ from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from resources import DEMO_TARGET
+from tests.support.observed_texts import CAPTURED_TARGET
 from tests.support.scripted_server import CAPTURES
 
 pytestmark = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures are not at hand")
@@ -28,7 +28,7 @@ RIGHT = ("mtp", "mtp-2-slots", "draft", "plain", "ngram-mod", "chain", "stops")
 
 @cache
 def session(compute: str = "f32") -> Session:
-    return Session.open(DEMO_TARGET, compute=compute)
+    return Session.open(CAPTURED_TARGET, compute=compute)
 
 
 def imported(name: str | Path) -> RunRef:

@@ -11,8 +11,8 @@ from engine.options import RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from resources import DEMO_TARGET
 from tests.support.observed_texts import (
+    CAPTURED_TARGET,
     GREEDY,
     N_PROMPT,
     PROMPT,
@@ -27,7 +27,7 @@ PLAIN = [(0, 0, [token]) for token in IDS]
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    return Session.open(DEMO_TARGET, compute="f32")
+    return Session.open(CAPTURED_TARGET, compute="f32")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,55 @@
+"""The endless text: `python -m resources.demo.texts.generator` prints some of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+from resources import demo_prompts
+from resources.demo.texts.functions import function
+from resources.demo.texts.on_lists import ON_LISTS
+from resources.demo.texts.on_values import ON_VALUES
+from resources.demo.texts.programs import PROGRAMS, program
+from resources.demo.texts.prompts import FURTHER
+from resources.demo.texts.stories import story
+
+P_STORY = 0.45
+FAMILIES = ON_LISTS + ON_VALUES
+
+
+def texts(seed: int) -> Iterator[str]:
+    """Stories and programs without end; the same for the same seed.
+
+    No text begins with a bundled prompt or one of `FURTHER`: what those say first, who it is about
+    or under what names, is kept for measuring.
+    """
+    rng = Random(seed)
+    kept = tuple(prompt.text for prompt in demo_prompts()) + FURTHER
+    while True:
+        text = _text(rng)
+        if not text.startswith(kept):
+            yield text
+
+
+def _text(rng: Random) -> str:
+    if rng.random() < P_STORY:
+        return story(rng)
+    number = rng.randrange(len(FAMILIES) + len(PROGRAMS))
+    if number < len(FAMILIES):
+        return function(FAMILIES[number], rng)
+    return program(PROGRAMS[number - len(FAMILIES)], rng)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=8, help="how many texts")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    for text in islice(texts(args.seed), args.n):
+        print("=" * 80, text, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
