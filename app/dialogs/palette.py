@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
     QHeaderView,
+    QLabel,
     QLineEdit,
     QTreeWidget,
     QTreeWidgetItem,
@@ -92,9 +93,12 @@ class CommandPalette(QFrame):
         self.list.header().setStretchLastSection(False)
         self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         self.list.itemClicked.connect(lambda _: self.trigger())
+        self.none = QLabel("No command has these letters.")
+        self.none.setMargin(_ROW_PADDING)
         column = QVBoxLayout(self)
         column.setContentsMargins(6, 6, 6, 6)
         column.addWidget(self.field)
+        column.addWidget(self.none)
         column.addWidget(self.list)
         self.hide()
 
@@ -166,6 +170,7 @@ class CommandPalette(QFrame):
         self.list.addTopLevelItems(items)
         for column in (0, 2):
             self.list.resizeColumnToContents(column)
+        self.none.setVisible(not items)
         if items:
             self.list.setCurrentItem(items[0])
 

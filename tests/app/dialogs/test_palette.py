@@ -52,6 +52,7 @@ def test_letters_filter_and_return_does_it(
     qtbot.keyClicks(palette.field, "ghtok")
     assert palette.lines[0] == "Ghost Tokens"
     assert text(palette, 2) == "G"
+    assert not palette.none.isVisible()
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
     assert not palette.isVisible()
     assert window.actions_by_id["view.ghosts"].isChecked() is not ghosts
@@ -121,3 +122,9 @@ def test_the_table_of_shortcuts_lists_everything(window: MainWindow) -> None:
     cells: list[QTableWidgetItem | None] = [table.item(r, 0) for r in range(table.rowCount())]
     assert [c.text() for c in cells if c] == [s.text.replace("&", "") for s in SPECS]
     dialog.reject()
+
+
+def test_it_says_that_nothing_was_found(palette: CommandPalette, qtbot: QtBot) -> None:
+    qtbot.keyClicks(palette.field, "qqqq")
+    assert palette.lines == []
+    assert palette.none.isVisible()
