@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 THEMES = ROOT / "themes"
 ICONS = ROOT / "icons"
+DESKTOP = ROOT / "desktop"
 DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"

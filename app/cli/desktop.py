@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import OptionError
-from resources import ICONS
+from resources import DESKTOP
 
 NAME = "draftscope"
 MIME_TYPE = "application/x-gguf"
@@ -49,7 +49,7 @@ def install() -> int:
     contents = {
         "applications": _ENTRY.format(command=_command(), name=NAME, mime_type=MIME_TYPE),
         "mime": _MIME.format(name=NAME, mime_type=MIME_TYPE),
-        "icons": (ICONS / f"{NAME}.svg").read_text(encoding="utf-8"),
+        "icons": (DESKTOP / f"{NAME}.svg").read_text(encoding="utf-8"),
     }
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)

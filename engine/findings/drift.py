@@ -17,6 +17,7 @@ _ROUNDING = 1e-2
 """Relative error of a state that rounding may come to at once; other content is off by more."""
 _SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
 """What rounding all numbers of a state to a type costs it, with the decay of some tokens."""
+_COARSEST = max(high for _, _, high in _SIZES)
 
 
 def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -41,8 +42,10 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
         is_here = bool(behind[rows["round"][measured] == number].any())
         if named & {seq, None} or first > _ROUNDING or not is_here or with_rollback <= without:
             continue
-        last = float(error[measured][-1])
         layer = _first_layer(run, seq, number)
+        if layer > _COARSEST:
+            continue  # other content, however alike
+        last = float(error[measured][-1])
         type = next((t for t, low, high in _SIZES if layer and low <= layer <= high), "")
         yield RuleHit(
             number,

@@ -16,6 +16,7 @@ import pytest
 
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
+from tests.support.observed_texts import CAPTURED_TARGET
 from tests.support.scripted_server import (
     WEB_PAGE,
     Hold,
@@ -131,7 +132,7 @@ def test_the_server_s_own_model_judges_what_it_emitted(
             return {**event, "tokens": [300]} if number == 40 else event
 
         server.script("/completion", Reply(changed(pieces, other_token)))
-    words = ("--rescore", DEMO_TARGET, "--assume-same", "--trace", tmp_path / "out")
+    words = ("--rescore", CAPTURED_TARGET, "--assume-same", "--trace", tmp_path / "out")
     outcome = cli("observe", server.url, *PROMPT, *words)
     assert outcome.status == int(is_changed), outcome.err
     assert "run 0: 96 tokens re-scored, compute f32, " in outcome.out

@@ -11,7 +11,14 @@ from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from resources import DEMO_DRAFT
 from tests.app.cli.conftest import Outcome
-from tests.support.observed_texts import GREEDY, N_PROMPT, emitted_ids, observed_run, with_token
+from tests.support.observed_texts import (
+    CAPTURED_TARGET,
+    GREEDY,
+    N_PROMPT,
+    emitted_ids,
+    observed_run,
+    with_token,
+)
 
 Cli = Callable[..., Outcome]
 IDS = emitted_ids()
@@ -27,7 +34,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
-    outcome = cli("rescore", traces / "right", "--demo", "--trace", traces / "out")
+    outcome = cli("rescore", traces / "right", CAPTURED_TARGET, "--trace", traces / "out")
     assert outcome.status == 0, outcome.err
     assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored, compute ")
     assert f", {len(IDS)} of rank 1\n" in outcome.out
@@ -40,13 +47,15 @@ def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
 
 
 def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -> None:
-    asks = cli("rescore", traces / "altered", "--demo")
+    asks = cli("rescore", traces / "altered", CAPTURED_TARGET)
     assert asks.status == 2 and "--assume-same" in asks.err and "cannot be told" in asks.err
-    outcome = cli("rescore", traces / "altered", "--demo", "--assume-same", "--trace", traces / "o")
+    outcome = cli(
+        "rescore", traces / "altered", CAPTURED_TARGET, "--assume-same", "--trace", traces / "o"
+    )
     assert outcome.status == 1
     assert "error: text-changed: Speculation changed the text" in outcome.out
     assert f"position {N_PROMPT + 20}" in outcome.out and "top-2 gap" in outcome.out
-    again = cli("rescore", traces / "altered", "--demo", "--assume-same", "--json")
+    again = cli("rescore", traces / "altered", CAPTURED_TARGET, "--assume-same", "--json")
     (found,) = again.json["runs"]
     assert found["sequences"][0]["changed"]["pos"] == N_PROMPT + 20
     # what was found opens again with the trace
@@ -57,9 +66,9 @@ def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -
 def test_other_models_runs_and_files_are_refused_in_a_sentence(cli: Cli, traces: Path) -> None:
     other = cli("rescore", traces / "right", DEMO_DRAFT, "--assume-same")
     assert other.status == 1 and "another model" in other.err
-    assert cli("rescore", traces / "right", "--demo", "--run", 4).status == 2
-    assert cli("rescore", traces / "right", "--demo", "--probe").status == 2
-    nothing = cli("rescore", traces, "--demo")
+    assert cli("rescore", traces / "right", CAPTURED_TARGET, "--run", 4).status == 2
+    assert cli("rescore", traces / "right", CAPTURED_TARGET, "--probe").status == 2
+    nothing = cli("rescore", traces, CAPTURED_TARGET)
     assert nothing.status == 1 and "no exported trace" in nothing.err
 
 
@@ -69,7 +78,13 @@ def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Pat
     unknown = cli("triage", traces / "plain", traces / "altered")
     assert unknown.status == 1 and "re-score with the model" in unknown.out
     judged = cli(
-        "triage", traces / "plain", traces / "altered", "--demo", "--assume-same", "--json"
+        "triage",
+        traces / "plain",
+        traces / "altered",
+        "--rescore",
+        CAPTURED_TARGET,
+        "--assume-same",
+        "--json",
     )
     assert judged.status == 1 and judged.json["verdict"] == "different"
     (pair,) = judged.json["pairs"]

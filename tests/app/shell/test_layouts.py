@@ -121,7 +121,8 @@ def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
             assert not empty, "a form is never empty"
             continue
         assert len(empty) == 1, name
-        assert empty[0].findChildren(QPushButton), name
+        if name != "conversation":  # the field below fills it
+            assert empty[0].findChildren(QPushButton), name
     start = window.rollback.findChildren(EmptyState)[0].findChildren(QPushButton)
     assert [(b.text(), b.isEnabled()) for b in start] == [("Run", False), ("Open Demo", True)]
     window.actions_by_id["run.start"].setEnabled(True)
