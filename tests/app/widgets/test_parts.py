@@ -130,6 +130,7 @@ def test_status_line_shows_figures_or_progress(qtbot: QtBot) -> None:
         "tokens_per_step": "2.93",
         "tokens_per_second": "412",
         "path": "seq_rm",
+        "vs_plain": "–",
     }
     assert "0.70512" in status.chips["acceptance"].toolTip()
     status.show_progress(ProgressMade(5, 10, "dequantising blk.3"))

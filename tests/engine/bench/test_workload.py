@@ -15,7 +15,7 @@ from engine.session import Session
 from resources import DEMO_TARGET
 from tests.support.golden_runs import decode
 
-MESSAGES = [NamedPrompt("one", "def f(x):"), NamedPrompt("two", "\n\nclass A:\n    def")]
+MESSAGES = [NamedPrompt("one", "def quicksort(arr):"), NamedPrompt("two", "\n\nclass A:\n    def")]
 OPTIONS = RunOptions(n_predict=16, ignore_eos=True, spec=SpecOptions(("draft-mtp",)))
 
 
