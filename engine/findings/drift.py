@@ -17,7 +17,6 @@ _ROUNDING = 1e-2
 """Relative error of a state that rounding may come to at once; other content is off by more."""
 _SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
 """What rounding all numbers of a state to a type costs it, with the decay of some tokens."""
-_COARSEST = max(high for _, _, high in _SIZES)
 
 
 def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -43,10 +42,10 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
         if named & {seq, None} or first > _ROUNDING or not is_here or with_rollback <= without:
             continue
         layer = _first_layer(run, seq, number)
-        if layer > _COARSEST:
+        type = next((t for t, low, high in _SIZES if low <= layer <= high), "")
+        if not type:
             continue  # other content, however alike
         last = float(error[measured][-1])
-        type = next((t for t, low, high in _SIZES if layer and low <= layer <= high), "")
         yield RuleHit(
             number,
             seq,
@@ -54,8 +53,7 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
             f"and by {last:.1e} at the end.",
             f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
             f"and by {without:.1e} in {int((~behind).sum())} without; noise up to "
-            f"{errors.limit:.1e}"
-            + (f"; {layer:.1e} in the first layer, as rounding to {type} costs" if type else ""),
+            f"{errors.limit:.1e}; {layer:.1e} in the first layer, as rounding to {type} costs",
         )
 
 
@@ -76,8 +74,8 @@ RULES = (
         "The state is right until the first rollback, is off by little more than rounding behind "
         "it, and by more with each further one; rounds that undo nothing add nothing. So what a "
         "rollback reads is less precise than what goes on: snapshots, checkpoints or the inputs of "
-        "a replay in a shorter type than the state, or a verification that computes gates in "
-        "another type than decoding does (SGLang #35150).",
+        "a replay in a shorter type than the state, a verification that computes gates in "
+        "another type than decoding does (SGLang #35150), or a trace of the rejected state.",
         "Keep snapshots and checkpoints in the state's own type, and compute gates alike in both; "
         "measure what a type costs without drafts by --lane reference,cache_type_s=bf16.",
         _drift,

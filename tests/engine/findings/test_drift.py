@@ -70,6 +70,15 @@ def lane_of(errors: list[float], accepted: list[int]) -> list[Finding]:
                 conv_error=np.nan,
                 cells_differ=0,
             )
+            store.states.append(
+                run_id=run,
+                round=number,
+                seq_id=0,
+                pos=number,
+                layer=0,
+                state_error=error,
+                conv_error=np.nan,
+            )
     return [found for found in find(store) if found.rule in (RULE, "state-wrong")]
 
 

@@ -52,7 +52,8 @@ def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
         sums = [sum(row[i] or 0 for row in rows) for i in range(3)]
         assert sums == [n_tokens, accepted, drafted]
         assert Counter(row[3] for row in rows if row[3] != "none") == paths
-    assert {f.rule for f in find(store)} <= {"drafter-mute"}, "n-grams find little at 0.8"
+    said = {f.rule for f in find(store)} - {"degenerate-repetition"}  # so the texts do
+    assert said <= {"drafter-mute"}, "n-grams find little at 0.8"
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -72,7 +73,8 @@ def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
         ]
         n_tokens = len(ids_of(store, seq_id, *EMITTED_KINDS))
         assert n_tokens == sums["predicted_n"]
-    assert {f.rule for f in find(store)} <= {"checkpoint-dominates", "drafter-mute"}
+    said = {f.rule for f in find(store)} - {"degenerate-repetition"}  # so the texts do
+    assert said <= {"checkpoint-dominates", "drafter-mute"}
 
 
 @pytest.mark.parametrize("name", STREAMED)
