@@ -31,6 +31,7 @@ from tests.support.grammar_runs import (
     rules_file,
     schema_file,
 )
+from tests.support.observed_texts import CAPTURED_TARGET
 from tests.support.round_rows import serious
 
 N = 60
@@ -92,11 +93,12 @@ def test_every_policy_rolls_the_grammar_back_and_the_fault_is_named(demo, folder
         assert finding.round == rounds.column("round")[mine][0], "the first rollback"
 
 
-def test_a_grammar_that_is_not_rolled_back_spoils_the_text(demo, folder):
+def test_a_grammar_that_is_not_rolled_back_spoils_the_text(folder):
+    opened = Session.open(CAPTURED_TARGET, compute="f32")
     spec = SpecOptions(types=("draft-mtp",), n_max=5)
     options = RunOptions(n_predict=N, sampler=schema_file(folder), spec=spec)
     faulty = decode(
-        demo, prompts(demo)[:1], replace(options, faults=("sampler-not-restored",))
+        opened, prompts(opened)[:1], replace(options, faults=("sampler-not-restored",))
     ).results()[0]
     with pytest.raises(ValueError, match="delimiter"):
         fits_schema(faulty.text)

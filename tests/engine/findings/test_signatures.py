@@ -20,8 +20,8 @@ from engine.findings.check import find, record_findings, recorded
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
-from resources import DEMO_TARGET
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
+from tests.support.observed_texts import CAPTURED_TARGET
 
 MTP = "qwen35-c-v2x-mtp-f32"
 TEXTS = (
@@ -67,7 +67,7 @@ def test_duplicate_cells_grow_with_every_restore_while_acceptance_holds() -> Non
 
 def test_acceptance_of_runs_with_duplicates_does_not_fall() -> None:
     """On a trained model, where a draft is more than luck: the text changes, acceptance holds."""
-    demo = Session.open(DEMO_TARGET, compute="f32")
+    demo = Session.open(CAPTURED_TARGET, compute="f32")
     prompts = [demo.prompt(text) for text in TEXTS]
     options = replace(
         options_of(60, "draft-mtp", n_max=4, n_ctx=2048, ignore_eos=True), rollback="checkpoint"
@@ -75,7 +75,7 @@ def test_acceptance_of_runs_with_duplicates_does_not_fall() -> None:
     clean = decode(demo, prompts, options)
     faulty = decode(demo, prompts, replace(options, faults=("keep-stale-kv",)))
     rates = [run.summary()["draft_acceptance_rate"] for run in (clean, faulty)]
-    assert rates[1] >= 0.9 * rates[0]  # other texts, as well drafted
+    assert rates[1] >= rates[0]
     assert tokens_of(faulty) != tokens_of(clean)
     found = [f for f in recorded(faulty.trace) if f.rule == "duplicate-kv-cells"]
     assert [f.seq_id for f in found] == [0, 1, 2]
