@@ -10,9 +10,10 @@ from engine.findings import cells, positions, snapshots
 from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, round_keys
 
-_NAMED = tuple(
+NAMED = tuple(
     rule for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES) if rule.severity == ERROR
 )
+"""Rules that say what made a state wrong."""
 _ROUNDING = 1e-2
 """Relative error of a state that rounding may come to at once; other content is off by more."""
 _SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
@@ -26,7 +27,7 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
     wrong = errors.state_is_wrong | errors.conv_is_wrong
     if not wrong.any():
         return
-    named = {hit.seq_id for rule in _NAMED for hit in rule.check(run)}
+    named = {hit.seq_id for rule in NAMED for hit in rule.check(run)}
     rows = run.divergence
     error = np.fmax(rows["state_error"], rows["conv_error"])
     rounds = run.rounds

@@ -6,15 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings import cells, drift, positions, snapshots
+from engine.findings import drift
 from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, rounds_text
 
-_NAMED = tuple(
-    rule
-    for rule in (*cells.RULES, *positions.RULES, *snapshots.RULES, *drift.RULES)
-    if rule.severity == ERROR
-)
+_NAMED = (*drift.NAMED, *drift.RULES)
 
 
 def _state_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
