@@ -61,14 +61,24 @@ class StepGraphs:
     A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
     and those behind it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
     one. If recording fails, every pass runs as it is from then on. most_tokens: of a pass that is
-    to be recorded.
+    to be recorded. from_first: record new keys, too, where that works, behind the very first one.
     """
 
-    def __init__(self, record: Record, most_tokens: int) -> None:
+    def __init__(self, record: Record, most_tokens: int, *, from_first: bool = False) -> None:
         self._record: Record | None = record
-        self._most_tokens = most_tokens
+        self._most_tokens, self._from_first = most_tokens, from_first
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded so far."""
+        return not self._graphs
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the recordings take on the processor."""
+        return getattr(self._record, "n_bytes", 0)
 
     def takes(self, n_tokens: int) -> bool:
         """Whether a pass of so many tokens is to be recorded, as far as that is known."""
@@ -87,10 +97,12 @@ class StepGraphs:
         key = pass_inputs.key, shapes, torch.get_num_threads()
         graph = self._graphs.get(key)
         if graph is None:
-            if self._record is None or key not in self._seen:
-                self._seen.add(key)
+            is_new = key not in self._seen
+            may_record = not is_new or (self._from_first and self._seen)
+            self._seen.add(key)
+            if self._record is None or not may_record:
                 return compute(*arguments)
-            graph = self._recorded(self._record, pass_inputs, arguments, compute)
+            graph = self._recorded(self._record, pass_inputs, arguments, compute, is_new)
             if graph is None:
                 return compute(*arguments)
             self._graphs[key] = graph
@@ -109,12 +121,15 @@ class StepGraphs:
         pass_inputs: PassInputs,
         arguments: PassTensors,
         compute: Callable[..., PassTensors],
+        is_new: bool,
     ) -> _Graph | None:
         # arguments may be somebody's own, which no later pass may overwrite
         mine = tuple(x.clone() for x in arguments)
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:
+            if is_new:  # what is made once only may have been in the way
+                return None
             # on the processor some modes of products are no kernels of ours: nothing is amiss then
             level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
             log.log(level, "graphs are off, because recording one failed: %s", error)
@@ -123,9 +138,14 @@ class StepGraphs:
         return _Graph((*pass_inputs.inputs, *mine), outputs, replay)
 
 
+def graphs_are_on() -> bool:
+    """Whether passes are to be recorded where they can be."""
+    return os.environ.get(VARIABLE, "").lower() not in ("off", "0", "no")
+
+
 def graphs_for(device: torch.device) -> StepGraphs | None:
     """Recordings for a memory on this device, None where passes are run as they are."""
-    if os.environ.get(VARIABLE, "").lower() in ("off", "0", "no"):
+    if not graphs_are_on():
         return None
     if device.type == "cuda":
         return StepGraphs(_RecordOnCuda(), MOST_TOKENS["cuda"])
@@ -134,7 +154,7 @@ def graphs_for(device: torch.device) -> StepGraphs | None:
     # here, because it loads the compiler
     from engine.recorded_launches import RecordOnProcessor
 
-    return StepGraphs(RecordOnProcessor(), MOST_TOKENS["cpu"])
+    return StepGraphs(RecordOnProcessor(), MOST_TOKENS["cpu"], from_first=True)
 
 
 class _RecordOnCuda:

@@ -7,12 +7,13 @@ kernels.llvm; tensors of torch are made and seen as views.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engine.arena import Arena, Regions
 from kernels.llvm.launch_table import LaunchTable
@@ -60,17 +61,38 @@ class _NothingButViews(TorchDispatchMode):
         self._regions = regions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in _MAKE:
+        kind = _kind(func)
+        if kind is _Kind.MAKES:
             return self._regions.empty_like(func(*args, **(kwargs or {})))
-        if func.is_view and not func._schema.is_mutable and name not in _MAKE_CONSTANTS:
+        if kind is _Kind.VIEWS:
             result = func(*args, **(kwargs or {}))
             # reshape, for instance, is a view where it can be one
-            if _storages(result) <= _storages((args, kwargs)):
+            if set(_storages((result,))) <= {*_storages(args), *_storages((kwargs or {}).values())}:
                 return result
         raise NotImplementedError(f"{func} computes, and is no kernel of kernels.llvm")
 
 
-def _storages(values: Any) -> set[int]:
-    tensors = (x for x in tree_leaves(values) if isinstance(x, torch.Tensor))
-    return {x.untyped_storage().data_ptr() for x in tensors}
+class _Kind(Enum):
+    """What an operation of torch does."""
+
+    MAKES = auto()
+    VIEWS = auto()
+    COMPUTES = auto()
+
+
+@functools.cache
+def _kind(func: Any) -> _Kind:
+    name = func.overloadpacket.__name__
+    if name in _MAKE:
+        return _Kind.MAKES
+    is_view = func.is_view and not func._schema.is_mutable and name not in _MAKE_CONSTANTS
+    return _Kind.VIEWS if is_view else _Kind.COMPUTES
+
+
+def _storages(values: Iterable[Any]) -> Iterator[int]:
+    """Addresses of the storage of every tensor among arguments or results."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value.untyped_storage().data_ptr()
+        elif isinstance(value, (list, tuple)):
+            yield from _storages(value)

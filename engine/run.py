@@ -11,6 +11,7 @@ from engine.decode.scheduler import Scheduler
 from engine.errors import OptionError
 from engine.findings.check import record_findings
 from engine.gguf.tokenizer import Tokenizer
+from engine.memory.shelf import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
 from engine.trace.writer import TraceWriter
@@ -38,7 +39,8 @@ LOOK_STEPS = 16
 class Run:
     """One run: `step` or `advance` until it returns False; what happened is in `trace`.
 
-    cache: where `cached` goes at the end, unless the run fails.
+    cache: where `cached` goes at the end, unless the run fails. memories: what it has of them goes
+    back then, too.
     """
 
     def __init__(
@@ -49,11 +51,12 @@ class Run:
         tokenizer: Tokenizer,
         cache: PromptCache | None = None,
         cached: CachedRun | None = None,
+        memories: LentMemories | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
         self._scheduler, self._tokenizer = scheduler, tokenizer
-        self._cache, self._cached = cache, cached
+        self._cache, self._cached, self._memories = cache, cached, memories
 
     def step(self) -> bool:
         """One scheduler round. True while more work remains; DraftscopeError ends the run."""
@@ -61,7 +64,7 @@ class Run:
             try:
                 self.done = not self._scheduler.step()
             except BaseException:
-                self._cached = None  # nobody knows how far the round came
+                self._cached = self._memories = None  # nobody knows how far the round came
                 self.stop()
                 raise
             if self.done:
@@ -127,5 +130,7 @@ class Run:
         self._scheduler.settle()
         if self._cache and self._cached:
             self._cache.put(self._cached)
+        if self._memories:
+            self._memories.give_back()
         record_findings(self.trace, [self.run_id])
         TraceWriter(self.trace, self.run_id).end([s.stop for s in self._scheduler.sequences])

@@ -33,7 +33,9 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.lent import LentFiles
 from engine.gguf.tokenizer import Tokenizer
+from engine.graphs import graphs_are_on
 from engine.memory.hybrid import HybridMemory
+from engine.memory.shelf import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
 from engine.model.drafters.info import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
@@ -51,6 +53,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.transfer import read
 from engine.warm_up import warm_up, warm_up_drafter
+from kernels.dispatch import uses_llvm
 
 _DEFAULT_CONTEXT = 4096
 
@@ -91,6 +94,7 @@ class Session:
         """Finds what `identity` does not tell yet, once it is started."""
         self._grammar_tokens: GrammarTokens | None = None
         self.drafts = dict(drafts or {})
+        self._shelf = MemoryShelf()
 
     @classmethod
     def open(
@@ -215,8 +219,11 @@ class Session:
         n_rs_seq = options.snapshots
         key = self._cache_key(options)
         kept = cache.take(key) if cache else None
-        drafters = self.make_drafters(options, n_slots, n_ctx, kept.drafters if kept else None)
-        memory = kept.memory if kept else self.make_memory(options, n_slots, n_ctx, n_rs_seq)
+        memories = self._memories(options) if cache is None else LentMemories()
+        there = kept.drafters if kept else None
+        drafters = self.make_drafters(options, n_slots, n_ctx, there, memories)
+        make = partial(self.make_memory, options, n_slots, n_ctx, n_rs_seq)
+        memory = kept.memory if kept else memories.take(_of_target(options, n_slots, n_ctx), make)
         if cache and not kept:
             kept = cache.keep(key, memory, drafters, options)
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
@@ -234,7 +241,13 @@ class Session:
             held=kept.held if kept else None,
             grammar=self.grammar(options),
         )
-        return Run(run_id, trace, scheduler, self.tokenizer, cache, kept)
+        return Run(run_id, trace, scheduler, self.tokenizer, cache, kept, memories)
+
+    def _memories(self, options: RunOptions) -> LentMemories:
+        """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory
+        that nobody counts. A fault may leave anything behind."""
+        lends = self.device.type == "cpu" and graphs_are_on() and uses_llvm()
+        return LentMemories(self._shelf if lends and not options.faults else None)
 
     def grammar(self, options: RunOptions) -> Grammar | None:
         """The grammar that the options name, None if they name none.
@@ -398,9 +411,10 @@ class Session:
         n_slots: int,
         n_ctx: int,
         kept: Mapping[str, Drafter] | None = None,
+        memories: LentMemories | None = None,
     ) -> list[Drafter]:
         """The drafters that the options name, in order of priority. kept: those that are there
-        already, by name.
+        already, by name. memories: where they get memory, None = new for each.
 
         Raises OptionError, and LookupCacheError for a file of ngram-cache.
         """
@@ -421,6 +435,7 @@ class Session:
                 options.n_ubatch,
                 options.batch_invariant,
                 draws,
+                memories or LentMemories(),
                 options.faults,
             )
             drafters.append(there.get(name) or spec.make(inputs))
@@ -435,6 +450,12 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _of_target(options: RunOptions, n_slots: int, n_ctx: int) -> tuple[object, ...]:
+    """All that Session.make_memory depends on, but for faults."""
+    kinds = options.rollback, options.kv, options.batch_invariant, options.state_types
+    return "target", n_slots, n_ctx, options.snapshots, *kinds
 
 
 def _loaded_beside(

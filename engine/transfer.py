@@ -32,11 +32,12 @@ def upload_together(
     # each begins where numbers of 8 bytes may
     starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
     whole = np.empty(starts[-1], np.uint8)
-    parts = []
-    for array, start in zip(arrays, starts, strict=False):
-        part = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    parts = [
+        np.ndarray(array.shape, array.dtype, whole, start)
+        for array, start in zip(arrays, starts, strict=False)
+    ]
+    for part, array in zip(parts, arrays, strict=True):
         part[...] = array
-        parts.append(part)
     there = upload(whole, device)
     if device.type == "cpu":
         return there, [torch.from_numpy(part) for part in parts]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -189,13 +190,7 @@ def loaded_for(name: str, inputs: DrafterInputs) -> LoadedDrafter:
     return loaded
 
 
-def block_memory(config: DFlashConfig, inputs: DrafterInputs) -> HybridMemory:
-    """Memory of the target's size for a drafter of blocks."""
-    return HybridMemory.for_layers(
-        config.cells(),
-        inputs.n_slots,
-        inputs.n_ctx,
-        inputs.target.device,
-        ahead=not config.causal,
-        batch_invariant=inputs.batch_invariant,
-    )
+def block_memory(name: str, config: DFlashConfig, inputs: DrafterInputs) -> HybridMemory:
+    """Memory of the target's size for a drafter of blocks, by its name."""
+    make = partial(HybridMemory.for_layers, config.cells(), ahead=not config.causal)
+    return inputs.memory(name, make)

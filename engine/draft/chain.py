@@ -48,6 +48,8 @@ class DrafterChain:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        # a look at a protocol takes microseconds
+        self._watching = [each for each in drafters if isinstance(each, SeesPasses)]
         self._winners: dict[int, Drafter] = {}
         self.asked: list[DrafterAnswer] = []
         self.trim: TrimDraft | None = None
@@ -84,9 +86,8 @@ class DrafterChain:
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
         """Show a pass of the target to the drafters that implement SeesPasses."""
-        for drafter in self._drafters:
-            if isinstance(drafter, SeesPasses):
-                drafter.decoded(ubatch, rows)
+        for drafter in self._watching:
+            drafter.decoded(ubatch, rows)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
         """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""

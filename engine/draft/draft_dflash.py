@@ -90,5 +90,5 @@ class DraftDflash(BlockDrafter):
 def make(inputs: DrafterInputs) -> DraftDflash:
     """A drafter with a memory of its own. Raises OptionError without its file."""
     loaded = loaded_for(DraftDflash.name, inputs)
-    memory = block_memory(loaded.model.config, inputs)
+    memory = block_memory(DraftDflash.name, loaded.model.config, inputs)
     return DraftDflash(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

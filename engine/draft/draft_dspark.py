@@ -63,5 +63,5 @@ def make(inputs: DrafterInputs) -> DraftDspark:
             f"p_min is a floor on what a confidence head says, and {config.name} has none.",
             "Leave --spec-draft-p-min at 0.",
         )
-    memory = block_memory(config, inputs)
+    memory = block_memory(DraftDspark.name, config, inputs)
     return DraftDspark(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

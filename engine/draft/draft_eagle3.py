@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -139,13 +140,8 @@ def make(inputs: DrafterInputs) -> DraftEagle3:
         raise OptionError(
             "draft-eagle3 needs an EAGLE-3 drafter made for this target.", "Give its file with -md."
         )
-    memory = HybridMemory.for_layers(
-        loaded.config.cells(),
-        inputs.n_slots,
-        inputs.n_ctx,
-        inputs.target.device,
-        batch_invariant=inputs.batch_invariant,
-    )
+    make_memory = partial(HybridMemory.for_layers, loaded.config.cells())
+    memory = inputs.memory(DraftEagle3.name, make_memory)
     return DraftEagle3(
         loaded.model,
         loaded.vocabulary,

@@ -7,12 +7,14 @@ while drafting it feeds on its own hidden rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.draft.drafter import DraftRequest
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import RowDrafter
 from engine.draft.spec import DrafterInputs
@@ -47,6 +49,40 @@ class DraftMtp(RowDrafter):
         super().__init__(memory, n_embd, n_ubatch, options, draws)
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """See ModelDrafter; one whole draft without a look between is one pass of the memory."""
+        if len(requests) == 1 and not (self._looks or self._keeps_cells):
+            draft = self._at_once(requests[0])
+            if draft is not None:
+                return [draft]
+        return super().draft(requests)
+
+    def _at_once(self, request: DraftRequest) -> Draft | None:
+        """The draft of ModelDrafter.draft; None, and nothing has changed, where that one has to
+        make it: where it cannot be recorded, or the most probable token is not one alone."""
+        seq, n_more, paired = request.seq, self.n_max - 1, self._paired[request.seq]
+        n_pairs = len(paired.waiting(request.last))
+        if self._limit(request) < self.n_max or not self._memory.takes_parts(n_pairs + n_more):
+            return None
+        start, known = self._take_pairs(request)
+        part, n = slice(start, start + n_pairs), n_pairs + n_more
+        ubatch = UBatch(
+            np.array([known + [0] * n_more]),
+            np.arange(start, start + n)[None],
+            (seq,),
+            np.arange(n_pairs - 1, n),
+        )
+        rows = paired.rows[part].unsqueeze(0)
+        logits, tokens = self._head.draft(ubatch, rows, self.n_max, self._memory)
+        if self._seen:
+            self._n_wrong = self._wrong_rows(seq, part)[None]
+        step = self._step([request] * self.n_max, logits)
+        if not torch.equal(step.ids[:, 0], tokens):
+            paired.n_decoded = start
+            self._memory.seq_rm(seq, start)
+            return None
+        return self._of_steps(request, step)
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """See RowDrafter; with the fault only the tokens are cut."""
@@ -84,13 +120,7 @@ def make(inputs: DrafterInputs) -> DraftMtp:
             f"draft-mtp needs an MTP head, and {config.name} has none.",
             "Choose draft-simple with a draft model, or a file with nextn tensors.",
         )
-    memory = HybridMemory.for_head(
-        config,
-        inputs.n_slots,
-        inputs.n_ctx,
-        inputs.target.device,
-        batch_invariant=inputs.batch_invariant,
-    )
+    memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
     return DraftMtp(
         head, memory, config.n_embd, inputs.n_ubatch, inputs.options, inputs.draws, inputs.faults
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -150,14 +151,9 @@ def make(inputs: DrafterInputs) -> DraftSimple:
     model, target = inputs.draft, inputs.target
     if not isinstance(model, HybridModel):
         raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
-    memory = HybridMemory.for_model(
-        model.config,
-        inputs.n_slots,
-        inputs.n_ctx,
-        target.device,
-        policy="ring",
-        n_rs_seq=inputs.options.n_max,
-        batch_invariant=inputs.batch_invariant,
+    make_memory = partial(
+        HybridMemory.for_model, model.config, policy="ring", n_rs_seq=inputs.options.n_max
     )
+    memory = inputs.memory(DraftSimple.name, make_memory)
     n_vocab = target.config.n_vocab
     return DraftSimple(model, memory, n_vocab, inputs.n_ubatch, inputs.options, inputs.draws)

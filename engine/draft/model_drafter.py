@@ -62,7 +62,7 @@ class ModelDrafter(ABC):
         to step on the device, and all of them come to the host together.
         """
         drafts = {request.seq: Draft(drafter=self.name) for request in requests}
-        looks = self._p_min > 0 or self._draws is not None
+        looks = self._looks
         step, waiting = self._step(requests, self._first(requests)), []
         for n in range(1, self.n_max + 1):
             if looks:
@@ -83,11 +83,29 @@ class ModelDrafter(ABC):
             step = self._step(alive, self._next(alive, n, tokens, rows))
         for done, found in zip(waiting, _on_host(waiting), strict=True):
             self._take(done.requests, drafts, *found)
+        self._finish(drafts)
+        return [drafts[request.seq] for request in requests]
+
+    @property
+    def _looks(self) -> bool:
+        """Whether what a step found decides on the next one."""
+        return self._p_min > 0 or self._draws is not None
+
+    def _of_steps(self, request: DraftRequest, steps: _Step) -> Draft:
+        """A draft whose steps, one after the other, were found together."""
+        drafts = {request.seq: Draft(drafter=self.name)}
+        ((ids, values, probs, n_wrong),) = _on_host([steps])
+        for i in range(len(ids)):
+            here = slice(i, i + 1)
+            self._take([request], drafts, ids[here], values[here], probs[here], n_wrong[here])
+        self._finish(drafts)
+        return drafts[request.seq]
+
+    def _finish(self, drafts: Mapping[int, Draft]) -> None:
         self._drafted(drafts)
         for draft in drafts.values():
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
-        return [drafts[request.seq] for request in requests]
 
     def _step(self, requests: Sequence[DraftRequest], logits: torch.Tensor) -> _Step:
         values, ids = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))

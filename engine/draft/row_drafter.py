@@ -147,12 +147,8 @@ class RowDrafter(ModelDrafter):
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         spans = []
         for request in requests:
-            paired = self._paired[request.seq]
-            tokens = self._waiting(request)
-            true = paired.waiting(request.last)
-            self._n_wrong_tokens[request.seq] = sum(map(ne, tokens, true))
-            spans.append(Span(request.seq, paired.n_decoded, tokens, [len(tokens) - 1]))
-            paired.n_decoded += len(tokens)
+            start, tokens = self._take_pairs(request)
+            spans.append(Span(request.seq, start, tokens, [len(tokens) - 1]))
         logits, own = {}, {}
         none = torch.zeros((), dtype=torch.int64, device=self._device)
         wrong = {request.seq: none for request in requests}
@@ -161,9 +157,8 @@ class RowDrafter(ModelDrafter):
             for i, seq in enumerate(ubatch.seq_ids):
                 paired, part = self._paired[seq], _part(ubatch, i)
                 rows.append(paired.rows[part])
-                if seq in self._seen:
-                    differ = (paired.marks[part] != self._seen[seq][part]).any(1)
-                    wrong[seq] = wrong[seq] + differ.sum()
+                if self._seen:
+                    wrong[seq] = wrong[seq] + self._wrong_rows(seq, part)
             out = self._forward(ubatch, torch.stack(rows))
             flat = out.hidden.flatten(0, 1)
             for i, row in enumerate(ubatch.outputs.tolist()):
@@ -173,6 +168,22 @@ class RowDrafter(ModelDrafter):
             self._n_wrong = torch.stack([wrong[request.seq] for request in requests])
         self._own = torch.stack([own[request.seq] for request in requests])
         return torch.stack([logits[request.seq] for request in requests])
+
+    def _take_pairs(self, request: DraftRequest) -> tuple[int, list[int]]:
+        """Where the pairs that are to be decoded begin, and their tokens; they count as decoded."""
+        paired = self._paired[request.seq]
+        start, tokens = paired.n_decoded, self._waiting(request)
+        true = paired.waiting(request.last)
+        self._n_wrong_tokens[request.seq] = sum(map(ne, tokens, true))
+        paired.n_decoded += len(tokens)
+        return start, tokens
+
+    def _wrong_rows(self, seq: int, part: slice) -> torch.Tensor:
+        """How many rows at these positions are not those that the target computed there, int64;
+        0 where it was not watched."""
+        if seq not in self._seen:
+            return torch.zeros((), dtype=torch.int64, device=self._device)
+        return (self._paired[seq].marks[part] != self._seen[seq][part]).any(1).sum()
 
     def _next(
         self,

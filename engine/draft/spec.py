@@ -12,6 +12,8 @@ from engine.option_fields import options_in
 if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
     from engine.draft.with_model import TokenDraws
+    from engine.memory.hybrid import HybridMemory
+    from engine.memory.shelf import LentMemories
     from engine.model.hybrid import HybridModel
 
 
@@ -36,7 +38,8 @@ EAGLE3_FILE = ModelNeed("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft mod
 class DrafterInputs:
     """What a drafter is made from. draft: what its own file holds, a HybridModel or a
     LoadedDrafter; None without one. options: its part of SpecOptions. n_ctx: cells per sequence.
-    draws: how tokens are drawn, None for the most probable one. faults: those of the run."""
+    draws: how tokens are drawn, None for the most probable one. memories: where those that take
+    memory get it. faults: those of the run."""
 
     target: HybridModel
     draft: Any
@@ -46,7 +49,19 @@ class DrafterInputs:
     n_ubatch: int
     batch_invariant: bool
     draws: TokenDraws | None
+    memories: LentMemories
     faults: Collection[str] = ()
+
+    def memory(self, drafter: str, make: Callable[..., HybridMemory]) -> HybridMemory:
+        """What make(n_slots, n_ctx, device, batch_invariant=...) makes for a drafter, which may
+        have served an earlier run; for equal names and options it makes the same."""
+        sizes = self.n_slots, self.n_ctx
+        key = drafter, self.options, *sizes, self.batch_invariant
+
+        def made() -> HybridMemory:
+            return make(*sizes, self.target.device, batch_invariant=self.batch_invariant)
+
+        return self.memories.take(key, made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.option_fields import NumberRange, check, option
+from engine.option_fields import FormRow, NumberRange, check, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class CacheOptions:
         "-ctxcp --ctx-checkpoints",
         "recurrent states kept along the text, to go on from its middle",
         NumberRange(0, math.inf, "Use 0 for none."),
+        FormRow("at most", 0, 10_000, special="none"),
         named="--ctx-checkpoints",
     )
     checkpoint_min_step: int = option(
@@ -26,6 +27,7 @@ class CacheOptions:
         "-cms --checkpoint-min-step",
         "tokens between two of them, but for those at the end of a prompt and at its last message",
         NumberRange(0, math.inf, "Use 0 for any."),
+        FormRow("least step", 0, 1_000_000, special="any"),
         named="--checkpoint-min-step",
     )
 

@@ -172,6 +172,16 @@ class HybridMemory:
             return False
         return self.attention.prepare(ubatches)
 
+    def takes_parts(self, n_tokens: int) -> bool:
+        """Whether a ubatch of one sequence and so many tokens may be computed in parts."""
+        on_processor = self.attention.device.type == "cpu"
+        return self.recurrent is None and on_processor and self._by_index(n_tokens)
+
+    def part(self, first: int, n: int) -> None:
+        """Show layers tokens first .. first + n - 1 of the ubatch that has begun; see
+        `takes_parts`. Cells of tokens behind them are there, but hidden."""
+        self.attention.part(first, n)
+
     def begin(self, ubatch: UBatch) -> None:
         """Prepare one forward pass. ContextFullError leaves everything as it was."""
         by_index = self._by_index(ubatch.tokens.size)
@@ -309,6 +319,22 @@ class HybridMemory:
             pos = source.recurrent.seq_pos_max(seq)
             self.recurrent.put(seq, pos, source.recurrent.live(seq))
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there are recordings of passes, which are bound to this memory."""
+        return self._graphs is not None and not self._graphs.is_empty
+
+    def renew(self) -> bool:
+        """Be as if newly made, in the same storage, so that recordings of passes stay right.
+
+        False if storage has grown beyond what it can go back to: then it is of no more use.
+        """
+        if not self.attention.renew():
+            return False
+        if self.recurrent:
+            self.recurrent.renew()
+        return True
+
     def poison(self, value: float) -> None:
         """Fill all storage, before anything is decoded, so that a read of garbage shows."""
         self.attention.poison(value)
@@ -318,6 +344,12 @@ class HybridMemory:
     def n_bytes(self) -> int:
         """Bytes of storage held."""
         return self.attention.n_bytes() + (self.recurrent.n_bytes() if self.recurrent else 0)
+
+    def n_held_bytes(self) -> int:
+        """The same with what is kept for recorded passes, which a new memory would not have."""
+        recurrent = self.recurrent.n_bytes() if self.recurrent else 0
+        recorded = self._graphs.n_bytes if self._graphs else 0
+        return self.attention.n_held_bytes() + recurrent + recorded
 
     def snapshot_bytes(self) -> int:
         """Bytes of recurrent storage beyond one live state per sequence."""

@@ -114,6 +114,9 @@ class AttentionKV:
         self._views: dict[RowSize, StridedView] | None = {}
         # by window
         self._masks: dict[int | None, torch.Tensor] = {}
+        # of the whole ubatch, where `part` shows some of it
+        self._whole: tuple[tuple[torch.Tensor, torch.Tensor], dict[int | None, torch.Tensor]] | None
+        self._whole = None
         self._positions: torch.Tensor | None = None
         self._fixed: PassInputs | None = None
 
@@ -154,7 +157,17 @@ class AttentionKV:
             self._place = strided if whole else storage.place(streams, cells)
             there = [upload(look, self.device) for look in looks]
         self._masks = dict(zip(self._windows, there, strict=False))
+        self._whole = (self._numbers, self._masks) if self._numbers else None
         self._positions = there[-1] if self._tells_positions else None
+
+    def part(self, first: int, n: int) -> None:
+        """Have `update` take tokens first .. first + n - 1 of the ubatch alone. It must be of one
+        sequence, and by index."""
+        assert self._whole is not None  # by index
+        numbers, masks = self._whole
+        stream_of, cell_of = (x[first : first + n] for x in numbers)
+        self._numbers = stream_of, cell_of
+        self._masks = {window: mask[:, first : first + n] for window, mask in masks.items()}
 
     def pass_inputs(self) -> PassInputs | None:
         """Key and input tensors of a recording of the pass that has begun; None if it cannot be
@@ -281,6 +294,19 @@ class AttentionKV:
     def n_bytes(self) -> int:
         """Bytes of storage held."""
         return self._storage.n_bytes()
+
+    def n_held_bytes(self) -> int:
+        """The same with the smaller storage that `renew` goes back to."""
+        return self._storage.n_held_bytes()
+
+    def renew(self) -> bool:
+        """Be as if newly made, in the same storage; False if it has grown too large for that."""
+        if not self._storage.renew():
+            return False
+        old = self._table
+        self._table = CellTable(self.n_seqs, self.n_ctx, unified=old.unified)
+        self._gathered = None
+        return True
 
     def poison(self, value: float) -> None:
         """Fill storage, before anything is decoded: a read of unwritten memory then shows."""

@@ -41,6 +41,10 @@ CellIndex = int | slice | torch.Tensor
 # cells that are allocated at first, and that are zeroed together later
 _BLOCK = 256
 
+_KEPT_BYTES = 64 << 20
+"""Tensors of smaller capacities are kept up to here, those in use included."""
+
+LayerTensors = dict[CellKey, torch.Tensor]
 
 RowSize = tuple[int, int]
 """Heads and columns of one tensor's rows in a cell."""
@@ -67,7 +71,7 @@ class KVStorage:
         self, layers: Mapping[CellKey, CellSize], n_streams: int, n_cells: int, device: torch.device
     ) -> None:
         self._n_streams, self._n_cells, self._device = n_streams, n_cells, device
-        self._capacity = min(n_cells, _BLOCK)
+        self._capacity = self._least = min(n_cells, _BLOCK)
         # cells of a stream below this were zeroed or written
         self._readable = [0] * n_streams
         self.keys = {
@@ -79,6 +83,8 @@ class KVStorage:
             for key, size in layers.items()
             if size.v_dim
         }
+        # by capacity, what there was so far
+        self._sizes = {self._capacity: (self.keys, self.values)}
         self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
 
     @property
@@ -96,7 +102,22 @@ class KVStorage:
 
     def n_bytes(self) -> int:
         """Bytes held."""
-        return sum(t.numel() * t.element_size() for t in self.tensors())
+        return _n_bytes(self.keys, self.values)
+
+    def n_held_bytes(self) -> int:
+        """The same with the tensors of smaller capacities that are kept for `renew`."""
+        return sum(_n_bytes(*tensors) for tensors in self._sizes.values())
+
+    def renew(self) -> bool:
+        """Go back to the least capacity, and from there through the same tensors as before.
+
+        Nothing is readable then. False, and nothing changes, if they are not there any more.
+        """
+        if self._least not in self._sizes:
+            return False
+        self._use(self._least)
+        self._readable = [0] * self._n_streams
+        return True
 
     def reserve(self, streams: Iterable[int], n: int) -> None:
         """Make the first n cells of these streams readable."""
@@ -119,7 +140,9 @@ class KVStorage:
     def index(self, cells: np.ndarray) -> slice | torch.Tensor:
         """Cells or streams as an index: a slice, hence views, where evenly spaced and rising."""
         first, last = int(cells[0]), int(cells[-1])
-        step = int(cells[1]) - first if cells.size > 1 else 1
+        if cells.size == 1:
+            return slice(first, first + 1, 1)
+        step = int(cells[1]) - first
         if step > 0 and np.array_equal(cells, np.arange(first, last + 1, step)):
             return slice(first, last + 1, step)
         return upload(cells, self._device)
@@ -170,20 +193,37 @@ class KVStorage:
         return n_heads * per_head, per_head, dim
 
     def _grow(self, needed: int) -> None:
-        capacity = min(self._n_cells, max(needed, 2 * self._capacity))
-        for tensors in (self.keys, self.values):
+        # whole blocks, so that few capacities occur
+        blocks = -(-max(needed, 2 * self._capacity) // _BLOCK)
+        capacity = min(self._n_cells, blocks * _BLOCK)
+        before = self.keys, self.values
+        if capacity not in self._sizes:
+            keys, values = (
+                {key: self._allocate(row_size(old), capacity) for key, old in tensors.items()}
+                for tensors in before
+            )
+            self._sizes[capacity] = keys, values
+        self._use(capacity)
+        for tensors, new in zip(before, (self.keys, self.values), strict=True):
             for key, old in tensors.items():
-                new = self._allocate(row_size(old), capacity)
                 for stream, ready in enumerate(self._readable):
-                    new[stream, :, :ready] = old[stream, :, :ready]
-                tensors[key] = new
+                    new[key][stream, :, :ready] = old[stream, :, :ready]
+        if self.n_held_bytes() > _KEPT_BYTES:
+            self._sizes = {capacity: self._sizes[capacity]}
+
+    def _use(self, capacity: int) -> None:
         self._capacity = capacity
+        self.keys, self.values = self._sizes[capacity]
 
     def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
         n_heads, dim = row
         # tensors made in inference mode could not be changed outside of it
         with torch.inference_mode(False):
             return torch.empty(self._n_streams, n_heads, capacity, dim, device=self._device)
+
+
+def _n_bytes(*groups: LayerTensors) -> int:
+    return sum(t.numel() * t.element_size() for tensors in groups for t in tensors.values())
 
 
 def row_size(tensor: torch.Tensor) -> RowSize:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.graphs import PassInputs
 from engine.model.recurrence import Recurrence, RecurrenceInputs, RowNumbers
-from engine.transfer import upload_together
+from engine.transfer import upload
 from kernels.rows import put_rows, take_rows
 
 
@@ -45,12 +44,14 @@ class PoolRows:
     ) -> PoolRows:
         """Put the numbers there in one upload. states, windows: [n_seqs], rows to start from.
         write: [n_seqs, n_new], newest first."""
-        read, also, new, moving, to = (
-            np.array(rows, np.int64) for rows in (states, windows, write, carried, carried_to)
-        )
-        table, parts = upload_together((read, also, new, new[:, ::-1], moving, to), device)
-        rows = RowNumbers(parts[0], *parts[2:4]), RowNumbers(parts[1], *parts[2:4])
-        return cls(table, *rows, *parts[4:])
+        n, n_new = len(write), len(write[0])
+        newest_first = [row for rows in write for row in rows]
+        oldest_first = [row for rows in write for row in reversed(rows)]
+        parts = states, windows, newest_first, oldest_first, carried, carried_to
+        table = upload([row for part in parts for row in part], device)
+        read, also, new, in_order, moving, to = table.split_with_sizes([len(x) for x in parts])
+        written = new.view(n, n_new), in_order.view(n, n_new)
+        return cls(table, RowNumbers(read, *written), RowNumbers(also, *written), moving, to)
 
     def pass_inputs(self) -> PassInputs:
         """The shapes that a recording of the pass is bound to, and the table of rows it reads."""

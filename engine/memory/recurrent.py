@@ -87,6 +87,7 @@ class SnapshotPolicy(ABC):
         self._pos = [-1] * n_seqs
         self._pending = [0] * n_seqs
         self._storage: list[torch.Tensor] = []
+        self._again: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
         self._allocate()
 
@@ -287,15 +288,25 @@ class SnapshotPolicy(ABC):
         # no policy allocates later than in `_allocate`
         return sum(t.nbytes for t in self._storage)
 
+    def renew(self) -> None:
+        """Be as if newly made, in the same storage."""
+        self.traffic = RecurrentTraffic()
+        self._pos = [-1] * self.n_seqs
+        self._pending = [0] * self.n_seqs
+        self._ubatch = None
+        self._again, self._storage = self._storage[::-1], []
+        self._allocate()
+
     def poison(self, value: float) -> None:
         """Fill storage, before any sequence is decoded: a read of unwritten memory then shows."""
         for tensor in self._storage:
             tensor.fill_(value)
 
     def _zeros(self, *size: int) -> torch.Tensor:
-        """New storage, float32."""
-        self._storage.append(torch.zeros(size, device=self.device))
-        return self._storage[-1]
+        """New storage, float32; behind `renew` what the same call returned the first time."""
+        zeros = self._again.pop().zero_() if self._again else torch.zeros(size, device=self.device)
+        self._storage.append(zeros)
+        return zeros
 
     def _clear(self, seq: int) -> None:
         self._forget(seq)

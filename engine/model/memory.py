@@ -68,3 +68,10 @@ class ModelMemory(Protocol):
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""
+
+
+class PartwiseMemory(ModelMemory, Protocol):
+    """A memory whose layers may take the tokens of a ubatch in parts, one behind the other."""
+
+    def part(self, first: int, n: int) -> None:
+        """Show layers tokens first .. first + n - 1 of the ubatch that has begun."""

@@ -8,10 +8,11 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.layers import OutputHead, ResidualBlock, StepOutput
-from engine.model.memory import ModelMemory
+from engine.model.memory import ModelMemory, PartwiseMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
+from kernels.argmax import argmax
 from kernels.norm import rms_norm
 from kernels.rows import join
 
@@ -35,6 +36,8 @@ class MtpHead:
         self._eps = eps
         self._enorm = weights.keep("nextn.enorm.weight")
         self._hnorm = weights.keep("nextn.hnorm.weight")
+        # the output of a pass of one token
+        self._only = torch.zeros(1, dtype=torch.int64, device=embedding.device)
         self._join = weights.project("nextn.eh_proj.weight")
 
     @torch.inference_mode()
@@ -59,6 +62,46 @@ class MtpHead:
         logits, own = memory.run((self, reach), (*there, hidden), partial(self._layers, memory))
         memory.commit()
         return StepOutput(logits, own)
+
+    @torch.inference_mode()
+    def draft(
+        self, ubatch: UBatch, hidden: torch.Tensor, n_steps: int, memory: PartwiseMemory
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft tokens of one sequence, each the most probable one behind that before it.
+
+        ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
+        the last known one and these as outputs. hidden: f32 [1, n_known, n_embd], of the known
+        ones. All is one pass of the memory; its bits are those of n_steps calls of `forward`.
+        Returns logits f32 [n_steps, n_vocab] and the tokens, int64 [n_steps].
+        """
+        memory.begin(ubatch)
+        reach = self._rope.reach(int(ubatch.positions.max()))
+        there = ubatch.on(self._embedding.device)
+        compute = partial(self._steps, memory, n_steps)
+        found = memory.run((self, reach, n_steps), (*there, hidden), compute)
+        memory.commit()
+        return torch.cat(found[:n_steps]), torch.cat(found[n_steps:])
+
+    def _steps(
+        self,
+        memory: PartwiseMemory,
+        n_steps: int,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        start, n = 0, hidden.shape[1]
+        tokens, outputs = tokens[:, :n], outputs[:1]
+        logits, drafted = [], []
+        for _ in range(n_steps):
+            memory.part(start, n)
+            out = self._layers(memory, tokens, positions[:, start : start + n], outputs, hidden)
+            logits.append(out.logits)
+            drafted.append(argmax(out.logits))
+            start, n = start + n, 1
+            tokens, outputs, hidden = drafted[-1].unsqueeze(0), self._only, out.hidden[:, -1:]
+        return *logits, *drafted
 
     def _layers(
         self,

@@ -9,6 +9,9 @@ from engine.model.rope import RopeConfig
 from kernels.rope import rope_table
 from kernels.rows import take_rows
 
+_LEAST = 4096
+"""Positions of a table at first: recorded passes are bound to it, so it should not grow soon."""
+
 
 class RopeTables:
     """Cosines and sines of all positions so far, extended by doubling as positions grow; without
@@ -47,6 +50,6 @@ class RopeTables:
         return cos, sin
 
     def _extend(self, highest: int) -> None:
-        size = max(256, 1 << (highest + 1).bit_length())
+        size = max(_LEAST, 1 << (highest + 1).bit_length())
         cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
         self._table = torch.cat((cos, sin), -1).to(self._device)

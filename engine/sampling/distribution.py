@@ -34,6 +34,8 @@ class Distribution:
 
     def at(self, uniform: float) -> int:
         """The token that a number in [0, 1) falls on, tokens lying in their order here."""
+        if len(self.ids) == 1:
+            return int(self.ids[0])
         rank = np.searchsorted(np.cumsum(self.probs), uniform, side="right")
         return int(self.ids[min(int(rank), len(self.ids) - 1)])
 

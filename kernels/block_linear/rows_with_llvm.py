@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from kernels.block_linear import row_groups_with_llvm as row_groups
 from kernels.block_linear.operands_with_llvm import Arithmetic, operands, sizes
 from kernels.block_linear.terms_with_llvm import GROUP, has_terms, terms
 from kernels.llvm import F32X16, Code, Program, Value
@@ -38,15 +39,18 @@ def multiply_rows(
     if how.rounded:
         inputs = torch.empty(_input_bytes(n_in, how) * n_rows, dtype=torch.uint8)
         _prepare(how)(x.data_ptr(), inputs.data_ptr(), n_in, tasks=n_rows, chunk=n_rows, threads=1)
-    _program(type, n_rows, how)(
+    in_groups = n_in <= STRETCH and row_groups.takes_groups(type, n_rows, how, n_out, row_bytes)
+    per_task = row_groups.GROUP if in_groups else 1
+    n_tasks = n_out // per_task
+    _program(type, n_rows, how, in_groups)(
         blocks.data_ptr(),
         row_bytes,
         inputs.data_ptr(),
         n_in,
         y.data_ptr(),
         n_out,
-        tasks=n_out,
-        chunk=min(CHUNK, -(-n_out // (4 * threads))),
+        tasks=n_tasks,
+        chunk=min(CHUNK // per_task, -(-n_tasks // (4 * threads))),
         threads=threads,
     )
 
@@ -63,8 +67,11 @@ def _prepare(how: Arithmetic) -> Program:
 
 
 @functools.cache
-def _program(type: str, n_rows: int, how: Arithmetic) -> Program:
-    body = _by_terms if how.fused and has_terms(type) else _by_numbers
+def _program(type: str, n_rows: int, how: Arithmetic, in_groups: bool) -> Program:
+    if in_groups:
+        body = row_groups.multiply_groups
+    else:
+        body = _by_terms if how.fused and has_terms(type) else _by_numbers
     return Program(functools.partial(body, type, n_rows, how), 6)
 
 

@@ -35,6 +35,8 @@ class LaunchTable:
             ],
             np.int64,
         ).reshape(-1, _ENTRY)
+        # asked once: numpy takes longer over an address than a launch
+        self._address = self._table.ctypes.data
         self._walk = _walk()
 
     def __len__(self) -> int:
@@ -43,7 +45,7 @@ class LaunchTable:
     def run(self) -> None:
         """All launches, one after the other."""
         n = len(self._table)
-        self._walk(self._table.ctypes.data, tasks=n, chunk=n, threads=1)
+        self._walk(self._address, tasks=n, chunk=n, threads=1)
 
 
 @functools.cache

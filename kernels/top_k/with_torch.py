@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 
 STRETCH = 128
-# shorter rows are not worth the second step
-LONG = 32 * STRETCH
+# shorter rows are not worth the second step, those of which one is wanted even less
+LONG, LONG_FOR_ONE = 32 * STRETCH, 160 * STRETCH
 
 
 def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.top_k.top_k."""
     n = x.shape[-1]
     n_stretches = n // STRETCH
-    if n < LONG or 8 * k > n_stretches:
+    if n < (LONG_FOR_ONE if k == 1 else LONG) or 8 * k > n_stretches:
         return _largest(x, k)
     whole = x[..., : n_stretches * STRETCH].unflatten(-1, (n_stretches, STRETCH))
     best = _largest(whole.amax(-1), k)[1].unsqueeze(-1)

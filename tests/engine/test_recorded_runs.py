@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,12 +11,13 @@ import engine.recorded_launches as on_processor
 from engine.batch import Span
 from engine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
 from engine.memory.hybrid import HybridMemory
+from engine.memory.shelf import MemoryShelf
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.run import Run
 from engine.session import Session
-from engine.trace.store import Table
 from kernels.dispatch import uses_llvm
 from tests.support.golden_runs import DATA, decode, options_of, prompt_of, session, tokens_of
+from tests.support.recorded_runs import assert_same
 
 MTP = "qwen35-c-v2x-mtp-f32"
 POLICIES = ["planes", "carry", "ring", "replay", "checkpoint"]
@@ -45,21 +45,9 @@ class Counts(on_processor.RecordOnProcessor):
 def counts(monkeypatch) -> type[Counts]:
     Counts.n_recorded = Counts.n_replayed = 0
     monkeypatch.setattr(on_processor, "RecordOnProcessor", Counts)
+    # what earlier runs of a session recorded would not be counted
+    monkeypatch.setattr(MemoryShelf, "take", lambda self, key, make: make())
     return Counts
-
-
-def facts(table: Table) -> dict[str, np.ndarray]:
-    """All columns but times and the run's number."""
-    names = [c.name for c in table.columns if not c.name.endswith("ms") and c.name != "run_id"]
-    return {name: np.array(table.column(name)) for name in names}
-
-
-def assert_same(recorded: Run, plain: Run) -> None:
-    assert tokens_of(recorded) == tokens_of(plain)
-    for name in ("rounds", "tokens", "drafts", "ubatches", "memory"):
-        ours, theirs = (facts(getattr(run.trace, name)) for run in (recorded, plain))
-        for column, values in theirs.items():
-            np.testing.assert_array_equal(ours[column], values, f"{name}.{column}")
 
 
 def both(
@@ -81,9 +69,9 @@ def test_speculation_with_the_mtp_head(policy, monkeypatch, counts):
     assert_same(recorded, plain)
     depths = recorded.trace.rounds.column("rollback_depth")
     assert len(set(depths.tolist())) > 2, "drafts failed at several tokens"
-    # few shapes, most passes replayed: three draft steps and a verification in every round
+    # few shapes, most passes replayed: a draft and a verification in every round
     assert counts.n_recorded <= 12
-    assert counts.n_replayed >= 2 * len(depths)
+    assert counts.n_replayed >= 1.5 * len(depths)
 
 
 @compiled

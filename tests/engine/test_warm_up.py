@@ -38,7 +38,8 @@ def test_it_starts_no_kernel_and_leaves_none_to_be_compiled(monkeypatch):
 
     def spy(seen, is_started):
         def call(self, *args, **kwargs):
-            assert (program._watching.watch is None) == is_started
+            # a recording notes kernels, too, and starts them then
+            assert is_started or program._watching.watch is not None
             seen.add(id(self))
 
         return call

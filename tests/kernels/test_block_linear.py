@@ -9,6 +9,7 @@ import torch
 from kernels import block_linear as op
 from kernels.block_linear import naive, with_llvm, with_torch
 from kernels.block_linear.operands_with_llvm import Arithmetic
+from kernels.block_linear.row_groups_with_llvm import takes_groups
 from kernels.block_linear.terms_with_llvm import has_terms
 from kernels.processor import has_feature
 from tests.support.closeness import nmse
@@ -68,6 +69,22 @@ def test_llvm_at_every_edge(n_rows, n_out, rounded):
     blocks, x = random_blocks("Q8_0", n_out, 96), torch.randn(n_rows, 3, 96)[:, 1]
     y = with_llvm.block_linear(x, blocks, "Q8_0", rounded=rounded)
     assert nmse(y, naive.block_linear(x, blocks, "Q8_0", rounded=rounded)) < 1e-12
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "F32"])
+@pytest.mark.parametrize("n_rows", [1, 2, 4, 5])
+def test_short_weight_rows_have_the_same_bits_in_groups_of_four(type_name, n_rows):
+    """Seven of eight rows are no whole groups, and are multiplied one by one."""
+    weight, x = torch.randn(8, 160), torch.randn(n_rows, 160)
+    weight[3] = 0
+    x[:, 7] = -x[:, 7].abs()
+    blocks = random_blocks("Q8_0", 8, 160) if type_name == "Q8_0" else weight.view(torch.uint8)
+    how = Arithmetic(rounded=False, fused=False)
+    four_fit = n_rows == 1 or (n_rows <= 4 and has_feature("avx512f"))
+    assert takes_groups(type_name, n_rows, how, 8, blocks.shape[1]) == four_fit
+    whole = with_llvm.block_linear(x, blocks, type_name)
+    part = with_llvm.block_linear(x, blocks[:7], type_name)
+    assert torch.equal(whole[:, :7].view(torch.int32), part.view(torch.int32))
 
 
 def test_rows_longer_than_a_stack_has_room_for():

@@ -55,15 +55,19 @@ def test_the_python_sets_fit_the_demo_model() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
+        ("[", "line 1 is not JSON"),
+        ('[\n{"name": "a"\n', "line 3 is not JSON"),
+        ("[" * 100_000, "is no JSON that can be read"),
+        (b'["a",\n "\xff"]', "line 2 is not UTF-8 text"),
         ("{}", "no list of prompts"),
         ("[]", "no list of prompts"),
-        ('["a"]', "prompt 0 has no name or no text"),
-        ('[{"name": "a", "text": "b"}, {"name": "", "text": "b"}]', "prompt 1 has no name"),
-        ('[{"name": "a"}]', "prompt 0 has no name or no text"),
-        ('[{"name": "a", "text": 3}]', "prompt 0 has no name or no text"),
+        ('["a"]', "prompt 1 has no name or no text"),
+        ('[{"name": "a", "text": "b"}, {"name": "", "text": "b"}]', "prompt 2 has no name"),
+        ('[{"name": "a"}]', "prompt 1 has no name or no text"),
+        ('[{"name": "a", "text": 3}]', "prompt 1 has no name or no text"),
         ('[{"name": "a", "text": "b"}, {"name": "a", "text": "c"}]', "'a' is given twice"),
+        ('[{"name": "a", "text": "\\ud800"}]', "prompt 1 has no name or no text"),
+        (json.dumps([{"name": "a" * 201, "text": "b"}]), "prompt 1 has no name or no text"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -77,5 +81,10 @@ def test_a_good_and_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.json"
     path.write_text(json.dumps([{"name": "é", "text": "ü\n"}]), encoding="utf-8")
     assert read_prompts(path) == [NamedPrompt("é", "ü\n")]
+    path.write_text('\ufeff[{"name": "a", "text": "b"}]', encoding="utf-8")
+    assert read_prompts(path) == [NamedPrompt("a", "b")]
     with pytest.raises(OptionError, match=r"gone\.json cannot be read"):
         read_prompts(tmp_path / "gone.json")
+    for name in ("/dev/zero", tmp_path):
+        with pytest.raises(OptionError, match="is no file"):
+            read_prompts(Path(name))
