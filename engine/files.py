@@ -19,6 +19,36 @@ def unreadable(
     )
 
 
+def user_text(path: Path, most_bytes: int) -> str:
+    """The text of a file that a user names, without a byte order mark.
+
+    Raises OptionError for what is no file (a device or a pipe might never end), is larger, is not
+    UTF-8 or cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path} is no file.", "Name a text file.")
+        with path.open("rb") as file:
+            raw = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # a name with a null character
+        reason = error if isinstance(error, OSError) else OSError(str(error))
+        raise unreadable(path, reason) from error
+    if len(raw) > most_bytes:
+        raise OptionError(f"{path} is larger than {most_bytes >> 20} MiB.", "Split it.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise OptionError(
+            f"{path}: line {line} is not UTF-8 text.", "Convert the file to UTF-8."
+        ) from error
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written at all: JSON may hold halves of characters."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 @contextmanager
 def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterator[Path]:
     """A path beside `path` to write to; the file takes the place of `path` when the body is done.

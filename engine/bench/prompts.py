@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import is_unicode, user_text
 
+_MOST_BYTES = 64 << 20
+_LONGEST_NAME, _LONGEST_TEXT = 200, 1 << 20
 _REMEDY = 'Give a JSON list of objects like {"name": "fox", "text": "The quick"}.'
 
 
@@ -23,25 +26,31 @@ class NamedPrompt:
 def read_prompts(path: Path) -> list[NamedPrompt]:
     """The prompts of a file in their order.
 
-    Raises OptionError for a file that cannot be read, is no such list, has no prompt, an empty
-    name or text, or a name twice.
+    Raises OptionError, naming the line or the prompt (from 1), for a file that cannot be read, is
+    larger than 64 MiB or no such list, has no prompt, a name or text that is empty, too long (200
+    characters, 2^20) or no Unicode, or a name twice.
     """
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} is not JSON in UTF-8.", _REMEDY) from error
+        entries = json.loads(user_text(path, _MOST_BYTES))
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{path}: line {error.lineno} is not JSON.", _REMEDY) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of [
+        raise OptionError(f"{path} is no JSON that can be read.", _REMEDY) from error
     if not isinstance(entries, list) or not entries:
         raise OptionError(f"{path} holds no list of prompts.", _REMEDY)
     prompts: list[NamedPrompt] = []
     names: set[str] = set()
-    for number, entry in enumerate(entries):
-        name, text = (entry.get("name"), entry.get("text")) if isinstance(entry, dict) else ("", "")
-        if not (isinstance(name, str) and name and isinstance(text, str) and text):
+    for number, entry in enumerate(entries, 1):
+        fields = entry if isinstance(entry, dict) else {}
+        name, text = fields.get("name"), fields.get("text")
+        if not (_is_text(name, _LONGEST_NAME) and _is_text(text, _LONGEST_TEXT)):
             raise OptionError(f"{path}: prompt {number} has no name or no text.", _REMEDY)
         if name in names:
             raise OptionError(f"{path}: the name {name!r} is given twice.", "Rename one of them.")
         names.add(name)
         prompts.append(NamedPrompt(name, text))
     return prompts
+
+
+def _is_text(value: Any, longest: int) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= longest and is_unicode(value)

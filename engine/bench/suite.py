@@ -17,7 +17,8 @@ from engine.options import Prompt
 if TYPE_CHECKING:
     from engine.session import Session
 
-_WARM_UP_TOKENS = 8
+# enough for passes of most widths to come twice, which records them
+_WARM_UP_TOKENS = 32
 
 
 class PromptSuite:

@@ -65,6 +65,8 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Spa
     falling length, as long as its longest. A group of several fits n_ubatch. Of equally dear ways
     the one with the fewest passes is taken, then the one whose last groups are smallest.
     """
+    if len(lengths) == 1:
+        return [SpanGroup((0,), lengths[0], LAST)]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # of the first j spans in order: least cost and passes, and minus the start of their last group
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
@@ -114,7 +116,9 @@ def verify_batches(
     for found in group(lengths, forward.n_ubatch, obstacle):
         padded = [_padded(spans[i], found.width) for i in found.members]
         *early, last = forward.split(padded)
-        batches.append(VerifyBatch(padded, [*early, replace(last, reason=found.reason)]))
+        if last.reason != found.reason:
+            last = replace(last, reason=found.reason)
+        batches.append(VerifyBatch(padded, [*early, last]))
     return batches
 
 
@@ -137,4 +141,6 @@ def _obstacle(
 
 def _padded(span: Span, width: int) -> Span:
     n = width - len(span.tokens)
+    if not n:
+        return span
     return replace(span, tokens=[*span.tokens, *[span.tokens[-1]] * n], n_padding=n)

@@ -77,8 +77,8 @@ class Forward:
         from 0."""
         last: dict[int, int] = {}
         gaps = []
-        ends = ubatch.positions[:, [0, -1]].tolist()
-        for seq, (start, end) in zip(ubatch.seq_ids, ends, strict=True):
+        starts, ends = (ubatch.positions[:, at].tolist() for at in (0, -1))
+        for seq, start, end in zip(ubatch.seq_ids, starts, ends, strict=True):
             held = last[seq] if seq in last else self.memory.seq_pos_max(seq)
             gaps.append(start - 1 - held)
             last[seq] = end  # in a pool, a sequence may have several rows

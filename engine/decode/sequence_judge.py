@@ -14,6 +14,7 @@ from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 
 
 class SequenceJudge:
@@ -38,7 +39,8 @@ class SequenceJudge:
         self._sequence, self._options, self._n_ctx = sequence, options, n_ctx
         self._end_tokens, self._synthetic = end_tokens, synthetic
         self._check = check
-        self._before, self._draft = sequence.sampler.clone(), Draft()
+        self._draft = Draft()
+        self._before: Sampler | None = None
         self._forgets = "sampler-not-restored" in options.faults
 
     @property
@@ -50,6 +52,8 @@ class SequenceJudge:
     def accept(self, draft: Draft, logits: torch.Tensor) -> Acceptance:
         """See engine.decode.verify_loop.Judge."""
         self._draft = draft
+        if draft.tokens and self.again:  # only drafts are replayed
+            self._before = self._sequence.sampler.clone()
         sampler, n_drafted = self._sequence.sampler, len(draft.tokens)
         rows = sampler.rows(logits)
         if self._synthetic:
@@ -83,6 +87,7 @@ class SequenceJudge:
     def _verify_again(self, tokens: list[int], logits: torch.Tensor) -> Acceptance:
         sampler, drafted = self._sequence.sampler, self._draft.tokens
         if not self._forgets:
+            assert self._before is not None  # what is verified again was judged before
             sampler.copy_from(self._before)
         rows = sampler.rows(logits)
         seen: dict[int, Distribution] = {}

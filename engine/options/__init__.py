@@ -68,7 +68,7 @@ class RunOptions:
         group="slots",
     )
     n_predict: int = option(
-        128,
+        256,
         "-n --n-predict",
         "tokens per sequence, -1 = no limit",
         FormRow("tokens", -1, 100_000, special="no limit"),

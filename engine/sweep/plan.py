@@ -27,13 +27,15 @@ from engine.bench.prompts import read_prompts
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import user_text
+from engine.gguf.binary import shorten
 from engine.options import RunOptions
 from engine.sweep import settings as keys
 
 DEMO = "demo"
 MOST_JOBS = 100_000
 _MOST_BYTES = 1 << 20
+_MOST_CHARACTERS = 32 << 20
 _PARTS = ("title", "settings", "grid", "jobs")
 _REMEDY = "Correct the plan."
 
@@ -93,7 +95,7 @@ def read_plan(
     Raises OptionError naming file and line or key for anything that is no plan, an unknown key, a
     wrong value, options that contradict each other, and more than MOST_JOBS jobs.
     """
-    text = _text(path)
+    text = user_text(path, _MOST_BYTES)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,26 +110,23 @@ def read_plan(
     _check(path, "settings", common, lists=False)
     maker = _JobMaker(path, bundled, on_demo, elsewhere)
     jobs: dict[str, SweepJob] = {}
-    n = 0
+    n, n_characters = 0, 0
     for place, settings in _combinations(path, table, common):
         n += 1
+        n_characters += len(settings.get(keys.PROMPT, ""))
+        if n_characters > _MOST_CHARACTERS:
+            raise _wrong(
+                path,
+                f"{place}, {keys.PROMPT}",
+                f"makes more than {_MOST_CHARACTERS >> 20} MiB in all jobs",
+                "Write it into a file, and name that with prompts.",
+            )
         job = maker.job(place, settings)
         if job.key not in jobs:
             jobs[job.key] = replace(job, number=len(jobs) + 1)
     if not jobs:
         raise _wrong(path, "", "has no jobs; add [[grid]] or [[jobs]]")
     return SweepPlan(path, title, text, tuple(jobs.values()), n - len(jobs))
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.is_file() and path.stat().st_size > _MOST_BYTES:
-            raise _wrong(path, "", "is larger than 1 MiB")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise _wrong(path, "", "is not UTF-8 text") from error
 
 
 def _combinations(
@@ -184,8 +183,15 @@ def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> 
             raise _wrong(path, f"{place}, {key}", "has no values")
         for one in value if is_axis else [value]:
             if problem := keys.why_wrong(key, one):
-                shown = repr(one) if len(repr(one)) <= 40 else f"{repr(one)[:40]}…"
-                raise _wrong(path, f"{place}, {key} = {shown}", problem)
+                raise _wrong(path, f"{place}, {key} = {_shown(one)}", problem)
+
+
+def _shown(value: Any) -> str:
+    try:
+        words = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number"
+    return words if len(words) <= 40 else f"{words[:40]}…"
 
 
 class _JobMaker:
@@ -205,7 +211,9 @@ class _JobMaker:
         try:
             options = keys.run_options(settings)
         except OptionError as error:
-            raise _wrong(self._path, place, f"cannot be: {error.message}", error.remedy) from error
+            raise _wrong(
+                self._path, place, f"cannot be: {error.message.rstrip('.')}", error.remedy
+            ) from error
         prompts, digest = self._texts(place, settings)
         return SweepJob(
             0,
@@ -245,16 +253,19 @@ class _JobMaker:
             return self._bundled.models[key == keys.DRAFT_MODEL]
         if name not in self._models:
             path = _beside(self._path, name)
-            try:
-                is_there = self._elsewhere or path.is_file()
-            except OSError:  # a name that the system does not even look for
-                is_there = False
-            if not is_there:
-                raise _wrong(
-                    self._path, f"{place}, {key}", f"names {str(path)[:200]}, which is no file"
-                )
+            if not self._elsewhere:
+                self._check_is_file(place, key, path)
             self._models[name] = path
         return self._models[name]
+
+    def _check_is_file(self, place: str, key: str, path: Path) -> None:
+        try:
+            is_there = path.is_file()
+        except OSError:  # a name that the system does not even look for
+            is_there = False
+        if not is_there:
+            what = f"names {shorten(str(path), 200)}, which is no file"
+            raise _wrong(self._path, f"{place}, {key}", what)
 
     def _texts(self, place: str, settings: dict[str, Any]) -> tuple[tuple[str, ...], str]:
         """The prompts of a job, and their hash."""
@@ -266,6 +277,7 @@ class _JobMaker:
         name = name or ("python" if settings[keys.MODEL] == DEMO else "general")
         if (name, limit) not in self._prompts:
             path = self._bundled.sets.get(name) or _beside(self._path, name)
+            self._check_is_file(place, keys.PROMPTS, path)
             texts = tuple(prompt.text for prompt in read_prompts(path)[:limit])
             self._prompts[name, limit] = texts, _digest(texts)
         return self._prompts[name, limit]
@@ -285,5 +297,5 @@ def _digest(value: Any) -> str:
 
 
 def _wrong(path: Path, place: str, what: str, remedy: str = _REMEDY) -> OptionError:
-    where = f"{path.name}: {place[:120]}" if place else path.name
-    return OptionError(f"{where} {what}.", remedy)
+    where = f"{path.name}: {shorten(place, 120)}" if place else path.name
+    return OptionError(f"{where} {shorten(what, 600)}.", remedy)

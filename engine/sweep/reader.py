@@ -6,17 +6,27 @@ It may be one that a sweep is writing at this moment: rows are read as they are 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.sweep import schema
-from engine.sweep.results import MOST_ROWS, ROW_COLUMNS, SweepResults, checked_text, results_of
+from engine.sweep.foreign_database import LONGEST_TEXT, opened_for_reading
+from engine.sweep.results import SweepResults, results_of
+from engine.sweep.row_check import (
+    MOST_ROWS,
+    NUMBER_AT,
+    ROW_COLUMNS,
+    TEXT_COLUMNS,
+    check_row,
+    checked_text,
+    too_many_rows,
+    wrong,
+)
 from engine.sweep.schema import FIGURES, not_ours, results_file
 
-_MOST_BYTES = 1 << 30
-_LONGEST_TEXT = 1 << 20
+_LEAST_ROWID = -(2**63)
 
 
 def find_results(path: Path) -> Path | None:
@@ -41,22 +51,11 @@ def read_results(path: Path) -> SweepResults:
     holds what a sweep does not write.
     """
     file = results_file(Path(path))
-    try:
-        if not file.is_file():
-            raise TraceFileError(f"{file} is no file.", "Name the folder of a sweep's results.")
-        if file.stat().st_size > _MOST_BYTES:
-            raise TraceFileError(f"{file} is larger than 1 GiB.", "Split the sweep.")
-    except OSError as error:
-        raise _unreadable(file, error.strerror or str(error)) from error
-    if find_results(file) is None:
+    if file.is_file() and find_results(file) is None:
         raise not_ours(file)
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as opened:
-            return _read(file, opened)
-    except sqlite3.DatabaseError as error:
-        raise _unreadable(file, str(error)) from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(file, "a text is not UTF-8") from error
+    with opened_for_reading(file) as opened:
+        check_tables(file, opened)
+        return _read(file, opened)
 
 
 def check_tables(path: Path, opened: sqlite3.Connection) -> None:
@@ -67,31 +66,85 @@ def check_tables(path: Path, opened: sqlite3.Connection) -> None:
             f"{path} has version {version}, this program reads {schema.VERSION}.",
             "Open it with the version of Draftscope that wrote it.",
         )
-    found = dict(opened.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
-    if found != schema.TABLES:
+    # a name twice, or one more, is not ours either
+    found = opened.execute(
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?",
+        (len(schema.TABLES) + 1,),
+    ).fetchall()
+    if len(found) != len(schema.TABLES) or dict(found) != schema.TABLES:
         raise not_ours(path)
 
 
 def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
-    opened.execute("PRAGMA trusted_schema = OFF")
-    opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
-    opened.execute("BEGIN")  # everything below is of one moment
-    check_tables(path, opened)
-    facts = dict(opened.execute("SELECT name, value FROM facts LIMIT 100"))
-    columns = ", ".join((*ROW_COLUMNS, *FIGURES))
-    rows = opened.execute(
-        f"SELECT {columns} FROM results ORDER BY number, key LIMIT {MOST_ROWS + 1}"
-    ).fetchall()
-    described = opened.execute(f"SELECT id, text FROM descriptions LIMIT {MOST_ROWS}")
-    descriptions = {number: checked_text(path, "text", text) for number, text in described}
-    planned = _planned(facts.get("planned"))
-    return results_of(path, facts.get("title", ""), planned, rows, descriptions)
+    facts = {name: value for _, name, value in _rows(path, opened, "facts", ("name", "value"))}
+    described, texts = {}, _TextBudget(path)
+    for at, number, text in _rows(path, opened, "descriptions", ("id", "text")):
+        described[number] = checked_text(path, "a description", text, at)
+        texts.add(text)
+    rows, places = [], []
+    for at, *row in _rows(path, opened, "results", (*ROW_COLUMNS, *FIGURES)):
+        check_row(path, at, row)
+        texts.add(*row[: len(TEXT_COLUMNS)], row[ROW_COLUMNS.index("settings")])
+        rows.append(row)
+        places.append(at)
+    order = sorted(range(len(rows)), key=lambda i: (rows[i][NUMBER_AT], rows[i][0]))
+    return results_of(
+        path,
+        facts.get("title", ""),
+        _planned(facts.get("planned")),
+        [rows[i] for i in order],
+        described,
+        [places[i] for i in order],
+    )
+
+
+def _rows(
+    path: Path, opened: sqlite3.Connection, table: str, columns: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
+    """Each row's number (SQLite's rowid) and values, as the file has them one behind another.
+    Raises TraceFileError that names the row for what cannot be read."""
+    ((n,),) = opened.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MOST_ROWS + 1})")
+    if n > MOST_ROWS:
+        raise too_many_rows(path)
+    select, last = f"SELECT rowid, {', '.join(columns)} FROM {table}", _LEAST_ROWID
+    try:
+        for row in opened.execute(f"{select} ORDER BY rowid"):
+            yield row
+            last = row[0]
+    except (UnicodeDecodeError, sqlite3.DataError) as error:
+        at = _wrong_row(opened, table, select, last)
+        is_long = isinstance(error, sqlite3.DataError)
+        what = f"is longer than {LONGEST_TEXT >> 20} MiB" if is_long else "is not UTF-8"
+        raise wrong(path, at, f"a text of table {table}", what) from error
+
+
+def _wrong_row(opened: sqlite3.Connection, table: str, select: str, last: int) -> int:
+    """Which row cannot be read: some versions of Python are a row ahead of what they give."""
+    near = opened.execute(
+        f"SELECT rowid FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 3", (last,)
+    )
+    for (at,) in near.fetchall():
+        try:
+            opened.execute(f"{select} WHERE rowid = ?", (at,)).fetchone()
+        except (UnicodeDecodeError, sqlite3.DataError):
+            return int(at)
+    return last
+
+
+class _TextBudget:
+    """Counts text: more than the file has bytes is the same bytes again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._left = path, path.stat().st_size
+
+    def add(self, *texts: str) -> None:
+        self._left -= sum(map(len, texts))
+        if self._left < 0:
+            raise TraceFileError(
+                f"{self._path} is damaged (several rows share a text).", "Run the sweep again."
+            )
 
 
 def _planned(value: Any) -> int:
     is_count = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 8
     return int(value) if is_count else 0
-
-
-def _unreadable(path: Path, reason: str) -> TraceFileError:
-    return TraceFileError(f"{path} cannot be read: {reason}.", "Check the file and its rights.")

@@ -6,29 +6,26 @@
     results.axes                                               # settings that vary, first to last
     results.trace(3)                                           # the folder of row 3's trace
 
-A file may come from anyone: everything in its rows is checked here.
+A file may come from anyone: what its rows hold is checked (engine.sweep.row_check).
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.sweep.schema import DONE, FAILED, FIGURES, KEY, trace_folder
+from engine.sweep.row_check import TEXT_COLUMNS, checked_settings, checked_text, json_object
+from engine.sweep.schema import DONE, FIGURES, trace_folder
 
-MOST_ROWS = 100_000
 _MOST_KEYS = 256
-_TEXTS = ("key", "status", "error", "finished", "output")
-ROW_COLUMNS = (*_TEXTS, "number", "settings", "has_trace", "machine", "model")
-"""What a row has before its figures. machine, model: numbers of descriptions, or None."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,18 @@ class SweepResults:
         return self._described(self._models[row])
 
     def trace(self, row: int) -> Path | None:
-        """The folder of the job's trace, None where there is none (any more)."""
+        """The folder of the job's trace, None where there is none (any more), and where a link
+        leads away from the folder of the results."""
         if not self._has_trace[row]:
             return None
         folder = trace_folder(self.path, self.columns["key"][row])
-        return folder if folder.is_dir() else None
+        # a link to itself leads nowhere, and resolve() would raise
+        is_here = Path(realpath(folder)).is_relative_to(realpath(self.path.parent))
+        return folder if is_here and folder.is_dir() else None
 
     def _described(self, number: int | None) -> dict[str, Any]:
         text = self._descriptions.get(number) if number is not None else None
-        return {} if text is None else _object(self.path, text)
+        return {} if text is None else json_object(self.path, text)
 
 
 def results_of(
@@ -99,16 +99,15 @@ def results_of(
     planned: int,
     rows: Sequence[Sequence[Any]],
     descriptions: Mapping[int, str],
+    places: Sequence[int] = (),
 ) -> SweepResults:
-    """Results from the rows of a file: ROW_COLUMNS and FIGURES of each, in the plan's order.
+    """Results from checked rows of a file (engine.sweep.row_check), in the plan's order.
 
-    Raises TraceFileError for more than MOST_ROWS, or values that a sweep does not write.
+    places: numbers of the rows in the file, without it from 1. Raises TraceFileError for settings
+    that a sweep does not write.
     """
-    if len(rows) > MOST_ROWS:
-        raise TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the sweep.")
-    for at, row in enumerate(rows, 1):
-        _check_row(path, at, row)
-    settings = [_settings(path, at, row[6]) for at, row in enumerate(rows, 1)]
+    places = places or range(1, len(rows) + 1)
+    settings = [checked_settings(path, at, row[6]) for at, row in zip(places, rows, strict=True)]
     by_name = _columns(rows)
     names = list(dict.fromkeys(name for one in settings for name in one))
     if len(names) > _MOST_KEYS:
@@ -129,26 +128,9 @@ def results_of(
     )
 
 
-def _check_row(path: Path, at: int, row: Sequence[Any]) -> None:
-    for name, value in zip(_TEXTS, row, strict=False):
-        checked_text(path, name, value, at)
-    if not KEY.fullmatch(row[0]):
-        raise _wrong(path, at, "key", "is no job's key")
-    if row[1] not in (DONE, FAILED):
-        raise _wrong(path, at, "status", f"is neither {DONE} nor {FAILED}")
-    for name, value in zip(("number", "settings", "has_trace"), row[5:8], strict=True):
-        if not isinstance(value, str if name == "settings" else int):
-            raise _wrong(path, at, name, "has the wrong type")
-    if not 0 <= row[5] <= 2**31:
-        raise _wrong(path, at, "number", "is no place in a plan")
-    for name, value in zip(("machine", "model", *FIGURES), row[8:], strict=True):
-        if value is not None and not isinstance(value, (int, float)):
-            raise _wrong(path, at, name, "is no number")
-
-
 def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {"number": np.array([row[5] for row in rows], np.int64)}
-    for i, name in enumerate(_TEXTS):
+    for i, name in enumerate(TEXT_COLUMNS):
         columns[name] = _objects([row[i] for row in rows])
     for i, name in enumerate(FIGURES, 10):
         values = [math.nan if row[i] is None else float(row[i]) for row in rows]
@@ -184,36 +166,3 @@ def _objects(values: list[str]) -> np.ndarray:
 
 def _varies(values: list[Any]) -> bool:
     return any(value != values[0] for value in values)
-
-
-def _settings(path: Path, at: int, text: str) -> dict[str, Any]:
-    found = _object(path, text, at)
-    for name, value in found.items():
-        parts = value if isinstance(value, list) else [value]
-        plain = all(isinstance(part, (str, int, float, bool)) for part in parts)
-        whole = not any(isinstance(p, int) and abs(p) > 2**53 for p in parts)
-        if not (plain and whole and len(name) <= 64 and name not in FIGURES):
-            raise _wrong(path, at, "settings", "are no settings of a job")
-    return found
-
-
-def _object(path: Path, text: str, at: int = 0) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise _wrong(path, at, "a JSON text", "is no object")
-    return value
-
-
-def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
-    """A value that has to be text. at: its row, from 1. Raises TraceFileError for any other."""
-    if not isinstance(value, str):
-        raise _wrong(path, at, name, "is no text")
-    return value
-
-
-def _wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
-    place = f"row {at}, {name}" if at else name
-    return TraceFileError(f"{path}: {place} {what}.", "Run the sweep again.")

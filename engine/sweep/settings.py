@@ -26,18 +26,20 @@ MODEL, DRAFT_MODEL, COMPUTE, DEVICE, THREADS = (
 PROMPTS, PROMPT, LIMIT, CHAT, REPEAT = "prompts", "prompt", "limit", "chat", "repeat"
 
 MOST_REPEATS = 1000
-_LONGEST_TEXT = 1 << 20
+_LONGEST_TEXT, _LONGEST_NAME = 1 << 20, 4096
 
 Check = Callable[[Any], str]
 """Says what is wrong with a value, such as "is no text"; empty when nothing is."""
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        return "is no text"
-    if not value or len(value) > _LONGEST_TEXT or "\0" in value:
-        return f"is no text of 1 to {_LONGEST_TEXT:,} characters"
-    return ""
+def _text(longest: int) -> Check:
+    def check(value: Any) -> str:
+        if not isinstance(value, str):
+            return "is no text"
+        fits = 0 < len(value) <= longest and "\0" not in value
+        return "" if fits else f"is no text of 1 to {longest:,} characters"
+
+    return check
 
 
 def _whole(low: int, high: int) -> Check:
@@ -67,13 +69,15 @@ class JobKey:
 
 
 JOB_KEYS: dict[str, JobKey] = {
-    MODEL: JobKey("GGUF file, relative to the plan, or demo", _text),
-    DRAFT_MODEL: JobKey("file that drafts, likewise; loaded where a drafter uses it", _text),
+    MODEL: JobKey("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME)),
+    DRAFT_MODEL: JobKey(
+        "file that drafts, likewise; loaded where a drafter uses it", _text(_LONGEST_NAME)
+    ),
     COMPUTE: JobKey("arithmetic of the weights", _compute, "auto"),
-    DEVICE: JobKey("where models run: auto, cpu, cuda or cuda:N", _text, "auto"),
+    DEVICE: JobKey("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
     THREADS: JobKey("CPU threads; without it as many as suit the model", _whole(1, 4096)),
-    PROMPTS: JobKey("set of prompts: general, python or a JSON file", _text),
-    PROMPT: JobKey("one text to continue, instead of a set", _text),
+    PROMPTS: JobKey("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME)),
+    PROMPT: JobKey("one text to continue, instead of a set", _text(_LONGEST_TEXT)),
     LIMIT: JobKey("how many prompts of the set, from its first", _whole(1, 1 << 20)),
     CHAT: JobKey("wrap each text as a user's message", _flag, False),
     REPEAT: JobKey("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),

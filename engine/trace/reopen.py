@@ -19,7 +19,7 @@ from engine.trace.csv_fields import REMEDY, FieldBlock, read_blocks, read_header
 from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
 from engine.trace.export import SESSION_FILE, csv_names
 from engine.trace.records import MISSING, TABLES, Column
-from engine.trace.session_file import SessionFile, read_session, unreadable
+from engine.trace.session_file import SessionFile, check_is_file, read_session, unreadable
 from engine.trace.store import Table, TraceStore
 
 _MOST_COLUMNS = 1000
@@ -87,6 +87,7 @@ def _is_later(columns: Sequence[Column], minor: int) -> bool:
 
 def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:
     """Read one file; it yields after each block of rows."""
+    check_is_file(path)
     with path.open("rb") as file:
         names = read_header(file, str(path), session.variant)
         rows = _FileRows(store, table, names, path, session)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +83,16 @@ def read_session(path: Path) -> SessionFile:
     )
 
 
+def check_is_file(path: Path) -> None:
+    """Raises TraceFileError for a pipe or a device, which might never end; OSError as stat does."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise TraceFileError(f"{path} is no file.", REMEDY)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The file as it is, so far as it describes a trace. Raises TraceFileError."""
     try:
+        check_is_file(path)
         if path.stat().st_size > _MOST_BYTES:
             raise TraceFileError(f"{path} is too large for a trace.", REMEDY)
         session = json.loads(path.read_bytes())

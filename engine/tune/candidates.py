@@ -49,7 +49,9 @@ def estimates(recordings: Sequence[Recording]) -> list[Estimate]:
 
 def _of_rule(one: Recording, rule: RuleSpec) -> Iterable[Estimate]:
     settings = rule.settings(one.rounds.n_max)
-    if not (has_floor(one.drafter) and one.rounds.has_confidence):
+    # what chance accepts, no confidence tells
+    has_floors = has_floor(one.drafter) and not one.rounds.is_independent
+    if not (has_floors and one.rounds.has_confidence):
         settings = [setting for setting in settings if not setting.get("p_min")]
     played = simulate(one.rounds, one.costs, rule, settings)
     speeds, rates = played.tokens_per_second(), played.acceptance()

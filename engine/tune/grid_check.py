@@ -1,13 +1,14 @@
 """How far a recommendation is from the best of a grid of real runs.
 
-Every setting of the grid is run a few times in turns, and the fastest of them once more beside the
-recommended one, in pairs: the fastest of a hundred noisy times is mostly a lucky one.
+Every setting of the grid is run once, the faster half of them a second time, and the fastest of
+those beside the recommended one and plain decoding in pairs: the fastest of a hundred noisy times
+is mostly a lucky one, and only the pairs are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.bench.request import PLAIN, Configuration
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 FLOORS = (0.0, 0.3, 0.6)
-_FIRST_RUNS = 2
 _FINALISTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class GridCheck:
-    """settings: of the whole grid, by name. grid: the first runs of all, plain decoding first.
+    """settings: of the whole grid, by name. grid: one run or two of each, plain decoding first.
     finalists: of the fastest and the recommended one, in pairs, plain decoding first. chosen: the
     name of what was recommended."""
 
@@ -93,12 +93,35 @@ def check_grid(
         drafted = (Configuration(n, drafting(base, settings[n], rates=rates)) for n in names)
         return [Configuration.plain(base), *drafted]
 
-    report(f"a grid of {len(settings)} settings, {_FIRST_RUNS} real runs each")
-    grid = confirm(session, prompts, configurations(list(settings)), _FIRST_RUNS)
-    drafted = sorted(grid[1:], key=lambda one: -max(one.speeds))
+    report(f"a grid of {len(settings)} settings, a real run of each")
+    grid = confirm(session, prompts, configurations(list(settings)), 1)
+    half = [one.name for one in _fastest_first(grid[1:])[: (len(grid) + 1) // 2]]
+    report(f"the faster {len(half)} once more")
+    grid = _joined(grid, confirm(session, prompts, configurations(half), 1))
+    drafted = _fastest_first([one for one in grid[1:] if one.name in half])
     names = [one.name for one in drafted[:_FINALISTS]]
     if chosen is not None and chosen.name not in names:
         names.append(chosen.name)
     report(f"the fastest {len(names)}, {pairs} real runs each")
     finalists = confirm(session, prompts, configurations(names), pairs)
     return GridCheck(settings, grid, finalists, chosen.name if chosen else PLAIN)
+
+
+def _fastest_first(measured: Sequence[Confirmed]) -> list[Confirmed]:
+    """By the better of their runs."""
+    return sorted(measured, key=lambda one: -max(one.speeds))
+
+
+def _joined(first: Sequence[Confirmed], again: Sequence[Confirmed]) -> list[Confirmed]:
+    """The first runs with those of the ones that were run again."""
+    more = {one.name: one for one in again}
+    return [
+        replace(
+            one,
+            speeds=(*one.speeds, *more[one.name].speeds),
+            runs=(*one.runs, *more[one.name].runs),
+        )
+        if one.name in more
+        else one
+        for one in first
+    ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import is_unicode, unreadable
 from engine.gguf.binary import shorten
 
 TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
@@ -56,20 +56,33 @@ def read_prompt_set(path: Path, fields: FieldNames | None = None) -> list[TunePr
     text = _content(path)
     fields = fields or FieldNames()
     prompts: list[TunePrompt] = []
-    names: set[str] = set()
+    names = _UniqueNames()
     for place, entry in _entries(path, text):
         prompt = _prompt(path, place, entry, fields, len(prompts) + 1)
-        name, n = prompt.name, 1
-        while name in names:
-            n += 1
-            name = f"{prompt.name} ({n})"
-        names.add(name)
-        prompts.append(TunePrompt(name, prompt.text, prompt.category))
+        prompts.append(TunePrompt(names.of(prompt.name), prompt.text, prompt.category))
         if len(prompts) > _MOST_PROMPTS:
             raise OptionError(f"{path} has more than {_MOST_PROMPTS:,} prompts.", "Split it.")
     if not prompts:
         raise OptionError(f"{path} holds no prompts.", "Give a JSON list or JSON lines.")
     return prompts
+
+
+class _UniqueNames:
+    """Gives names that came before a number, such as "a (2)"."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._last: dict[str, int] = {}
+
+    def of(self, name: str) -> str:
+        """The name, or the next one like it that was not given."""
+        found, n = name, self._last.get(name, 1)
+        while found in self._given:
+            n += 1
+            found = f"{name} ({n})"
+        self._last[name] = n
+        self._given.add(found)
+        return found
 
 
 def choose(prompts: Sequence[TunePrompt], limit: int | None, seed: int | None) -> list[TunePrompt]:
@@ -175,7 +188,7 @@ def _first_turn(found: Any) -> Any:
 
 
 def _checked(path: Path, place: str, text: Any) -> str:
-    if not (isinstance(text, str) and text and len(text) <= _LONGEST_TEXT):
+    if not (isinstance(text, str) and 0 < len(text) <= _LONGEST_TEXT and is_unicode(text)):
         raise OptionError(
             f"{path}: {place} has no text of 1 to {_LONGEST_TEXT:,} characters.",
             "Correct it or leave it out.",

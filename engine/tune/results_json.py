@@ -6,13 +6,13 @@ The file may come from anyone: what is taken from it is checked, in words that n
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.sweep.results import MOST_ROWS, SweepResults, results_of
+from engine.sweep.results import SweepResults, results_of
+from engine.sweep.row_check import MOST_ROWS, is_figure
 from engine.sweep.schema import DONE, FIGURES
 from engine.tune.result_rows import KIND, VERSION, result_rows
 
@@ -130,8 +130,8 @@ class _Place:
         """Check numbers of an object. or_none: those that may be null."""
         for name in (*names, *or_none):
             value = one.get(name)
-            if not (_is_number(value) or (value is None and name in or_none)):
-                raise self._wrong(f"{at}.{name}", "is no number")
+            if not (is_figure(value) or (value is None and name in or_none)):
+                raise self._wrong(f"{at}.{name}", "is no number from 0 to 2^53")
 
     def setting(self, at: str, one: dict[str, Any], *, may_lack: bool = False) -> None:
         """Check the setting of an object. may_lack: whether null is one."""
@@ -145,8 +145,3 @@ class _Place:
 
     def _wrong(self, at: str, what: str) -> TraceFileError:
         return TraceFileError(f"{self._path}: {at} {what}.", _AGAIN)
-
-
-def _is_number(value: Any) -> bool:
-    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_plain and abs(value) < 2**53 and math.isfinite(value)

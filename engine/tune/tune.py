@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 N_CONFIRMED = 3
-LEAST_PAIRS, MOST_PAIRS = 5, 200
+LEAST_PAIRS, MOST_PAIRS = 6, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TunePlan:
         if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
             raise OptionError(
                 f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
-                "Six are needed to show any difference.",
+                "Fewer cannot show a difference, however large it is.",
             )
         if not self.drafters:
             raise OptionError(

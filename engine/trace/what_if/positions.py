@@ -16,6 +16,8 @@ from engine.trace.what_if.chance import SurvivalRates
 from engine.trace.what_if.recorded import RecordedRounds
 
 _ENDLESS = 1 << 20
+_LONGEST = 1024
+"""Tokens of a round, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,9 @@ class Positions:
     available: tokens that a drafter has to offer. right: of them, the leading ones that are right.
     limit: what the token limit leaves of a draft. confidence: float [n, k], NaN where unknown.
     begins, ends: index of each text's first place, and one behind its last: [n texts]. is_begin:
-    whether a recorded round begins there, bool [n]. is_independent: a place is a recorded round,
-    and the next round begins at the next place whatever was accepted.
+    whether a recorded round begins there, bool [n]. is_independent: a text has the recorded rounds
+    again and again, a place for each token; the next round is at the next place whatever was
+    accepted, and a text ends with as many tokens as it has places. ends_at_limit: bool [n texts].
     """
 
     available: np.ndarray
@@ -37,6 +40,7 @@ class Positions:
     ends: np.ndarray
     is_begin: np.ndarray
     is_independent: bool
+    ends_at_limit: np.ndarray
 
     def __len__(self) -> int:
         return len(self.available)
@@ -46,11 +50,12 @@ class Positions:
         """The places where rounds with drafts of up to n_max tokens may begin."""
         rates = SurvivalRates.of(rounds)
         if rounds.is_independent:
-            source, offset = np.arange(len(rounds)), np.zeros(len(rounds), np.int64)
-            texts = rounds.seq
-            limit = np.full(len(rounds), _ENDLESS)
+            source, texts = _again(rounds)
+            offset = np.zeros(len(source), np.int64)
+            limit = np.full(len(source), _ENDLESS)
         else:
-            span = np.maximum(rounds.emitted, 0)
+            # a trace from anyone may claim any number
+            span = np.clip(rounds.emitted, 0, _LONGEST)
             source = np.repeat(np.arange(len(rounds)), span)
             offset = np.arange(len(source)) - np.repeat(np.cumsum(span) - span, span)
             texts = rounds.seq[source]
@@ -59,7 +64,7 @@ class Positions:
             limit = np.where(rounds.ends_at_limit[texts], np.maximum(left - 1, 0), _ENDLESS)
         rest = np.maximum(rounds.drafted[source] - offset, 0)
         right = np.clip(rounds.accepted[source] - offset, 0, rest)
-        goes_on = rounds.was_full[source]
+        goes_on = (rounds.was_full | _cut_by_limit(rounds))[source]
         available = np.where(goes_on, np.maximum(rest, n_max), rest)
         is_open = ~rounds.is_final[source] & (right < available)
         more = rates.draw_more((offset + right)[is_open], n_max)
@@ -84,4 +89,27 @@ class Positions:
             ends=ends,
             is_begin=offset == 0,
             is_independent=rounds.is_independent,
+            ends_at_limit=rounds.ends_at_limit,
         )
+
+
+def _cut_by_limit(rounds: RecordedRounds) -> np.ndarray:
+    """Rounds whose draft may be short because their text was to end, and that are played elsewhere
+    in it, too: bool [n]."""
+    if not rounds.is_independent:
+        return np.zeros(len(rounds), bool)
+    is_last = np.append(rounds.seq[1:] != rounds.seq[:-1], True)[: len(rounds)]
+    found: np.ndarray = is_last & rounds.ends_at_limit[rounds.seq]
+    return found
+
+
+def _again(rounds: RecordedRounds) -> tuple[np.ndarray, np.ndarray]:
+    """The rounds of each text over and over, as many as it has tokens: which round, and the text,
+    int64 [tokens] each. Where drafts are shorter, a text takes more rounds than were recorded."""
+    n_texts = len(rounds.ends_at_limit)
+    n_rounds = np.bincount(rounds.seq, minlength=n_texts)
+    n_tokens = np.bincount(rounds.seq, np.maximum(rounds.emitted, 0), n_texts).astype(np.int64)
+    texts = np.repeat(np.arange(n_texts), n_tokens)
+    first = np.cumsum(n_tokens) - n_tokens
+    nth = np.arange(len(texts)) - first[texts]
+    return (np.cumsum(n_rounds) - n_rounds)[texts] + nth % np.maximum(n_rounds, 1)[texts], texts

@@ -83,6 +83,7 @@ def simulate(
     chooser = rule.make(inputs, settings)
     table = _Prices(timed, max(n_max, places.confidence.shape[1]) + 1)
     at, end, text_of = np.tile(begins, m), np.tile(ends, m), np.tile(text, m)
+    length = end - at
     sums = {name: np.zeros(len(of)) for name in _SUMS}
     n_lengths = max(n_max, places.confidence.shape[1], int(places.available.max(initial=0))) + 2
     reads, n_read = np.full(len(of), BEHIND_PART), np.ones(len(of), np.int64)
@@ -93,11 +94,14 @@ def simulate(
     while len(walkers):
         here = at[walkers]
         verified, steps = chooser.choose(walkers, here)
-        accepted = np.minimum(places.right[here], verified)
         if places.is_independent:
-            tokens, onward = accepted + 1, np.ones_like(here)
+            left = length[walkers] - sums["tokens"][walkers].astype(np.int64)
+            room = np.where(places.ends_at_limit[text_of[walkers]], left - 1, _PIECE)
+            verified, steps = np.minimum(verified, room), np.minimum(steps, room)
         else:
-            onward = tokens = np.minimum(accepted + 1, end[walkers] - here)
+            left = end[walkers] - here
+        accepted = np.minimum(places.right[here], verified)
+        tokens = np.minimum(accepted + 1, left)
         chooser.learn(walkers, verified, accepted)
         draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
         draft = draft + timed.reading_ms[reads[walkers]] * (steps > 0)
@@ -112,8 +116,8 @@ def simulate(
         sums["draft_ms"][walkers] += draft
         sums["verify_ms"][walkers] += verify
         sums["rest_ms"][walkers] += rest
-        at[walkers] = here + onward
-        walkers = walkers[at[walkers] < end[walkers]]
+        at[walkers] = here + (1 if places.is_independent else tokens)
+        walkers = walkers[tokens < left]
     n_texts = len(places.begins)
     cell = of * n_texts + text_of
     totals = {

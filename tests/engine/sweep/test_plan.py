@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import OptionError
 from engine.sweep.plan import MOST_JOBS, SweepPlan, read_plan
@@ -111,12 +114,23 @@ JOB = '[[jobs]]\nmodel = "demo"\nprompt = "x"\n'
         (JOB + "prompts = 'python'", "goes not with prompts"),
         ('[[jobs]]\nmodel = "a\\u0000b"\n', "is no text of 1 to"),
         ('[[jobs]]\nmodel = ""\n', "is no text of 1 to"),
-        (f'[[jobs]]\nmodel = "{"x" * 5000}"\n', "which is no file"),
+        (f'[[jobs]]\nmodel = "{"x" * 4000}"\n', "which is no file"),
+        (f'[[jobs]]\nmodel = "{"x" * 5000}"\n', "is no text of 1 to 4,096 characters"),
         ('[[jobs]]\nmodel = "~nobody-at-all/x"\n', "which is no file"),
-        ('[[jobs]]\nmodel = "demo"\nprompts = "none.json"\n', "none.json cannot be read"),
+        ('[[jobs]]\nmodel = "demo"\nprompts = "none.json"\n', "none.json, which is no file"),
         ('[grid]\nmodel = "demo"\nseed = []\n', "grid 1, seed has no values"),
         ('[grid]\nmodel = "demo"\nseed = [1, "two"]\n', "grid 1, seed = 'two' is no whole"),
         ("[grid]\nseed = 3\n" + "a" * (1 << 20), "larger than 1 MiB"),
+        ('[[jobs]]\nmodel = "demo"\nprompts = "/dev/zero"\n', "names /dev/zero, which is no file"),
+        (
+            JOB + '"\\u001b[2J\\n" = 3',
+            "jobs 1, \N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER} is",
+        ),
+        (JOB + "seed = 1979-05-27", "is no whole number"),
+        (JOB + "seed = 0x" + "f" * 5000, "jobs 1, seed = a number is no number that fits"),
+        (JOB + "seed = " + "9" * 5000, "is not valid TOML"),
+        (JOB + "[settings]\nspec-synth-rates = '1'", "nothing to accept. Name a drafter"),
+        (JOB + "spec-type = '\x80one'", "--spec-type \N{REPLACEMENT CHARACTER}one is unknown"),
         ("[grid]\n" + "x = " + "[" * 5000 + "]" * 5000, "is not valid TOML"),
     ],
 )
@@ -126,6 +140,32 @@ def test_a_wrong_plan_is_a_sentence_with_its_place(tmp_path: Path, text: str, me
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1200
+
+
+def test_a_long_prompt_is_not_repeated_in_a_thousand_jobs(tmp_path: Path) -> None:
+    text = f'[grid]\nmodel = "demo"\nprompt = "{"x" * 500_000}"\nseed = {list(range(1000))}\n'
+    with pytest.raises(OptionError, match="grid 1, prompt makes more than 32 MiB in all jobs"):
+        plan(tmp_path, text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.characters(max_codepoint=300)), max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_plan_is_a_plan_or_one_sentence(changes: list[tuple[int, str]]) -> None:
+    text = (
+        'title = "lengths"\n[settings]\nmodel = "demo"\nprompt = "x"\nlimit = 2\n[[grid]]\n'
+        'spec-type = ["draft-mtp"]\nspec-draft-n-max = [1, 2]\n[[jobs]]\nspec-type = "none"\n'
+    )
+    for at, char in changes:
+        text = f"{text[: at % len(text)]}{char}{text[at % len(text) + 1 :]}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            plan(Path(folder), text)
+        except OptionError as error:
+            said = str(error)
+        else:
+            said = ""
+    assert said.isprintable() and len(said) < 1200
+    assert not said or said.startswith(("plan.toml", folder))
 
 
 def test_too_many_jobs_are_counted_not_made(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -127,9 +128,28 @@ def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def linked(name: str, target: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def piped(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 BAD = {
     "no session": (removed(SESSION_FILE), "is no exported trace"),
     "no table": (removed("memory.csv"), r"memory\.csv is missing"),
+    "endless table": (linked("memory.csv", "/dev/zero"), r"memory\.csv is no file"),
+    "endless session": (linked(SESSION_FILE, "/dev/zero"), r"session\.json is no file"),
+    "a pipe": (piped("rounds.csv"), r"rounds\.csv is no file"),
     "session is text": (replaced(SESSION_FILE, b"hello"), "not valid JSON"),
     "session is binary": (replaced(SESSION_FILE, b"\xff\xfe\x00"), "not valid JSON"),
     "session is deep": (replaced(SESSION_FILE, b"[" * 100_000), "not valid JSON"),

@@ -26,7 +26,7 @@ def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> Grid
         for one in all_of:
             n = float(one.options.spec.n_max if one.options.spec.types else 0)
             speeds = [10.0 + min(n, 8.0)] * pairs
-            if n == 12 and pairs == 2:
+            if n == 12 and pairs == 1:
                 speeds[0] = 99.0
             found.append(Confirmed(one.name, tuple(speeds), 1, 1, ()))
         return found
@@ -39,8 +39,12 @@ def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> Grid
 def test_the_fastest_are_run_again_beside_the_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     found = played(DraftSetting("draft-mtp", 2), monkeypatch)
     assert len(found.grid) == 1 + len(LENGTHS)
+    assert {one.name: len(one.speeds) for one in found.grid} == {
+        "plain": 2,
+        **{f"draft-mtp, n_max {n}": 1 + (n >= 4) for n in LENGTHS},
+    }
     lengths = [one.name.rpartition(" ")[2] for one in found.finalists]
-    assert lengths == ["plain", "12", "8", "6", "4", "3", "2"]
+    assert lengths == ["plain", "12", "8", "6", "4", "2"]
     assert found.share == pytest.approx(12 / 18)
     assert found.against_fastest is not None and found.against_fastest.wins == 0
     *_, last = grid_lines(found)

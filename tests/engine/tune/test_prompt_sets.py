@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from engine.bench.prompts import read_prompts
 from engine.errors import OptionError
 from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from resources import SUITES
@@ -80,6 +85,8 @@ def test_fields_are_named_and_names_made_unique(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08nonsense", "broken gzip"),
         (b'{"a\\u001b[2J": 1}', "its fields: a\N{REPLACEMENT CHARACTER}"),
         (b"[" * 100_000, "line 1 is not valid JSON"),
+        (b'"a"\n"\\ud800"', "line 2 has no text"),
+        (b'{"id": "x", "text": "a", "n": ' + b"1" * 5000 + b"}", "line 1 is not valid JSON"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
@@ -90,6 +97,38 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, content: bytes, said: 
     assert "bad.jsonl" in raised.value.message
     assert raised.value.remedy
     assert "\n" not in str(raised.value)
+
+
+def test_many_equal_names_are_told_apart_soon(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"name": "n", "text": "a"}\n' * 20_000 + '{"name": "n (2)", "text": "a"}\n')
+    begun = time.perf_counter()
+    names = [prompt.name for prompt in read_prompt_set(path)]
+    assert time.perf_counter() - begun < 5
+    assert len(set(names)) == 20_001
+    assert names[:3] == ["n", "n (2)", "n (3)"] and names[-1] == "n (2) (2)"
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=3)), max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_file_is_prompts_or_one_sentence(changes: list[tuple[int, bytes]]) -> None:
+    raw = (
+        b'[{"name": "a", "text": "one", "category": "x"},\n "two", {"turns": ["b", {"c": 1}]},\n'
+        b' {"messages": [{"role": "user", "content": "d"}]}]\n'
+    )
+    for at, piece in changes:
+        raw = raw[: at % len(raw)] + piece + raw[at % len(raw) + len(piece) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "set.json"
+        path.write_bytes(raw)
+        for read in (read_prompt_set, read_prompts):
+            try:
+                read(path)
+            except OptionError as error:
+                said = str(error)
+            else:
+                said = str(path)
+            assert said.startswith(str(path)) and said.isprintable() and len(said) < 1000
 
 
 def test_a_limit_takes_categories_in_turn_and_a_seed_draws() -> None:

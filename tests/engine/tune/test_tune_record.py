@@ -53,8 +53,16 @@ def test_synthetic_acceptance_is_recorded_with_its_rates() -> None:
     full = found.rounds.drafted == 4
     assert full.any()
     assert set(found.rounds.accepted[full].tolist()) == {2}
-    played = outcome(found, DraftSetting("draft-mtp", 2))
-    assert played.acceptance()[0] == pytest.approx(1.0)
+    assert outcome(found, DraftSetting("draft-mtp", 2)).acceptance()[0] == pytest.approx(1.0)
+    for n_max in (1, 2, 3, 4):
+        setting = DraftSetting("draft-mtp", n_max)
+        played = outcome(found, setting)
+        one = Configuration("x", drafting(BASE, setting, rates=rates))
+        real = measure_request(session(NAME), prompt_of(NAME), "p", one)
+        assert int(played.rounds.sum()) == real.num_rounds
+        assert int(played.drafted.sum()) == real.draft_n
+        assert int(played.accepted.sum()) == real.draft_n_accepted
+        assert int(played.tokens.sum()) == real.predicted_n - 1
 
 
 def test_numbers_measured_too_rarely_are_taken_from_the_others() -> None:
@@ -65,7 +73,7 @@ def test_numbers_measured_too_rarely_are_taken_from_the_others() -> None:
     assert found.ms.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize(("pairs", "drafters"), [(4, ["suffix"]), (6, [])])
+@pytest.mark.parametrize(("pairs", "drafters"), [(5, ["suffix"]), (6, [])])
 def test_a_plan_that_shows_nothing_is_refused(pairs: int, drafters: list[str]) -> None:
     with pytest.raises(OptionError):
         TunePlan([TunePrompt("a", "b", "")], RunOptions(), drafters, pairs)

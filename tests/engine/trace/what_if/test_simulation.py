@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -129,6 +131,29 @@ def test_every_rule_plays_all_of_the_text(rule) -> None:
     assert (played.tokens.sum(1) == rounds.emitted.sum()).all()
     assert (played.rounds.sum(1) + played.accepted.sum(1) >= played.tokens.sum(1)).all()
     assert np.isfinite(played.tokens_per_second()).all()
+
+
+@pytest.mark.parametrize(
+    ("at_limit", "n_max", "n_rounds", "drafted"),
+    [
+        (False, 0, 8, 0),
+        (False, 1, 5, 5),  # 2, 2, 1 and 2 tokens, then one more
+        (True, 1, 5, 4),  # which needs no draft where the limit is
+        (False, 4, 3, 12),
+        (True, 4, 3, 6),  # of three tokens that are left, two can be drafted
+    ],
+)
+def test_rounds_that_chance_decided_come_again_until_the_text_is_whole(
+    at_limit: bool, n_max: int, n_rounds: int, drafted: int
+) -> None:
+    rounds = replace(
+        recorded([(4, 4, 50.0), (4, 1, 50.0), (4, 0, 50.0)]),
+        is_independent=True,
+        ends_at_limit=np.array([at_limit]),
+    )
+    played = simulate(rounds, None, FIXED, [{"n_max": n_max}])
+    assert int(played.tokens.sum()) == 8
+    assert (int(played.rounds.sum()), int(played.drafted.sum())) == (n_rounds, drafted)
 
 
 def test_switching_off_ends_drafting() -> None:
