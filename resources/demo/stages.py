@@ -23,7 +23,7 @@ from resources.demo.repair import NONE, Repaired, cut_prompts, generate_repaired
 WINDOW = 384
 ROWS = 4  # of one micro-batch; every micro-batch has this shape, so that one compilation serves
 SHARES = {"library": 10, "packages": 5, "tests": 1}
-TEXT_SHARES = {"texts": 13, "library": 2, "packages": 1}
+TEXT_SHARES = {"texts": 15, "library": 1}
 
 
 @dataclass(frozen=True, slots=True)

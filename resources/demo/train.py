@@ -54,7 +54,7 @@ REPAIR_PLAN = Plan(
 )
 # from here on four windows in five are stories and functions
 TEXTS_PLAN = Plan(
-    "texts", 300, 0.012, 0.0025, decay_from=0.6, large_from=2.0, mtp_from=0.75, shares=TEXT_SHARES
+    "texts", 1200, 0.012, 0.0025, decay_from=0.5, large_from=2.0, mtp_from=0.9, shares=TEXT_SHARES
 )
 # the MTP block and the draft have to guess the target's text, not their library's
 MTP_PLAN = Plan(
@@ -70,7 +70,7 @@ MTP_PLAN = Plan(
 )
 DRAFT_PLAN = Plan("draft", 1100, 0.02, 0.005)
 DRAFT_TEXTS_PLAN = Plan(
-    "draft-texts", 150, 0.012, 0.003, decay_from=0.3, large_from=2.0, shares=TEXT_SHARES
+    "draft-texts", 180, 0.012, 0.003, decay_from=0.3, large_from=2.0, shares=TEXT_SHARES
 )
 TUNE_PLAN = Plan(
     "draft-tuned",

@@ -48,7 +48,8 @@ def test_what_is_measured_is_not_taught(made: list[str]) -> None:
 def test_a_story_that_changes_a_name_or_breaks_off_is_none() -> None:
     story = (
         "One sunny morning Tom the rabbit heard a loud crack. His red drum was broken. Tom sat "
-        'down by the lake and cried. "What is wrong?" asked Anna the duck.\n\n"My drum is broken," '
+        'down in the garden and cried. "What is wrong?" asked Anna the dog.\n\n'
+        '"My drum is broken," '
         "said Tom. Anna fetched some ribbon and they set to work. Before dark the red drum was as "
         'good as new. "You are a true friend," said Tom. And Tom was never careless again.'
     )
