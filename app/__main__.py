@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.status if isinstance(ending, Interrupted) else EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader has gone: nothing more to say
         return EXIT_FAILED
+    except MemoryError:
+        _tell("error: There is not enough memory for this. Close other programs, or ask for less.")
+        return EXIT_FAILED
     except OSError as error:
         named = f" ({str(error.filename)[:80]})" if error.filename else ""
         _tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
@@ -51,8 +54,13 @@ def _dispatch(argv: list[str]) -> int:
     module = import_module(module_of(name))
     parser = new_parser(name)
     module.add_arguments(parser)
-    # intermixed: options may stand between the positionals, some of which may be left out
-    args = parser.parse_intermixed_args(argv[1:] if name else argv)
+    # intermixed: options may stand between the positionals, some of which may be left out; it
+    # cannot be interrupted half-way, where it fails to put its parser back
+    came: list[int] = []
+    with on_signal(came.append):
+        args = parser.parse_intermixed_args(argv[1:] if name else argv)
+    if came:
+        interrupt(came[0])
     args.words = argv
     if not name:  # the window has its own way to end
         return int(module.run(args))

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from app.shell.window import MainWindow
 
 README_FOLDER = ROOT / "screenshots"
-_PROMPT = demo_prompts()[3].text
+_PROMPT = demo_prompts()[0].text
 _LANES = ("checkpoint", "planes", "planes,fault=no-conv-rollback")
-_TOKENS = 200
-_RUN_ROUNDS, _PAUSE_ROUNDS = 60, 72
+_TOKENS = 256
+_RUN_ROUNDS, _PAUSE_ROUNDS = 30, 38
 _SETTLE = 1.0
 """Seconds in which everything that is paced has been drawn."""
 THEMES = ("light", "dark")
@@ -114,7 +114,6 @@ def _bring_to(state: str, window: MainWindow) -> None:
     wait_until(lambda: bridge.state is State.READY)
     panel.prompt.setPlainText(_PROMPT)
     panel.n_predict.setValue(_TOKENS)
-    panel.ignore_eos.setChecked(True)
     if state == "divergence":
         window.appearance.set_layout("divergence")
         settle(_SETTLE)

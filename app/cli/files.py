@@ -4,6 +4,7 @@ loaded."""
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
     from engine.model.threads import use_threads
     from engine.session import Session
 
+    gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
     session = Session.open(
         target, drafts, compute=args.compute, device=args.device, progress=loading_line()
     )

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=PAIRS,
         metavar="N",
-        help=f"real runs of each, at least 5; 6 are needed to show a difference (default {PAIRS})",
+        help=f"real runs of each (default {PAIRS}, the least that can show a difference)",
     )
     group.add_argument(
         "--trials",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
-from engine.options import RunOptions
+from engine.options import CacheOptions, RunOptions
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
@@ -81,13 +81,15 @@ class RunRequest:
 @dataclass(frozen=True)
 class TurnRequest:
     """A turn of a conversation of the model's trace. conversation: its number, None for a new one;
-    parent: the turn that it follows, None for a first one. text: what the user says."""
+    parent: the turn that it follows, None for a first one. text: what the user says. cache: the
+    first turn with others than the one before finds nothing in memory."""
 
     conversation: int | None
     parent: int | None
     text: str
     options: RunOptions
     chat: ChatWrap | None = None
+    cache: CacheOptions = field(default_factory=CacheOptions)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,9 @@ class LocalSession:
         from engine.conversation.rendering import Rendering
         from engine.decode.prompt_cache import PromptCache
 
-        self._cache = self._cache or PromptCache()
+        if self._cache is None or self._cache.options != request.cache:
+            self._cache = PromptCache(request.cache)
+            self._held.clear()
         values = request.chat.kwargs if request.chat else None
         rendering = Rendering(
             self._session, is_chat=request.chat is not None, template_values=values

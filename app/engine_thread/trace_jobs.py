@@ -97,7 +97,7 @@ def start_export(store: TraceStore, folder: Path, excel_safe: bool, post: Post) 
             written = folder
         except Cancelled:
             pass
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
         post(TraceExported(store, mark, written))
 
@@ -119,7 +119,7 @@ def start_reading(folder: Path, post: Post, into: TraceStore | None = None) -> T
                 post(TraceRead(folder, store) if into is None else RowsRead(into, store))
         except Cancelled:
             pass
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
         post(ReadingEnded())
 
@@ -146,7 +146,7 @@ def start_triage(shown: RunRef, overlaid: RunRef, post: Post) -> TraceJob:
             found = triage(shown, overlaid)
             if not cancelled():
                 post(RunsTriaged(shown, overlaid, found))
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
 
     return TraceJob("triage", work)
@@ -159,7 +159,7 @@ def start_estimate(request: SurfaceRequest, post: Post) -> TraceJob:
         found: TuneSurface | None = None
         try:
             found = estimate(request)
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
         post(SpeedsEstimated(request, found))
 
@@ -186,7 +186,7 @@ def start_report(
             )
             write_report(report, path)
             post(ReportWritten(path))
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
 
     return TraceJob("report", work)
@@ -199,7 +199,7 @@ def start_reading_results(path: Path, post: Post) -> TraceJob:
         found: Results | None = None
         try:
             found = read(path)
-        except Exception as error:
+        except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
         post(ResultsRead(found))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -85,10 +86,16 @@ class _JobInHand:
                 run.end(["stopped"])
 
 
+# A forward pass runs beside the window's Python, and this thread asks for its turn at the end of
+# each. Python's 5 ms until the window has to give way are several rounds of a small model.
+_SWITCH_S = 0.0005
+
+
 class EngineWorker:
     """One thread for an engine. Public methods are for the window's side and return at once."""
 
     def __init__(self, post: Post, engine: Engine, servers: Servers) -> None:
+        sys.setswitchinterval(_SWITCH_S)
         self._post_out, self._engine, self._servers = post, engine, servers
         self._closed = threading.Event()
         self._session: EngineSession | None = None

@@ -17,8 +17,9 @@ _LEAST = 0.1
 
 @dataclass(frozen=True)
 class HeatMap:
-    """values: float [n_y, n_x], NaN where there is none; row 0 is drawn at the bottom. texts: what
-    stands in the cells, [n_y][n_x]. marks: BEST or CURRENT by (row, column); a cell may be both."""
+    """values: float [n_y, n_x], NaN where there is none; row 0 is drawn at the bottom. y_name:
+    empty for a single row without a name. texts: what stands in the cells, [n_y][n_x]. marks: BEST
+    or CURRENT by (row, column); a cell may be both."""
 
     x_name: str
     y_name: str
@@ -27,6 +28,11 @@ class HeatMap:
     values: np.ndarray
     texts: tuple[tuple[str, ...], ...]
     marks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def place(self, row: int, column: int) -> str:
+        """Where a cell is, in words."""
+        across = f"{self.x_name} {self.x_labels[column]}"
+        return f"{across}, {self.y_name} {self.y_labels[row]}" if self.y_name else across
 
     @property
     def shares(self) -> np.ndarray:

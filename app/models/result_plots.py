@@ -13,6 +13,7 @@ from app.models.results import ResultColumn, Results, short_text
 
 MOST_CELLS = 40
 """Values of an axis; of more, numbers are put together in ranges and words beyond are left out."""
+_DRAFT_AXES = ("spec-draft-n-max", "spec-draft-p-min")
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,23 @@ class _Axis:
     """int64 [n]: where each row lies, -1 for nowhere."""
 
 
+def map_axes(results: Results) -> tuple[str, ...]:
+    """The settings that a heat map is first drawn over, across and up: n_max and p_min where both
+    vary, else the two with most values, in the plan's order; less where fewer vary."""
+    if set(_DRAFT_AXES) <= set(results.axes):
+        return _DRAFT_AXES
+    counts = {name: _n_values(results.column(name)) for name in results.axes}
+    most = sorted(counts, key=lambda name: -counts[name])[:2]
+    return tuple(name for name in results.axes if name in most)
+
+
 def result_map(
-    results: Results, x: ResultColumn, y: ResultColumn, figure: ResultColumn
+    results: Results, x: ResultColumn, y: ResultColumn | None, figure: ResultColumn
 ) -> ResultMap:
-    """The mean of a figure over the rows of each pair of values; the best cell is marked."""
-    across, up = _axis(x), _axis(y)
+    """The mean of a figure over the rows of each pair of values; the best cell is marked. y: None
+    for a single row of cells."""
+    across = _axis(x)
+    up = _Axis(("",), np.zeros(results.n, np.int64)) if y is None else _axis(y)
     known = np.isfinite(figure.values) & (across.place >= 0) & (up.place >= 0)
     rows = np.flatnonzero(known)
     shape = (max(1, len(up.labels)), max(1, len(across.labels)))
@@ -54,7 +67,9 @@ def result_map(
     values = values.reshape(shape)
     texts = tuple(tuple(_text(figure, value) for value in row) for row in values.tolist())
     return ResultMap(
-        HeatMap(x.title, y.title, across.labels, up.labels, values, texts, marks),
+        HeatMap(
+            x.title, "" if y is None else y.title, across.labels, up.labels, values, texts, marks
+        ),
         {divmod(at, shape[1]): part for at, part in enumerate(parts) if len(part)},
         results.n - len(rows),
     )
@@ -70,6 +85,15 @@ def front(x: ResultColumn, y: ResultColumn) -> np.ndarray:
     is_front = np.r_[True, least[1:] < least[:-1]] if len(order) else np.zeros(0, bool)
     chosen: np.ndarray = rows[order[is_front]]
     return chosen[np.argsort(x.values[chosen], kind="stable")]
+
+
+def _n_values(column: ResultColumn | None) -> int:
+    """Different values, not counting rows without one."""
+    if column is None:
+        return 0
+    values = column.values
+    known = values != "" if column.is_text else np.isfinite(values)
+    return len(set(values[known].tolist()))
 
 
 def _axis(column: ResultColumn) -> _Axis:

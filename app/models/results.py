@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from app.models.number_text import NOT_OBSERVED, significant
 from engine.size_text import size_text
 from engine.sweep.reader import find_results, read_results
-from engine.sweep.results import SweepResults
+from engine.sweep.results import SweepResults, setting_text
 from engine.sweep.schema import FIGURES
 from engine.tune.results_json import is_tune_json, read_tune_json
 
@@ -43,8 +44,8 @@ _FIRST = (
 _LOWER_IS_BETTER = ("_ms", "_bytes", "_s")
 _FEWER_IS_BETTER = ("n_rs_seq", "num_restores", "num_findings")
 
-_LONGEST = 60
-"""Characters of a text in a cell."""
+_LONGEST, _LONGEST_TIP = 60, 600
+"""Characters of a text in a cell, and of one that is told whole."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def of_sweep(found: SweepResults) -> Results:
     same = sorted(found.setting_names - set(found.axes))
     if found.n and same:
         parts.append(
-            ", ".join(f"{name} {short_text(str(found.columns[name][0]))}" for name in same)
+            ", ".join(f"{n} {short_text(setting_text(found.settings(0)[n]))}" for n in same)
         )
     return Results(
         found.path,
@@ -168,11 +169,13 @@ def of_sweep(found: SweepResults) -> Results:
         found.axes,
         " · ".join(parts),
         found.trace,
-        lambda row: "" if found.done[row] else str(values["error"][row]),
-        lambda row: ", ".join(
-            f"{name} {short_text(str(value))}" for name, value in found.settings(row).items()
-        ),
+        lambda row: "" if found.done[row] else short_text(values["error"][row], _LONGEST_TIP),
+        lambda row: short_text(_all_settings(found.settings(row)), _LONGEST_TIP),
     )
+
+
+def _all_settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {short_text(setting_text(v))}" for name, v in settings.items())
 
 
 def _setting_title(name: str) -> str:
@@ -195,7 +198,8 @@ def _outcome(found: SweepResults) -> np.ndarray:
     return words
 
 
-def short_text(text: str) -> str:
+def short_text(text: str, longest: int = _LONGEST) -> str:
     """The beginning of a text in one line."""
-    line = " ".join(text[: 2 * _LONGEST].split())
-    return line if len(line) <= _LONGEST and len(text) <= 2 * _LONGEST else f"{line[:_LONGEST]}…"
+    line = " ".join(text[: 2 * longest].split())
+    is_whole = len(line) <= longest and len(text) <= 2 * longest
+    return line if is_whole else f"{line[:longest]}…"

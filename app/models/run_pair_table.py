@@ -10,6 +10,8 @@ from app.models.number_text import NOT_OBSERVED
 from app.models.run_comparison import FigurePair
 
 _Index = QModelIndex | QPersistentModelIndex
+_SHORT = 24
+"""Characters of both names that a heading has room for."""
 _NOWHERE = QModelIndex()
 _LABEL, _FIRST, _SECOND, _RATIO = range(4)
 
@@ -48,6 +50,8 @@ class RunPairTable(QAbstractTableModel):
         first, second = self._runs
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
             ratio = " / ".join(name.removeprefix("run ") for name in self._runs)
+            if role == Qt.ItemDataRole.DisplayRole and len(ratio) > _SHORT:
+                ratio = "ratio"  # the tool tip has both names
             return ("figure", first, second, ratio)[section]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(section)

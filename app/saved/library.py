@@ -57,7 +57,7 @@ def start_reading_library(folder: Path, post: Post) -> TraceJob:
                 break
             try:
                 found = read_saved(path)
-            except Exception as error:
+            except BaseException as error:  # nobody waits for what a thread raises
                 post(DamagedTrace(path, failure(error)))
                 continue
             if found is None:

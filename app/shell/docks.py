@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QAction
@@ -41,8 +42,8 @@ class DockLayout:
     left and bottom: docks one under the other; the further plots are tabs of the last of them,
     every other dock is a tab at the right. bottom_share and right_share: part of the window that
     an open dock there takes; last_share: that of the last one, with the axis of a stack. wide: the
-    bottom docks reach from edge to edge. below: docks that are tabs of the last bottom one too, and
-    not at the right.
+    bottom docks reach from edge to edge; many of them stand in two columns where the window is low.
+    below: docks that are tabs of the last bottom one too, and not at the right.
     """
 
     title: str
@@ -99,11 +100,17 @@ LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
 """Other docks are another version: a layout saved with those is then ignored."""
 
 _FIRST_SIZE = (1280, 800)
+_MANY, _LOW_LINES = 4, 46
+"""Docks, and the lines that a window is high in which so many stand one under the other."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
 _LANES_CHARACTERS = 110
 _INSPECTOR_SHARE = 0.26
+_TEXT_CHARACTERS = 44
+"""Width of the text that panels which open at the right leave to it, if there is so much."""
+_LEAST_SHARE = 0.4
+"""Part of the text's width that they take in any case."""
 
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
@@ -126,6 +133,8 @@ class Docks:
             dock.setObjectName(f"dock.{name}")
             self._docks[name] = dock
         window.setDockNestingEnabled(True)
+        # in one step: whenever anything in the window is laid out anew, docks would take several
+        window.setAnimated(False)
         window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
         self._shares = DockShares(window, self._docks)
         DockLines(window, self._docks.values())
@@ -189,12 +198,16 @@ class Docks:
             (Qt.Corner.BottomRightCorner, _RIGHT),
         ):
             window.setCorner(corner, _BOTTOM if layout.wide else area)
-        for names, area in ((layout.left, _LEFT), (layout.bottom, _BOTTOM)):
-            for above, name in zip(("", *names), names, strict=False):
-                if above:
-                    window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
-                else:
-                    window.addDockWidget(area, docks[name])
+        columns = self._columns(layout)
+        for first in (layout.left[0], layout.bottom[0]):
+            area = _LEFT if first in layout.left else _BOTTOM
+            window.addDockWidget(area, docks[first])
+        for column in columns[1:]:
+            beside = docks[columns[0][0]]
+            window.splitDockWidget(beside, docks[column[0]], Qt.Orientation.Horizontal)
+        for names in (layout.left, *columns):
+            for above, name in pairwise(names):
+                window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
         below = (*layout.below, *(name for name in _PLOTS if name not in layout.bottom))
         for name in below:
             window.addDockWidget(_BOTTOM, docks[name])
@@ -222,10 +235,23 @@ class Docks:
         if shown:
             height = round(window.height() * _RUN_SHARE)
             window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
-        shares = dict.fromkeys(layout.bottom, layout.bottom_share)
+        stacks = self._columns(layout)
+        if len(stacks) > 1:
+            half = window.width() // len(stacks)
+            firsts = [docks[stack[0]] for stack in stacks]
+            window.resizeDocks(firsts, [half] * len(stacks), Qt.Orientation.Horizontal)
+        shares = dict.fromkeys(layout.bottom, layout.bottom_share * len(stacks))
         if layout.last_share is not None:
-            shares[layout.bottom[-1]] = layout.last_share
+            shares |= {stack[-1]: layout.last_share * len(stacks) for stack in stacks}
         self._shares.placed(shares)
+
+    def _columns(self, layout: DockLayout) -> list[tuple[str, ...]]:
+        """The bottom docks from top to bottom, in one column or two."""
+        least = _LOW_LINES * self._window.fontMetrics().height()
+        if len(layout.bottom) < _MANY or self._window.height() >= least:
+            return [layout.bottom]
+        half = -(-len(layout.bottom) // 2)
+        return [layout.bottom[:half], layout.bottom[half:]]
 
     @property
     def is_wide(self) -> bool:
@@ -242,6 +268,7 @@ class Docks:
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
+        centre = window.centralWidget().width()
         for name in names:
             self._docks[name].show()
         first.raise_()
@@ -250,6 +277,8 @@ class Docks:
             if names == ("inspector",):
                 least = _INSPECTOR_CHARACTERS * window.fontMetrics().averageCharWidth()
                 wide = max(least, round(window.width() * _INSPECTOR_SHARE))
+            text = _TEXT_CHARACTERS * window.fontMetrics().averageCharWidth()
+            wide = min(wide, max(centre - text, round(centre * _LEAST_SHARE)))
             widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
 

@@ -149,7 +149,10 @@ class RunControl:
         elif self._options_are_sound():
             panel = self._panels.run_panel
             chat = (panel.chat() or ChatWrap()) if is_chat else None
-            self._bridge.converse(TurnRequest(conversation, parent, text, panel.options(), chat))
+            cache = self._panels.conversation.cache_options()
+            self._bridge.converse(
+                TurnRequest(conversation, parent, text, panel.options(), chat, cache)
+            )
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of

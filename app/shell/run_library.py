@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from PySide6.QtCore import QObject
 
@@ -40,10 +41,10 @@ class RunLibrary(QObject):
         super().__init__(parent)
         self._bridge, self._panels, self._feed, self._news = bridge, panels, feed, news
         self._autosave = autosave
-        self._used: dict[TraceStore, int] = {}
+        self._used: WeakKeyDictionary[TraceStore, int] = WeakKeyDictionary()
         """When a trace was on show last, by a count of such times."""
-        self._as_read: dict[TraceStore, TraceMark] = {}
-        """How much opened traces held when they had been read."""
+        self._as_read: WeakKeyDictionary[TraceStore, TraceMark] = WeakKeyDictionary()
+        """How much opened traces held when they had been read. Neither keeps closed ones alive."""
         self._deleted: list[list[RunRef]] = []
         """What can be brought back, the latest last."""
         self._wanted: tuple[TraceStore, Callable[[], None]] | None = None

@@ -24,9 +24,12 @@ from app.models.position import Position
 from app.widgets.checkpoint_strip import CheckpointStrip
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.option_groups import OptionGroup
 from app.widgets.turn_card import TurnCard
 from engine.conversation.checkpoint_history import CheckpointHistory
 from engine.conversation.turns import Turn, TurnTree, conversations
+from engine.option_fields import build, options_in
+from engine.options import CacheOptions
 from engine.size_text import size_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -72,6 +75,10 @@ class ConversationView(QWidget):
     def store(self) -> TraceStore | None:
         """The trace that the conversation on show is part of."""
         return self._store
+
+    def cache_options(self) -> CacheOptions:
+        """How many context checkpoints the next turn may keep, and how far apart."""
+        return build(CacheOptions, self.checkpoints.values())
 
     # -- what the window sets --------------------------------------------------------------
 
@@ -188,6 +195,11 @@ class ConversationView(QWidget):
         self.strip = CheckpointStrip(self._theme)
         self.summary = ElidedLabel()
         self.summary.setForegroundRole(self.summary.palette().ColorRole.PlaceholderText)
+        self.checkpoints = OptionGroup(
+            "Context checkpoints",
+            options_in(CacheOptions),
+            plain=f"{CacheOptions().ctx_checkpoints} at most",
+        )
         self.how = ElidedLabel()
         self.how.setForegroundRole(self.how.palette().ColorRole.PlaceholderText)
         self.cancel = QPushButton("Cancel edit")
@@ -233,6 +245,7 @@ class ConversationView(QWidget):
         column.addWidget(self.area, 1)
         column.addWidget(self.strip)
         column.addWidget(self.summary)
+        column.addWidget(self.checkpoints)
         column.addWidget(self.box)
         column.addLayout(below)
 

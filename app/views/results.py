@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.plain_tip import plain_tip
-from app.models.result_plots import ResultMap, result_map
+from app.models.result_plots import ResultMap, map_axes, result_map
 from app.models.result_table import ResultTable
 from app.models.results import MEMORY, SPEED, ResultColumn, Results
 from app.widgets.empty_state import EmptyState
@@ -35,6 +35,7 @@ _LEAST_CHARACTERS, _CHOICE_CHARACTERS = 8, 22
 """Of a choice of what is plotted."""
 _PAD = 18
 _MOST_SELECTED = 2000
+_NO_AXIS = "nothing"
 _SAME = 10_000
 """Any size, given to both sides of a splitter."""
 
@@ -51,6 +52,7 @@ class ResultsView(QStackedWidget):
         self.setAccessibleName("Results")
         self._results: Results | None = None
         self._map: ResultMap | None = None
+        self._axes_chosen = False
         self.model = ResultTable(self)
         self.table = plain_table(self.model, "Results")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -71,8 +73,9 @@ class ResultsView(QStackedWidget):
             _choice(name) for name in ("Setting across", "Setting up", "Figure in the cells")
         )
         self.pareto_x, self.pareto_y = _choice("Figure across"), _choice("Figure up")
-        for box in (self.map_x, self.map_y, self.map_figure):
-            box.activated.connect(lambda _: self._draw_map())
+        for box in (self.map_x, self.map_y):
+            box.activated.connect(lambda _: self._choose_axes())
+        self.map_figure.activated.connect(lambda _: self._draw_map())
         for box in (self.pareto_x, self.pareto_y):
             box.activated.connect(lambda _: self._draw_points())
         self.addWidget(
@@ -124,11 +127,9 @@ class ResultsView(QStackedWidget):
         self.table.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
         self.model.set_results(results)
         self._fit_columns(results)
-        axes = [column for name in results.axes if (column := results.column(name))]
+        self._offer_axes(results)
         figures = results.figures
         for box, columns, first in (
-            (self.map_x, axes, 0),
-            (self.map_y, axes, 1),
             (self.map_figure, figures, SPEED),
             (self.pareto_x, figures, MEMORY if results.column(MEMORY) else 1),
             (self.pareto_y, figures, SPEED),
@@ -137,6 +138,25 @@ class ResultsView(QStackedWidget):
         self.setCurrentIndex(1)
         self._draw_map()
         self._draw_points()
+
+    def _offer_axes(self, results: Results) -> None:
+        """A pair that was chosen stays where these results have it, any other is found anew."""
+        chosen = [box.currentData() for box in (self.map_x, self.map_y)]
+        if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
+            self._axes_chosen = False
+            chosen = [*map_axes(results), None, None][:2]
+        columns = [column for name in results.axes if (column := results.column(name))]
+        for box, name in zip((self.map_x, self.map_y), chosen, strict=True):
+            box.clear()
+            for column in columns:
+                box.addItem(column.title, column.name)
+            if box is self.map_y:
+                box.addItem(_NO_AXIS)
+            box.setCurrentIndex(box.findData(name))
+
+    def _choose_axes(self) -> None:
+        self._axes_chosen = True
+        self._draw_map()
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -151,7 +171,7 @@ class ResultsView(QStackedWidget):
         results = self._results
         x, y, figure = map(self._chosen, (self.map_x, self.map_y, self.map_figure))
         self._map = None
-        if results is not None and x is not None and y is not None and figure is not None:
+        if results is not None and x is not None and figure is not None:
             self._map = result_map(results, x, y, figure)
         self.grid.set_map(None if self._map is None else self._map.heat_map)
 
@@ -163,11 +183,11 @@ class ResultsView(QStackedWidget):
         if self._map is None:
             return ""
         shown, rows = self._map.heat_map, self._map.rows.get((row, column))
-        place = f"{shown.x_name} {shown.x_labels[column]}, {shown.y_name} {shown.y_labels[row]}: "
+        place = shown.place(row, column)
         if rows is None:
-            return f"{place}no result"
+            return f"{place}: no result"
         of = f"mean of {len(rows):,} results" if len(rows) > 1 else "1 result"
-        return f"{place}{self.map_figure.currentText()} {shown.texts[row][column]}, {of}"
+        return f"{place}: {self.map_figure.currentText()} {shown.texts[row][column]}, {of}"
 
     def _select_cell(self, row: int, column: int) -> None:
         if self._map is not None:

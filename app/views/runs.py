@@ -223,7 +223,9 @@ class RunsView(QStackedWidget):
         menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _fit_columns(self) -> None:
-        character = self.fontMetrics().averageCharWidth()
+        character, header = self.fontMetrics().averageCharWidth(), self.table.horizontalHeader()
         for name, n_characters in _CHARACTERS.items():
-            self.table.setColumnWidth(self.model.column_of(name), n_characters * character)
-        self.table.horizontalHeader().setStretchLastSection(True)
+            column = self.model.column_of(name)
+            width = max(n_characters * character, header.sectionSizeHint(column))
+            self.table.setColumnWidth(column, width)
+        header.setStretchLastSection(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
 
 from app.looks.pacer import Pacer
@@ -84,6 +85,12 @@ class TokensView(QStackedWidget):
         self.addWidget(self._waiting)
         self.addWidget(page)
         self.setAccessibleName("Token streams")
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The legend makes room for the text where it would take much of it."""
+        super().resizeEvent(event)
+        size = event.size()
+        self._legend.setVisible(self._legend.heightForWidth(size.width()) * 4 <= size.height())
 
     @property
     def areas(self) -> dict[int, TokenArea]:

@@ -42,7 +42,7 @@ _HEADS = {
 }
 _EMPTY, _PAGE = range(2)
 _PERIOD_MS = 250
-_MOST_ROUNDS = 20_000
+_MOST_ROUNDS = 10_000
 """That estimates are made from, the newest ones: enough for three digits, quick to look at."""
 
 

@@ -48,6 +48,8 @@ class Chip(QAbstractButton):
 
 
 _GAP = 4
+_WITH_TEXT = Qt.ToolButtonStyle.ToolButtonTextBesideIcon
+_WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
 
 
 class TitleButton(QToolButton):
@@ -62,11 +64,12 @@ class TitleButton(QToolButton):
         self.setText(text)
         self.setAccessibleName(f"{text} menu: {dock.windowTitle()}")
         self.setToolTip("X-axis, zoom, export as PNG, SVG or CSV, copy as image")
-        self.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.setToolButtonStyle(_WITH_TEXT)
         self.setArrowType(Qt.ArrowType.DownArrow)
         self.setAutoRaise(True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.clicked.connect(self._open)
+        self._whole = self.sizeHint().width()
         dock.installEventFilter(self)
         self._place()
         self.show()  # Qt keeps what is made in a dock that is in sight already hidden
@@ -75,6 +78,13 @@ class TitleButton(QToolButton):
         if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest, QEvent.Type.Show):
             self._place()
         return super().eventFilter(watched, event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
+            self.setToolButtonStyle(_WITH_TEXT)
+            self._whole = self.sizeHint().width()
+            self._place()
 
     def _place(self) -> None:
         title = self._dock.widget().geometry().top()
@@ -86,6 +96,11 @@ class TitleButton(QToolButton):
             if button is not self and not button.isHidden()
         ]
         right = min((button.x() for button in drawn), default=self._dock.width())
+        name = self.fontMetrics().horizontalAdvance(self._dock.windowTitle())
+        fits = name + self._whole + 3 * _GAP <= right
+        # only a change: each setting asks the dock for a layout, which comes back here
+        if fits != (self.toolButtonStyle() is _WITH_TEXT):
+            self.setToolButtonStyle(_WITH_TEXT if fits else _WITHOUT)
         height = min(self.sizeHint().height(), title) if title > _GAP else self.sizeHint().height()
         self.resize(self.sizeHint().width(), height)
         self.move(right - self.width() - _GAP, max(0, (title - height) // 2))

@@ -69,10 +69,9 @@ class ComparisonHeader(QWidget):
         self.edit_button.setChecked(editing)
 
     def set_lanes(self, lanes: ComparedLanes | None) -> None:
-        """Show the lanes of another comparison, or none."""
+        """Show the lanes of another comparison, or none; the editor is open where there is none."""
         self.cards.set_lanes(lanes)
-        if lanes is None:
-            self.set_editing(True)
+        self.set_editing(lanes is None)
 
     def tell(self, lanes: ComparedLanes | None, run_id: int) -> None:
         """Bring verdicts, sentence and progress up to date; the sentence is about one lane."""

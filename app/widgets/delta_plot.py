@@ -28,8 +28,6 @@ SWATCHES = (
     Swatch("seq_rm", "path.seq_rm", "The chosen lane removed rejected tokens", draw_triangle),
     Swatch("restore", "path.restore", "The chosen lane restored a checkpoint", draw_diamond),
 )
-_SPANS = (32, 128, 512)
-"""Positions in sight at first: at least, where their number is not known, at most."""
 _SIGNS = {"seq_rm": ("t", "path.seq_rm"), "restore": ("d", "path.restore")}
 _GROUP_OF_PATH = {"seq_rm": "seq_rm", "restore": "restore", "restore_depth": "restore"}
 _SIGN_PIXELS = 8
@@ -105,10 +103,6 @@ class DeltaPlot(RoundPlot):
                 curve = pg.PlotDataItem()
                 self.getPlotItem().addItem(curve, ignoreBounds=True)
                 self._curves[follower] = curve
-            if lanes is not None:
-                least, unknown, most = _SPANS
-                wanted = lanes.n_predict if lanes.n_predict > 0 else unknown
-                self.set_span(min(max(wanted + 2, least), most))
         self._lanes, self._run_id = lanes, run_id
         self._recolour()
         self.draw()

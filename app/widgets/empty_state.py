@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-_HEADING_FROM, _BUTTONS_FROM = 4, 7
-"""Lines of text that the panel has room for."""
+_HEADING_FROM, _BUTTONS_FROM, _ROW = 4, 7, 2
+"""Lines of text that the panel has room for, and those of a further row of buttons."""
+_MARGIN = 8
 
 
 class EmptyState(QWidget):
@@ -32,8 +33,9 @@ class EmptyState(QWidget):
         self.waits_for_run = waits_for_run
         self._is_brief = self._says_other = False
         self._actions = QWidget()
-        self._buttons = QHBoxLayout(self._actions)
+        self._buttons = QGridLayout(self._actions)
         self._buttons.setContentsMargins(0, 0, 0, 0)
+        self._offered: list[QPushButton] = []
         self._first = title, text
         self._heading, self._body = heading, body = QLabel(title), QLabel(text)
         font = heading.font()
@@ -47,9 +49,7 @@ class EmptyState(QWidget):
         for label in (heading, body):
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
             column.addWidget(label)
-        self._buttons.addStretch(1)
-        self._buttons.addStretch(1)
-        column.addWidget(self._actions)
+        column.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignHCenter)
         column.addStretch(3)
         self.offer(actions)
 
@@ -72,21 +72,45 @@ class EmptyState(QWidget):
 
     def offer(self, actions: Sequence[QAction]) -> None:
         """Add a button for each action; it is enabled while the action is."""
-        for action in actions:
-            self._buttons.insertWidget(self._buttons.count() - 1, _button(action))
+        self._offered += [_button(action) for action in actions]
+        self._n_columns = 0
+        self._fit()
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 2 * self.fontMetrics().height())
+
+    def _place(self, n_columns: int) -> None:
+        """Put the buttons into so many columns."""
+        if n_columns == self._n_columns:
+            return
+        self._n_columns = n_columns
+        for index, button in enumerate(self._offered):
+            row, column = divmod(index, n_columns)
+            self._buttons.addWidget(button, row, column, Qt.AlignmentFlag.AlignCenter)
+
+    def _columns(self) -> int:
+        """Most columns of buttons that the width has room for."""
+        widths = [button.sizeHint().width() for button in self._offered]
+        gap, room = self._buttons.horizontalSpacing(), self.contentsRect().width() - 2 * _MARGIN
+        for n in range(len(widths), 1, -1):
+            wide = sum(max(widths[column::n]) for column in range(n)) + gap * (n - 1)
+            if wide <= room:
+                return n
+        return 1
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
 
     def _fit(self) -> None:
+        n_columns = self._columns()
+        n_rows = -(-len(self._offered) // n_columns)
+        self._place(n_columns)
         lines = self.height() / self.fontMetrics().height()
         plain = not self._is_brief or self._says_other
         self._heading.setVisible(plain and lines >= _HEADING_FROM)
-        self._actions.setVisible(plain and not self._says_other and lines >= _BUTTONS_FROM)
+        has_room = lines >= _BUTTONS_FROM + _ROW * (n_rows - 1)
+        self._actions.setVisible(plain and not self._says_other and has_room)
 
 
 def _button(action: QAction) -> QPushButton:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QPalette
+from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout
 
 from app.models.number_text import significant
+from app.models.plain_tip import plain_tip
 from app.models.run_end import COMPARE, FINDING, TUNE, NextStep, RunEnd
 
 _STEPS = {
@@ -14,7 +15,8 @@ _STEPS = {
     TUNE: ("Tune", "Estimate the speed under other settings from this run"),
     COMPARE: ("Compare", "Decode the prompt in several lanes and show where they come apart"),
 }
-NOT_MEASURED = "speed against plain decoding: not measured"
+_WHY_CHARACTERS = 44
+"""Least width for the sentence beside the button of the next step."""
 
 
 class EndCard(QFrame):
@@ -73,34 +75,43 @@ class EndCard(QFrame):
         if end is not None and end.next_step is not None:
             self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
         if end is not None and end == self._end:
-            self.plain.setVisible(self._offers_plain(end, can_measure))
+            self._show_figures(end, can_measure)
             return  # and stay closed, if the user has closed it
         self._end = end
         self.setVisible(end is not None)
         if end is None:
             return
         self.reason.setText(end.reason)
-        figures = list(end.figures)
-        if end.vs_plain is not None:
-            figures.append(f"{significant(end.vs_plain)}× plain decoding")
-        elif not end.is_plain:
-            figures.append(NOT_MEASURED)
-        self.figures.setText(" · ".join(figures))
-        self.plain.setVisible(self._offers_plain(end, can_measure))
+        self._show_figures(end, can_measure)
         step = end.next_step
-        self.why.setVisible(step is not None)
         self.step.setVisible(step is not None)
         if step is not None:
             self.why.setText(step.why)
             text, tip = _STEPS[step.kind]
             self.step.setText(text)
-            self.step.setToolTip(tip)
+            self.step.setToolTip(plain_tip(f"{step.why} {tip}."))
+        self._fit()
         self.setAccessibleName(
             " ".join((end.reason, self.figures.text(), step.why if step else ""))
         )
 
-    def _offers_plain(self, end: RunEnd, can_measure: bool) -> bool:
-        return can_measure and end.vs_plain is None and not end.is_plain
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """In a narrow window the sentence of the next step is in the tooltip of its button."""
+        wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
+        has_step = self._end is not None and self._end.next_step is not None
+        self.why.setVisible(wide and has_step)
+
+    def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
+        """The figures, and the speed beside plain decoding or the button that measures it."""
+        figures = list(end.figures)
+        if end.vs_plain is not None:
+            figures.append(f"{significant(end.vs_plain)}× plain decoding")
+        self.figures.setText(" · ".join(figures))
+        self.plain.setVisible(can_measure and end.vs_plain is None and not end.is_plain)
 
     def _take_step(self) -> None:
         step: NextStep | None = self._end.next_step if self._end is not None else None

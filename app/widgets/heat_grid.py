@@ -245,10 +245,7 @@ def _lines_around(line: int) -> int:
 
 def _words(heat_map: HeatMap) -> str:
     """The best cell and the current one."""
-    words = [f"{heat_map.y_name} by {heat_map.x_name}"]
+    words = [" by ".join(filter(None, (heat_map.y_name, heat_map.x_name)))]
     for mark, (row, column) in heat_map.marks.items():
-        words.append(
-            f"{mark}: {heat_map.x_name} {heat_map.x_labels[column]}, "
-            f"{heat_map.y_name} {heat_map.y_labels[row]}, {heat_map.texts[row][column]}"
-        )
+        words.append(f"{mark}: {heat_map.place(row, column)}, {heat_map.texts[row][column]}")
     return "; ".join(words)

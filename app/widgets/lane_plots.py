@@ -14,6 +14,8 @@ from app.widgets.state_map import PARTS, StateMap
 
 _DELTA_LINES, _STATES_LINES = 8, 6
 """Least heights of the plots in lines of text, the x-axis included."""
+_SPANS = (16, 128, 512)
+"""Positions in sight at first: at least, where their number is not known, at most."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 _NO_PART = "The layers of this model have no such part: choose the other one."
 
@@ -28,6 +30,7 @@ class LanePlots(QSplitter):
         super().__init__(Qt.Orientation.Vertical, parent)
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
+        self._span = 0
         self.delta = DeltaPlot(theme)
         self.states = StateMap(theme)
         self.states.link_x(self.delta)
@@ -75,6 +78,7 @@ class LanePlots(QSplitter):
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
         """Show these lanes, one of them as the chosen one."""
         if lanes is not self._lanes:
+            self._span = 0
             self.delta.set_follow(True)
         self._lanes, self._run_id = lanes, run_id
         self.delta.set_lanes(lanes, run_id)
@@ -104,6 +108,8 @@ class LanePlots(QSplitter):
 
     def _show_extent(self) -> None:
         positions = self._lanes.positions().tolist() if self._lanes is not None else []
+        if self._lanes is not None:
+            self._set_span(self._lanes, len(positions))
         if positions:
             for plot in (self.delta, self.states):
                 plot.show_rounds(positions[-1] + 1, positions[0] - 1)
@@ -113,6 +119,16 @@ class LanePlots(QSplitter):
         self.scale.setHidden(empty)
         self._note.setVisible(empty)
         self.delta.getPlotItem().showAxis("bottom", empty)  # the plot below has the same
+
+    def _set_span(self, lanes: ComparedLanes, n_known: int) -> None:
+        """Room for the positions that are expected, and in the end for those that came."""
+        least, unknown, most = _SPANS
+        wanted = lanes.n_predict if lanes.n_predict > 0 else unknown
+        span = min(max((n_known if lanes.is_over else wanted) + 2, least), most)
+        if span != self._span:
+            self._span = span
+            for plot in (self.delta, self.states):
+                plot.set_span(span)
 
 
 def _section(head: QHBoxLayout, *body: QWidget) -> QWidget:

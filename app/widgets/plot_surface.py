@@ -10,6 +10,7 @@ from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.looks.theme import Theme
+from app.widgets.value_axis import ValueAxis
 
 
 class PlotSurface(pg.PlotWidget):
@@ -19,7 +20,8 @@ class PlotSurface(pg.PlotWidget):
     double_clicked = Signal()
 
     def __init__(self, widest_label: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        figures = ValueAxis()
+        super().__init__(parent, axisItems={"left": figures})
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None
@@ -30,7 +32,8 @@ class PlotSurface(pg.PlotWidget):
         plot.setMenuEnabled(False)
         plot.hideButtons()
         metrics = self.fontMetrics()
-        plot.getAxis("left").setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
+        figures.line_height = metrics.height()
+        figures.setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
         self.axis_height = 2 * metrics.height() + 4
         """Room for the figures and the name of the x-axis."""
         plot.getAxis("bottom").setHeight(self.axis_height)

@@ -73,6 +73,7 @@ class RoundPlot(PlotSurface):
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self.box.sigXRangeChanged.connect(self._on_x_changed)
+        self.box.sigResized.connect(self._fit_name)
         self.box.sigRangeChangedManually.connect(self._on_moved_by_hand)
         self.double_clicked.connect(self.reset_zoom)
         self.retheme(theme)
@@ -352,3 +353,9 @@ class RoundPlot(PlotSurface):
         super().resizeEvent(event)
         if event is not None:
             self._place_chip()
+
+    def _fit_name(self, _box: object = None) -> None:
+        """Its name is left out where it is longer than the axis."""
+        metrics = self.fontMetrics()
+        length = metrics.horizontalAdvance(self._y_label) + metrics.averageCharWidth()
+        self.getPlotItem().getAxis("left").showLabel(length <= self.box.height())

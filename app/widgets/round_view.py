@@ -52,7 +52,9 @@ class RoundGroup:
 
 
 _EMPTY, _PLOT = range(2)
-_LEGEND_BESIDE = 480
+_LEGEND_BESIDE = 400
+_LEGEND_SHARE = 0.45
+"""Part of the width that a legend beside the plot may take."""
 _LEAST_WIDTH = 160
 _MARGIN = 4
 
@@ -320,7 +322,8 @@ class RoundView(QStackedWidget):
         self.legend.set_beside(bool(wanted))
         self.legend.set_column(0 < wanted == self.legend.column_width(self.widest_label))
         if wanted:
-            self.legend.setFixedWidth(max(wanted, self._legend_least))
+            most = round(_LEGEND_SHARE * self.width())
+            self.legend.setFixedWidth(min(max(wanted, self._legend_least), most))
         else:
             self.legend.setMinimumWidth(0)
             self.legend.setMaximumWidth(16_777_215)

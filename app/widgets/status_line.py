@@ -180,11 +180,11 @@ class FigureChip(QWidget):
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
-        changed = len(text) != len(self._text)
+        size = self.sizeHint()
         self._text = text
         self.setToolTip(f"{self._tip}{more}")
         self.setAccessibleName(f"{self._name} {text}")
-        if changed:
+        if self.sizeHint() != size:  # all docks of the window would be arranged anew
             self.updateGeometry()
         self.update()
 

@@ -16,6 +16,7 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPen,
+    QResizeEvent,
 )
 from PySide6.QtWidgets import QToolTip, QWidget
 
@@ -293,6 +294,17 @@ class TokenArea(TokenScroll):
                 QToolTip.showText(event.globalPos(), tip, self.viewport())
             return True
         return super().viewportEvent(event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The outlined token of a run that has ended stays in sight if it was."""
+        stays = (
+            self._stream is not None
+            and self._stream.run.ended
+            and self._shows(self._current, event.oldSize().height())
+        )
+        super().resizeEvent(event)
+        if stays:
+            self._reveal(self._current)
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
@@ -18,6 +18,7 @@ from app.widgets.token_paint import TokenMetrics
 from app.widgets.token_rows import TokenRows
 
 MARGIN = 10
+_LEAST_ROWS = 2
 
 
 class TokenScroll(QAbstractScrollArea):
@@ -98,6 +99,11 @@ class TokenScroll(QAbstractScrollArea):
             if nearest and (row_y != y or left <= point.x()):
                 found, row_y = span.token, y
         return found
+
+    def minimumSizeHint(self) -> QSize:
+        """Two rows: in a low window the plots need the room as much."""
+        rows = _LEAST_ROWS * self._metrics.row_height + MARGIN
+        return QSize(super().minimumSizeHint().width(), rows)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -212,6 +218,14 @@ class TokenScroll(QAbstractScrollArea):
             at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
             if at_end != self._follow:
                 self.set_follow(at_end)
+
+    def _shows(self, token: int, height: int) -> bool:
+        """Whether a token is in sight in a viewport so high, pixels."""
+        if self._rows is None or not 0 <= token < self._rows.layout.placed:
+            return False
+        top = self._rows.layout.row_of(token) * self._metrics.row_height
+        above = self.verticalScrollBar().value()
+        return above <= top <= above + height - self._metrics.row_height
 
     def _reveal(self, token: int) -> None:
         """Scroll as little as needed to bring a token into sight."""

@@ -15,6 +15,9 @@ from PySide6.QtWidgets import (
 
 from app.looks.theme import Theme, fixed_font
 
+_GAP = 4
+"""Pixels between the answer and what is told of it."""
+
 
 class TurnCard(QFrame):
     """A card that is filled by `show_turn` and `set_answer`."""
@@ -90,6 +93,7 @@ class TurnCard(QFrame):
         column.addLayout(top)
         for label in (self.said, self.answer, self.facts):
             column.addWidget(label)
+        self.facts.setContentsMargins(0, _GAP, 0, 0)
 
     def _connect(self) -> None:
         self.edit.clicked.connect(self.edit_asked)

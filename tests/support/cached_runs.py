@@ -15,6 +15,7 @@ from engine.batch import Span
 from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.memory.hybrid import HybridMemory
+from engine.memory.shelf import MemoryShelf
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.run import Run
@@ -46,6 +47,7 @@ def poisoned():
         return memory
 
     with (
+        patch.object(MemoryShelf, "take", lambda self, key, make: make()),
         patch.object(HybridMemory, "for_model", classmethod(partial(poison, for_model))),
         patch.object(HybridMemory, "for_head", classmethod(partial(poison, for_head))),
     ):

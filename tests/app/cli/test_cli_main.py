@@ -174,6 +174,17 @@ def test_a_full_disk_behind_standard_output_is_a_sentence() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_file(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)
+    outcome = cli("info", "--demo")
+    assert outcome.status == 1
+    assert outcome.err.startswith("draftscope: error: There is not enough memory for this.")
+    assert outcome.err.count("\n") == 1
+
+
 # signals
 
 
@@ -265,6 +276,19 @@ def test_a_closed_terminal_is_a_signal_too() -> None:
         "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
     )
     assert signalled(code, signal.SIGHUP).returncode == 129
+
+
+@POSIX
+def test_a_signal_while_words_are_read_ends_as_any_other(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def format_usage(_: object) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "usage"
+
+    monkeypatch.setattr("argparse.ArgumentParser.format_usage", format_usage)
+    outcome = cli("info", "--demo")
+    assert (outcome.status, outcome.err) == (143, "draftscope: interrupted\n")
 
 
 @POSIX

@@ -24,7 +24,7 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
         '{"prompt": "def add(a, b):", "category": "short"}\n'
         '{"prompt": "class Stack:\\n    def push(self, item):", "category": "long"}\n'
     )
-    words = ["--prompts", prompts, "-n", 12, "--pairs", 5, "--spec-type", "draft-mtp,suffix"]
+    words = ["--prompts", prompts, "-n", 12, "--pairs", 6, "--spec-type", "draft-mtp,suffix"]
     outcome = cli(
         "tune", "--demo", *words, "--json", file, "--out", out, "--report", page, "--threads", 1
     )
@@ -37,11 +37,11 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
     assert len(names) == 4
     assert names[0] == "plain"
     for one in data["confirmed"]:
-        assert len(one["speeds"]) == 5
+        assert len(one["speeds"]) == 6
         assert one["low"] <= one["tokens_per_second"] <= one["high"]
         assert one["same"] == one["n_prompts"] == 2
-    # five pairs cannot show any difference
-    assert data["verdict"]["chosen"] == "plain"
+    chosen, p = data["verdict"]["chosen"], data["verdict"]["p"]
+    assert chosen == "plain" or (chosen in names and p < 0.05)
     assert {one["rule"] for one in data["rules"] if one["drafter"] == "draft-mtp"} == set(RULES)
     assert [row["category"] for row in data["by_category"]] == ["short", "long"]
     results = read_results(out)
@@ -59,7 +59,7 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--pairs", "4"], "--pairs is outside"),
+        (["--pairs", "5"], "--pairs is outside"),
         (["--prompts", "nowhere.json"], "nowhere.json is no file"),
         (["--spec-type", "draft-moonshine"], "no drafter 'draft-moonshine'"),
         (["--spec-type", "ngram-cache"], "no length to tune"),

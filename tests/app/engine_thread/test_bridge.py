@@ -313,3 +313,18 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
         bridge.cancel()
     assert not exported
     assert not bridge.exporting
+
+
+def test_an_export_has_an_end_whatever_is_raised_in_it(
+    bridge: Bridge, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_csv(*_: object, **__: object) -> None:
+        raise GeneratorExit
+
+    monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
+    failed: list[events.CommandFailed] = []
+    bridge.failed.connect(failed.append)
+    with qtbot.waitSignal(bridge.export_ended, timeout=5000):
+        bridge.export(bridge.store, tmp_path / "out")
+    assert [one.message for one in failed] == ["The engine failed: GeneratorExit: ."]
+    assert not bridge.exporting

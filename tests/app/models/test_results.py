@@ -11,7 +11,7 @@ from PySide6.QtCore import QPersistentModelIndex, Qt
 
 from app.models.heat_map import BEST
 from app.models.plain_tip import plain_tip
-from app.models.result_plots import MOST_CELLS, front, result_map
+from app.models.result_plots import MOST_CELLS, front, map_axes, result_map
 from app.models.result_table import ResultTable
 from app.models.results import ResultColumn, Results, read
 from tests.support.sweeps import write_results
@@ -38,6 +38,9 @@ def test_a_sweep_has_its_axes_and_figures(tmp_path: Path) -> None:
     results = read(write_results(tmp_path, 3, 8).parent)
     assert (results.title, results.n) == ("lengths", 24)
     assert "3 failed" in results.note and "spec-type draft-mtp" in results.note
+    (tmp_path / "other").mkdir()
+    other = read(write_results(tmp_path / "other", 2, 1))
+    assert other.note.endswith("seed 0, spec-type draft-mtp")
     assert [c.name for c in results.columns][:4] == [
         "number",
         "spec-draft-n-max",
@@ -93,6 +96,44 @@ def test_cells_are_means_and_the_best_is_marked() -> None:
     slow = ResultColumn("wall_s", "", "", speed, is_figure=True)
     marks = result_map(results, results.columns[0], results.columns[1], slow).heat_map.marks
     assert marks[BEST] == min(means, key=lambda cell: means[cell])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (
+            {"spec-type": 9, "spec-draft-p-min": 2, "seed": 8, "spec-draft-n-max": 3},
+            ("spec-draft-n-max", "spec-draft-p-min"),
+        ),
+        ({"spec-draft-n-max": 3, "rollback": 2, "seed": 8, "temp": 5}, ("seed", "temp")),
+        ({"temp": 5, "rollback": 2, "seed": 8}, ("temp", "seed")),
+        ({"a": 2, "b": 2, "c": 2}, ("a", "b")),
+        ({"spec-draft-n-max": 3}, ("spec-draft-n-max",)),
+        ({}, ()),
+    ],
+)
+def test_a_map_is_first_over_n_max_and_p_min_or_what_varies_most(
+    counts: dict[str, int], expected: tuple[str, ...]
+) -> None:
+    columns = [figure(name, [float(i % n) for i in range(72)]) for name, n in counts.items()]
+    results = results_of(*columns, figure("s", [1.0] * 72))
+    assert map_axes(replace(results, axes=tuple(counts))) == expected
+
+
+def test_what_is_missing_is_no_value_of_an_axis() -> None:
+    columns = (
+        words("a", ["x", "", "", "x"]),
+        figure("b", [1, float("nan"), 2, 1]),
+        figure("c", [float("nan"), float("nan"), 2, 1]),
+    )
+    assert map_axes(replace(results_of(*columns), axes=("a", "b", "c"))) == ("b", "c")
+
+
+def test_a_map_over_one_setting_is_a_row() -> None:
+    columns = figure("n", [1, 2, 2, 3]), figure("s", [5, 1, 3, float("nan")])
+    heat = result_map(results_of(*columns), columns[0], None, columns[1]).heat_map
+    np.testing.assert_array_equal(heat.values, [[5, 2, np.nan]])
+    assert (heat.y_name, heat.y_labels, heat.place(0, 1)) == ("", ("",), "n 2")
 
 
 def test_many_values_become_ranges_and_long_words_are_cut() -> None:

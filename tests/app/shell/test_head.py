@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from PySide6.QtCore import QPoint
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -25,6 +26,18 @@ def test_messages_go_from_edge_to_edge_above_the_docks(window: MainWindow, qtbot
     assert all(dock.mapTo(window, QPoint()).y() >= below for dock in docks)
     (banner,) = area.banners
     assert banner.text.height() >= 2 * banner.fontMetrics().height(), "it wraps"
+
+
+def test_a_message_takes_no_more_than_its_lines(window: MainWindow, qtbot: QtBot) -> None:
+    window.resize(1280, 800)
+    before = window.docks["model"].mapTo(window, QPoint()).y()
+    window.show_message("info", "A sentence of more than forty characters that needs one line.")
+    area = window.banners
+    qtbot.waitUntil(area.isVisible)
+    QApplication.processEvents()
+    moved = window.docks["model"].mapTo(window, QPoint()).y() - before
+    assert 0 < moved <= 2.5 * area.fontMetrics().height()
+    assert area.mapTo(window, QPoint(0, area.height())).y() == before + moved
 
 
 def test_notices_go_by_themselves_and_make_room_first(

@@ -85,6 +85,27 @@ def test_each_is_kept_for_itself(
     assert "ring" not in shown(second)
 
 
+@pytest.mark.parametrize(("height", "n_columns"), [(533, 2), (900, 1)])
+def test_plots_fit_a_low_window_in_two_columns(
+    window: MainWindow, qtbot: QtBot, height: int, n_columns: int
+) -> None:
+    window.resize(853, height)
+    choose(window, "plots")
+    plots = [window.docks[name] for name in LAYOUTS["plots"].bottom]
+    qtbot.waitUntil(lambda: len({dock.x() for dock in plots}) == n_columns, timeout=2000)
+    assert window.height() == height, "no layout makes the window larger than its screen"
+    widths = [dock.width() for dock in plots]
+    assert max(widths) - min(widths) <= 8
+
+
+def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: QtBot) -> None:
+    window.resize(1024, 720)
+    window.docks.reveal("findings")
+    dock, text = window.docks["findings"], window.centralWidget()
+    qtbot.waitUntil(lambda: dock.width() > 200, timeout=2000)
+    assert text.width() >= 36 * window.fontMetrics().averageCharWidth()
+
+
 def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot) -> None:
     for name in ("divergence", "rollback", "stream", "divergence", "stream"):
         choose(window, name)

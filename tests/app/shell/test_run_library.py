@@ -209,3 +209,9 @@ def test_facts_are_changed_where_they_stand(tmp_path: Path) -> None:
     assert notes_of(again.runs[0]) == notes_of(run.facts)
     assert again.size() == run.store.size()
     assert notes_of({"library": {"name": 3, "starred": "yes", "more": 1}}) == notes_of({})
+
+
+def test_every_column_of_the_list_has_room_for_its_title(window: MainWindow) -> None:
+    header = window.runs.table.horizontalHeader()
+    for column in range(header.count()):
+        assert header.sectionSize(column) >= header.sectionSizeHint(column), column

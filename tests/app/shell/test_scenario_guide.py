@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+from PySide6.QtCore import QPoint
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.shell.window import MainWindow
+from app.widgets.token_area import TokenArea
 from engine.compare.scenario import find_scenario
 from resources import SCENARIOS
 
@@ -19,10 +22,18 @@ def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
     qtbot.waitUntil(lambda: window.bridge.state is state, timeout=PATIENCE)
 
 
+def in_sight(area: TokenArea) -> bool:
+    """Whether the outlined token is painted."""
+    ys = range(0, area.viewport().height(), 4)
+    xs = range(0, area.viewport().width(), 4)
+    return any(area.token_at(QPoint(x, y)) == area.current for y in ys for x in xs)
+
+
 def test_it_shows_the_suspect_lane_its_first_divergence_and_the_finding(
     make_window: Callable[[Bridge], MainWindow], qtbot: QtBot
 ) -> None:
     window = make_window(Bridge())
+    window.resize(1280, 800)
     window.open_demo()
     wait(qtbot, window, State.READY)
     scenario = find_scenario(SCENARIOS, "plane-off-by-one")
@@ -36,6 +47,11 @@ def test_it_shows_the_suspect_lane_its_first_divergence_and_the_finding(
     lanes = window.divergence._lanes
     assert lanes is not None and window.feed.cursor is not None
     assert window.feed.cursor.pos == int(lanes.beyond(shown.run_id)[0])
+    assert not window.divergence.header.editor.isVisible(), "the lanes are the scenario's"
+    assert window.divergence.plots.delta.x_range == window.divergence.plots.states.x_range
+    assert sum(window.divergence.plots.delta.x_range) == pytest.approx(9 + 33, abs=4)
+    (area,) = window.tokens.areas.values()
+    qtbot.waitUntil(lambda: in_sight(area), timeout=5000)
     assert window.findings.isVisible() and window.divergence.isVisible()
     (chosen,) = window.findings.table.selectionModel().selectedRows()
     assert window.findings.model.findings[chosen.row()].rule == "plane-off-by-one"

@@ -94,3 +94,21 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.chat.setChecked(True)
     say(demo, qtbot, "y")
     assert demo.bridge.session_store.runs[5]["turn"]["is_chat"] is True
+
+
+def test_the_number_of_checkpoints_is_chosen_in_the_panel(demo: MainWindow, qtbot: QtBot) -> None:
+    view = demo.panels.conversation
+    say(demo, qtbot, TEXT)
+    assert view.summary.text().split()[0] != "0"
+    assert view.checkpoints.summary == "32 at most"
+    view.checkpoints["ctx_checkpoints"].setValue(0)
+    assert view.checkpoints.summary == "at most none"
+    # another cache: nothing of the turn before is left, and nothing is kept from now on
+    say(demo, qtbot, "\n\nclass A:\n")
+    assert "held no text" in view.cards[1].facts.text()
+    assert view.summary.text().startswith("0 context checkpoints")
+    say(demo, qtbot, "\n\nclass B:\n")
+    assert "tokens reused: " in view.cards[2].facts.text()
+    view.cards[0].edit.click()
+    say(demo, qtbot, TEXT + "x = 1\n")
+    assert "0 of" in view.cards[0].facts.text(), "an edit has nowhere to go on from"

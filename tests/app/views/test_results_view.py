@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,11 +104,32 @@ def test_what_is_no_result_file_is_one_sentence(
     window.opened_results.open(path)
     qtbot.waitUntil(lambda: bool(messages(window)), timeout=5000)
     (message,) = messages(window)
-    assert message.startswith(f"error: {path}: row 2, predicted_n is no number.")
+    assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
     qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)), timeout=5000)
     assert window.panels.results.results is None
+
+
+def test_what_a_file_says_at_length_is_cut(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    path = write_results(tmp_path, 1, 8)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE results SET error = 'a\nb' || hex(zeroblob(400000)) WHERE number = 7")
+        file.execute("UPDATE facts SET value = hex(zeroblob(400000)) WHERE name = 'title'")
+        file.execute(
+            "UPDATE results SET settings = json_set(settings, '$.prompt', hex(zeroblob(400000)))"
+        )
+    view = opened(window, qtbot, path)
+    assert len(view.headline.text()) < 100 and len(view.note.text()) < 300
+    for row in (0, 6):
+        tip = view.model.index(row, 0).data(Qt.ItemDataRole.ToolTipRole)
+        assert len(tip) < 1000 and "\n" not in tip
+    view.trace_asked.emit(6)
+    (message,) = messages(window)
+    assert message.startswith("info: Job 7 left no trace: a b000") and len(message) < 1000
+    view.grab()
 
 
 def test_dropped_read_again_and_empty(window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
@@ -121,6 +145,58 @@ def test_dropped_read_again_and_empty(window: MainWindow, qtbot: QtBot, tmp_path
     assert view.model.rowCount() == 0
     assert view.grid.shown is None
     assert view.note.text().startswith("0 of 4 jobs")
+    view.grab()
+
+
+def with_settings(path: Path, settings: Callable[[int], dict[str, Any]]) -> Path:
+    """Results whose rows have other settings, by their place."""
+    with closing(sqlite3.connect(path)) as file, file:
+        for (number,) in file.execute("SELECT number FROM results").fetchall():
+            file.execute(
+                "UPDATE results SET settings = ? WHERE number = ?",
+                (json.dumps(settings(number)), number),
+            )
+    return path
+
+
+def map_words(view: ResultsView) -> tuple[str, ...]:
+    return tuple(box.currentText() for box in (view.map_figure, view.map_x, view.map_y))
+
+
+def test_the_map_is_over_n_max_and_p_min_until_another_pair_is_chosen(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    def settings(number: int) -> dict[str, Any]:
+        return {
+            "spec-type": "draft-mtp" if number % 2 else "draft-simple",
+            "seed": number,
+            "spec-draft-p-min": number % 2 / 2,
+            "spec-draft-n-max": number % 3,
+        }
+
+    path = write_results(tmp_path, 3, 8)
+    view = opened(window, qtbot, path)
+    assert map_words(view) == ("tok/s", "n_max", "seed")
+    with_settings(path, settings)
+    with qtbot.waitSignal(window.bridge.results_read, timeout=5000):
+        view.again.click()
+    assert map_words(view) == ("tok/s", "n_max", "p_min")
+    assert view.grid.shown is not None and view.grid.shown.values.shape == (2, 3)
+    view.map_y.setCurrentIndex(view.map_y.findText("spec-type"))
+    view.map_y.activated.emit(view.map_y.currentIndex())
+    with qtbot.waitSignal(window.bridge.results_read, timeout=5000):
+        view.again.click()
+    assert map_words(view) == ("tok/s", "n_max", "spec-type")
+
+
+def test_one_setting_that_varies_is_a_row_of_cells(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    view = opened(window, qtbot, write_results(tmp_path, 5, 1))
+    assert map_words(view) == ("tok/s", "n_max", "nothing")
+    assert view.grid.shown is not None and view.grid.shown.values.shape == (1, 5)
+    assert "by" not in view.grid.accessibleDescription()
+    assert view.grid.tip(0, 1) == "n_max 2: tok/s 2, 1 result"
     view.grab()
 
 

@@ -1,0 +1,39 @@
+"""Figures of a left axis keep clear of each other."""
+
+from __future__ import annotations
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.looks.theme import load_theme
+from app.widgets.round_plot import RoundPlot
+from app.widgets.value_axis import wider_step
+
+
+def test_round_steps() -> None:
+    steps = [0.2]
+    for _ in range(5):
+        steps.append(wider_step(steps[-1]))
+    assert steps == pytest.approx([0.2, 0.5, 1, 2, 5, 10])
+
+
+@pytest.mark.parametrize("high", [3.0, 7.0, 19.0, 106.0, 4500.0])
+@pytest.mark.parametrize("lines", [2.2, 3.0, 5.0, 20.0])
+def test_figures_have_a_line_each(qtbot: QtBot, high: float, lines: float) -> None:
+    plot = RoundPlot(load_theme("light"), "tokens")
+    qtbot.addWidget(plot)
+    axis, line = plot.getPlotItem().getAxis("left"), plot.fontMetrics().height()
+    step, offset = axis.tickSpacing(0.0, high, lines * line)[0]
+    assert offset == 0
+    assert high / step <= max(lines, 2.5), "one figure for each line"
+    assert high / step >= 1, "more than the zero"
+
+
+def test_a_name_longer_than_the_axis_is_left_out(qtbot: QtBot) -> None:
+    plot = RoundPlot(load_theme("light"), "tokens in a cell")
+    qtbot.addWidget(plot)
+    plot.show()
+    label = plot.getPlotItem().getAxis("left").label
+    for height, named in ((400, True), (60, False), (400, True)):
+        plot.resize(600, height)
+        qtbot.waitUntil(lambda named=named: label.isVisible() is named, timeout=2000)

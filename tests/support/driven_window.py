@@ -1,0 +1,180 @@
+"""The program as a user starts it, driven by keys and clicks: python -m tests.support.driven_window
+STORY OUT [options of draftscope].
+
+A story is a function below: a generator that yields what is to come true next. OUT becomes a JSON
+object of what was seen on the way. Exit status: that of the program, or 3 with what was waited for
+when it does not come about.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PySide6.QtCore import QObject, QPoint, QRect, QTimer
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QApplication, QMessageBox, QToolButton, QWidget
+
+from tests.support.x_display import XUser
+
+if TYPE_CHECKING:
+    from app.shell.window import MainWindow
+
+_POLL_MS = 20
+_PATIENCE = 60.0
+_STUCK = 3
+_GREY, _CURVE = 60, 100
+"""Difference of channels up to which a colour is grey; least pixels of a curve."""
+Story = Iterator[tuple[str, Callable[[], object]]]
+
+
+class Driver(QObject):
+    """Goes on with a story whenever what it waits for is true, in modal dialogs too."""
+
+    def __init__(self, app: QApplication, story: Callable[[Driver], Story], out: Path) -> None:
+        super().__init__(app)
+        self._out = out
+        self.app, self.user = app, XUser()
+        self.seen: dict[str, Any] = {}
+        self._story = story(self)
+        self._wanted: tuple[str, Callable[[], object]] = ("the window", lambda: self.windows)
+        self._since = time.monotonic()
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self._look)
+        self._timer.start(_POLL_MS)
+
+    @property
+    def windows(self) -> list[MainWindow]:
+        """The main window once it is in sight."""
+        shown = [w for w in self.app.topLevelWidgets() if w.objectName() == "main"]
+        return [w for w in shown if w.isVisible()]  # type: ignore[misc]
+
+    @property
+    def window(self) -> MainWindow:
+        (window,) = self.windows
+        return window
+
+    @property
+    def question(self) -> QMessageBox | None:
+        """The dialog that waits for an answer."""
+        box = self.app.activeModalWidget()
+        return box if isinstance(box, QMessageBox) and box.isVisible() else None
+
+    def click(self, widget: QWidget) -> None:
+        """Click into the middle of what is painted of a widget."""
+        at = widget.mapToGlobal(widget.visibleRegion().boundingRect().center())
+        ratio = widget.devicePixelRatioF()
+        self.user.click(round(at.x() * ratio), round(at.y() * ratio))
+
+    def on_screen(self, widget: QWidget) -> bool:
+        """Whether all of a widget is painted and inside the screen."""
+        box = QRect(widget.mapToGlobal(QPoint()), widget.size())
+        whole = widget.visibleRegion().boundingRect() == widget.rect()
+        return whole and self.app.primaryScreen().geometry().contains(box)
+
+    def _look(self) -> None:
+        name, comes_true = self._wanted
+        if comes_true():
+            try:
+                self._wanted = next(self._story)
+            except StopIteration:
+                self._timer.stop()
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > _PATIENCE:
+            picture = self._out.with_suffix(".png")
+            self.app.primaryScreen().grabWindow(0).save(str(picture))
+            sys.stderr.write(f"Waited in vain for {name}. The screen is in {picture}.\n")
+            sys.stderr.flush()
+            os._exit(_STUCK)
+
+
+def first_start(driver: Driver) -> Story:
+    """Run the demo, look at the plots, quit and keep the run."""
+    from app.engine_thread.events import State
+
+    seen, window = driver.seen, driver.window
+    yield "the model", lambda: window.bridge.can_start
+    yield "the screen", lambda: driver.on_screen(window)
+    seen["screen"] = driver.app.primaryScreen().geometry().getRect()
+    seen["window"] = window.frameGeometry().getRect()
+    seen["status"] = driver.on_screen(window.statusBar()) and window.status.model_text
+    seen["plot_buttons"] = _plot_buttons(driver)
+    (run,) = (
+        button
+        for button in window.findChildren(QToolButton)
+        if button.defaultAction() is window.actions_by_id["run.start"] and button.isVisible()
+    )
+    driver.click(run)
+    yield "a run", lambda: window.bridge.live is not None
+    yield "its end", lambda: window.bridge.state is State.READY
+    card = window.tokens.end_card
+    yield "the card at its end", lambda: driver.on_screen(card)
+    seen["end"], seen["text"] = card.reason.text(), window.tokens.copy_text()
+    driver.user.press("Alt_L", "5")
+    yield "the layout Plots", lambda: window.docks.layout_name == "plots"
+    names = ("rollback", "ring", "acceptance", "timing", "verify", "kv")
+    yield "six plots", lambda: all(driver.on_screen(window.docks[name]) for name in names)
+    yield "curves in them", lambda: all(_coloured(window, name) >= _CURVE for name in names)
+    seen["plots_height"] = window.height()
+    seen["plots_status"] = driver.on_screen(window.statusBar())
+    seen["plots_buttons"] = _plot_buttons(driver)
+    driver.user.press("Control_L", "q")
+    yield "the question", lambda: driver.question
+    seen["question"] = driver.question and driver.question.informativeText()
+    driver.user.press("Return")
+
+
+def second_start(driver: Driver) -> Story:
+    """Find the run of the first start, show it, quit without a question."""
+    seen, window = driver.seen, driver.window
+    yield "the library", lambda: window.bridge.earlier
+    seen["layout"] = window.docks.layout_name
+    (earlier,) = window.bridge.earlier
+    seen["runs"] = len(earlier.store.runs)
+    window.docks.reveal("runs")
+    table = window.runs.table
+    yield "the list of runs", lambda: driver.on_screen(table) and table.model().rowCount() == 2
+    seen["status"] = driver.on_screen(window.statusBar())
+    index = table.model().index(1, 0)  # below the name of the model
+    at = table.viewport().mapToGlobal(table.visualRect(index).center())
+    driver.user.click(at.x(), at.y())
+    yield "its text", lambda: window.tokens.copy_text()
+    seen["text"] = window.tokens.copy_text()
+    driver.user.press("Control_L", "q")
+
+
+def _plot_buttons(driver: Driver) -> list[str]:
+    from app.widgets.buttons import TitleButton
+
+    found = driver.window.findChildren(TitleButton)
+    return sorted(button.accessibleName() for button in found if driver.on_screen(button))
+
+
+def _coloured(window: MainWindow, name: str) -> int:
+    """How many pixels of a plot are neither ground nor axis nor text, which are grey."""
+    image = window.panels.plots.views[name].plot.grab().toImage()
+    image = image.convertToFormat(QImage.Format.Format_RGB32)
+    channels = np.frombuffer(image.constBits(), np.uint8).reshape(-1, 4)[:, :3].astype(int)
+    return int((np.ptp(channels, axis=1) > _GREY).sum())
+
+
+def main() -> int:
+    """Run the program with a driver beside it."""
+    from app.__main__ import main as draftscope
+
+    story, out, *arguments = sys.argv[1:]
+    app = QApplication(["draftscope"])
+    driver = Driver(app, {"first": first_start, "second": second_start}[story], Path(out))
+    status = draftscope(arguments)
+    Path(out).write_text(json.dumps(driver.seen), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
