@@ -1,9 +1,9 @@
 """Plays the campaigns: python -m tests.torture [--only NAME] [--seed N] [--minutes M] [--json].
 
-The time is shared out to the campaigns; what each of them needs to begin comes on top. `--new M`
-plays a seed that nobody has seen for M minutes more. A case that fails is made small and written
-to the corpus, which `--replay FILE…` and the suite play again. Exit status 1 when a threshold is
-broken.
+The time is shared out to the campaigns, with what each of them needs to begin; what one takes
+longer, those behind it have less. `--new M` plays a seed that nobody has seen for M minutes more,
+beside the other. A case that fails is made small and written to the corpus, which `--replay FILE…`
+and the suite play again. Exit status 1 when a threshold is broken.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,15 +55,19 @@ def main() -> int:
 
 def _campaigns(args: argparse.Namespace, scratch: Path) -> int:
     chosen = [campaign(name) for name in args.only or NAMES]
-    whole = sum(one.share for one in chosen)
-    seeds = {args.seed: args.minutes}
+    minutes = {args.seed: args.minutes}
     if args.new:
-        seeds[secrets.randbelow(10**9)] = args.new
+        minutes[secrets.randbelow(10**9)] = args.new
+    whole = sum(minutes.values())
+    until = time.monotonic() + 60 * whole
     broken: list[str] = []
-    for one in chosen:
+    for i, one in enumerate(chosen):
+        begun = time.monotonic()
+        own = one.share / sum(later.share for later in chosen[i:])
         one.prepare()
-        for seed, minutes in seeds.items():
-            seconds = 60 * minutes * one.share / whole
+        left = own * (until - begun) - (time.monotonic() - begun)
+        for seed, its_minutes in minutes.items():
+            seconds = left * its_minutes / whole
             report = campaign_for(one, seed, seconds, scratch / one.name, args.corpus)
             _tell(report, sys.stdout.write, as_json=args.json)
             broken += report.broken()

@@ -8,14 +8,18 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from engine.bench.random_model import write_random_model
+from engine.bench.random_drafters import RANDOM_DRAFTERS
+from engine.bench.random_model import write_random_drafter, write_random_model
+from engine.gguf.file import GgufFile
+from engine.model.families import FAMILIES
 from tests.support.gguf_writer import ARRAY, STRING, Tensor, Typed, build
 from tests.support.golden_drafters import TARGETS, drafter_file
 from tests.support.golden_files import DATA
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_MADE = "random-"
-_RANDOM = ("granitehybrid", "falcon-h1", "kimi-linear", "kimi-k3")
+_MADE, _DRAFTER = "random-", "drafter-"
+_DRAFTED_FOR = "qwen35"
+"""What made drafters are made for."""
 
 
 @dataclass
@@ -33,25 +37,41 @@ class Parts:
         return Parts(list(self.metadata), list(self.tensors), dict(self.overrides))
 
 
+@cache
 def bases() -> list[str]:
     """Names of models, one at least of every architecture; all can be made from this tree."""
-    golden = sorted(path.stem for path in DATA.glob("*.gguf"))
-    return [*golden, *(f"{_MADE}{arch}" for arch in _RANDOM)]
+    golden = {path.stem: _architecture(path) for path in sorted(DATA.glob("*.gguf"))}
+    made = [arch for arch in FAMILIES if arch not in golden.values() or arch == _DRAFTED_FOR]
+    return [*golden, *(f"{_MADE}{arch}" for arch in made)]
 
 
-def drafter_bases() -> list[str]:
-    """Names of the files in this tree that only draft."""
-    return sorted(path.stem for path in (DATA / "drafters").glob("*.gguf"))
+@cache
+def drafter_bases() -> dict[str, str]:
+    """Names of files that only draft, one at least of every drafter, and their models."""
+    golden = {path.stem: path for path in sorted((DATA / "drafters").glob("*.gguf"))}
+    known = {_architecture(path) for path in golden.values()}
+    made = [name for name, one in RANDOM_DRAFTERS.items() if one.architecture not in known]
+    own = {f"{_DRAFTER}{name}": f"{_MADE}{_DRAFTED_FOR}" for name in made}
+    return {name: TARGETS[name] for name in golden} | own
+
+
+def _architecture(path: Path) -> str:
+    with GgufFile.open(path) as file:
+        return file.architecture
 
 
 @cache
 def base_file(name: str) -> Path:
     if name in TARGETS:
         return drafter_file(f"{name}.gguf")
-    if not name.startswith(_MADE):
+    if not name.startswith((_MADE, _DRAFTER)):
         return DATA / f"{name}.gguf"
     path = Path(mkdtemp(prefix="draftscope-torture-models-")) / f"{name}.gguf"
-    write_random_model(path, arch=name.removeprefix(_MADE), size="tiny")
+    if name.startswith(_DRAFTER):
+        drafter = name.removeprefix(_DRAFTER)
+        write_random_drafter(path, drafter=drafter, arch=_DRAFTED_FOR, size="tiny")
+    else:
+        write_random_model(path, arch=name.removeprefix(_MADE), size="tiny")
     return path
 
 

@@ -221,7 +221,7 @@ def _changed_array(typed: Typed, step: Step) -> Typed:
 def _items(item: int, count: int, body: bytes) -> list[bytes]:
     if item != STRING:
         n = struct.calcsize(_FORMS[item])
-        return [body[i * n : (i + 1) * n] for i in range(count)]
+        return [body[i * n : (i + 1) * n] for i in range(min(count, len(body) // n))]
     found, at = [], 0
     while len(found) < count and at < len(body):
         end = at + 8 + int.from_bytes(body[at : at + 8], "little")

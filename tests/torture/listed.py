@@ -12,12 +12,12 @@ NAMES = (
     "mutants",
     "cli",
     "kill",
+    "endure",
     "trace",
     "vocab",
     "faults",
     "servers",
     "template",
-    "endure",
 )
 
 

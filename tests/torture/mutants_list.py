@@ -333,8 +333,8 @@ REWORDED = (
     Reworded(
         "cells are found one too low",
         f"{_MEMORY}.kv_cells:CellTable.take",
-        "self._pos[stream, row] = pos",
-        "self._pos[stream, row] = np.maximum(pos - (pos > 20), 0)",
+        "self._pos[stream, where] = pos",
+        "self._pos[stream, where] = np.maximum(pos - (pos > 20), 0)",
         ("planes",),
     ),
     # acceptance

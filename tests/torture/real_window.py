@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QSettings
+from PySide6.QtCore import QEvent, QSettings
 from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.dialogs.unexported import QuitChoice
@@ -56,9 +56,11 @@ class RealWindow:
         self.events()
 
     def events(self) -> None:
-        """What waits for the window's thread, timed."""
+        """What waits for the window's thread, timed. Without a loop of its own Qt would delete
+        nothing that is to be deleted later."""
         start = time.thread_time()
         self.app.processEvents()
+        self.app.sendPostedEvents(None, QEvent.Type.DeferredDelete)
         self.blocked_s = max(self.blocked_s, time.thread_time() - start)
 
     def until(self, holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from engine.draft.ngram_mod import NgramModOptions
+from engine.gguf.file import GgufFile
+from engine.model.drafters.kinds import drafter_of
 from engine.options import (
     KV_MODES,
     ROLLBACK_POLICIES,
@@ -19,7 +21,6 @@ from engine.options import (
 )
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
-from tests.support.golden_drafters import TARGETS
 from tests.support.golden_files import DATA
 from tests.torture.gguf_parts import base_file, bases, drafter_bases
 
@@ -40,10 +41,16 @@ def files(name: str) -> tuple[Path, list[Path]]:
     """A model, and what drafts for it: one file for each drafter, from this tree alone."""
     if name == "demo":
         return DEMO_TARGET, [DEMO_DRAFT, DEMO_EAGLE3]
-    drafts = [base_file(one) for one in drafter_bases() if TARGETS[one] == name]
+    of_model = [base_file(one) for one, target in drafter_bases().items() if target == name]
+    drafts = list({_drafter(path): path for path in of_model}.values())
     if name.startswith("qwen3") and name != _SIMPLE:
         drafts.append(DATA / f"{_SIMPLE}.gguf")
     return base_file(name), drafts
+
+
+def _drafter(path: Path) -> str:
+    with GgufFile.open(path) as file:
+        return drafter_of(file)
 
 
 @cache

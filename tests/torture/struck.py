@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 
 from engine.errors import DraftscopeError
+from tests.torture import disks
 
 DONE, REFUSED, KILLED = "done", "refused", "killed"
 _CALLS = ("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "open", "utime", "fsync")
 _ERRORS = ("ENOSPC", "EROFS", "EACCES", "EIO", "EDQUOT", "EMFILE")
+_HOWS = ("kill", "kill", "kill late", "error", "room", "vanish", *disks.KINDS)
 Strike = dict[str, Any]
 
 
 def draw_strike(random: np.random.Generator, most_calls: int) -> Strike:
-    """What happens, and where."""
+    """What happens, and where; to a disk often from the beginning."""
+    how = str(random.choice(_HOWS))
+    from_the_start = how in disks.KINDS and random.random() < 0.5
     return {
-        "how": str(random.choice(["kill", "kill", "kill late", "error", "room", "vanish"])),
-        "at": int(random.integers(most_calls)),
+        "how": how,
+        "at": 0 if from_the_start else int(random.integers(most_calls)),
         "is_behind": bool(random.random() < 0.5),
         "after_ms": round(float(random.random()) ** 2 * 40, 2),
         "error": str(random.choice(_ERRORS)),
@@ -44,6 +48,7 @@ def done_under(
     """Do it in a forked process. Returns DONE, REFUSED for a DraftscopeError, or KILLED.
 
     folder: what vanishes. before: done in the same process, before anything can happen to it.
+    strike: its entry `disk` is where the disk is that it strikes, which is well again afterwards.
     Raises AssertionError for any other end.
     """
     child = os.fork()
@@ -61,6 +66,8 @@ def done_under(
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
+    if strike["how"] in disks.KINDS:
+        disks.heal(Path(strike["disk"]))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return KILLED
     code = os.waitstatus_to_exitcode(status)
@@ -77,6 +84,8 @@ def _arm(strike: Strike, folder: Path) -> None:
     elif how == "room":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (strike["n_bytes"], strike["n_bytes"]))
+    elif how in disks.KINDS and not strike["at"]:  # for what does not call through Python, too
+        _strike(strike, folder)
     else:
         _count_calls(strike, folder)
 
@@ -110,5 +119,7 @@ def _strike(strike: Strike, folder: Path) -> None:
     elif strike["how"] == "error":
         number = getattr(errno, strike["error"])
         raise OSError(number, os.strerror(number))
+    elif strike["how"] in disks.KINDS:
+        disks.strike(strike["how"], Path(strike["disk"]), strike["n_bytes"] // 1000)
     else:
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.gguf.file import GgufFile
+from engine.model.drafters.kinds import KINDS
+from engine.model.families import FAMILIES
 from tests.torture.corpus import load
-from tests.torture.gguf_parts import base_file, bases, parts_of
+from tests.torture.gguf_parts import base_file, bases, drafter_bases, parts_of
 from tests.torture.gguf_steps import draw, write
 from tests.torture.planted import CAMPAIGN, FAULTS
 from tests.torture.smallest import smallest
@@ -56,10 +59,22 @@ def test_the_same_seed_draws_the_same_case() -> None:
     assert CAMPAIGN.case(1, 3) == CAMPAIGN.case(1, 3)
 
 
-def test_a_model_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:
-    for name in bases():
-        if not name.startswith("random-"):
-            assert parts_of(name).bytes() == base_file(name).read_bytes()
+def test_every_architecture_has_a_file_that_is_damaged() -> None:
+    """One that is new to the program is damaged as well."""
+    found, drafters = set(), set()
+    for name in [*bases(), *drafter_bases()]:
+        with GgufFile.open(base_file(name)) as file:
+            found.add(file.architecture)
+            if file.architecture in KINDS:
+                drafters.add(KINDS[file.architecture].read(file).drafter)
+    assert found == FAMILIES.keys() | KINDS.keys()
+    assert drafters == {"draft-eagle3", "draft-dflash", "draft-dspark"}
+    assert set(drafter_bases().values()) <= set(bases())
+
+
+def test_a_model_taken_apart_is_written_as_it_was() -> None:
+    for name in [*bases(), *drafter_bases()]:
+        assert parts_of(name).bytes() == base_file(name).read_bytes()
 
 
 def test_steps_of_a_model_file_survive_json(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ traceback."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -136,11 +137,8 @@ def _files() -> Path:
 def _prepare() -> None:
     for name in SUBCOMMANDS:
         _options(name)
-    out, sys.stdout = sys.stdout, io.StringIO()
-    try:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _files()
-    finally:
-        sys.stdout = out
 
 
 CAMPAIGN = Campaign(

@@ -15,7 +15,6 @@ from app.__main__ import main
 from engine.errors import DraftscopeError, NonFiniteError
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
-from tests.support.golden_drafters import TARGETS
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.gguf_parts import base_file, bases, drafter_bases, parts_of
 from tests.torture.gguf_steps import draw, write
@@ -52,8 +51,9 @@ def _play(case: Case, folder: Path) -> Figures:
 
 def _opened(base: str, path: Path) -> Session:
     """A model by itself, what only drafts beside its target."""
-    if base in TARGETS:
-        return Session.open(base_file(TARGETS[base]), path, compute="f32")
+    target = drafter_bases().get(base)
+    if target is not None:
+        return Session.open(base_file(target), path, compute="f32")
     return Session.open(path, compute="f32")
 
 

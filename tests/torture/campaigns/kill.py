@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from kernels.llvm import object_cache
 from tests.support.golden_files import DATA
 from tests.support.sweeps import instantly, plan_of
 from tests.support.trace_builder import TraceBuilder
+from tests.torture import disks
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.struck import DONE, KILLED, REFUSED, Strike, done_under, draw_strike
 
@@ -175,7 +176,7 @@ def _sweep(strike: Strike, folder: Path, is_first: bool) -> str:
 
 
 def _settings(strike: Strike, folder: Path, is_first: bool) -> str:
-    """Written by Qt: killed at any time, a later start reads one of the states written."""
+    """Killed at any time, or on a bad disk, a later start reads one of the states written."""
     QSettings.setPath(QSettings.Format.IniFormat, QSettings.Scope.UserScope, str(folder / "config"))
 
     def write(n: int) -> None:
@@ -187,7 +188,9 @@ def _settings(strike: Strike, folder: Path, is_first: bool) -> str:
 
     if not is_first:
         write(1)
-    end = done_under({**strike, "how": "kill late"}, lambda: write(100), folder / "elsewhere")
+    if strike["how"] not in disks.KINDS:  # Qt makes its calls without Python
+        strike = {**strike, "how": "kill late"}
+    end = done_under({**strike, "at": 0}, lambda: write(100), folder / "elsewhere")
     settings = Settings()
     zoom, groups = settings.text_zoom, settings.open_groups
     assert zoom in range(20)
@@ -218,13 +221,26 @@ def _draw(random: np.random.Generator, number: int) -> Case:
 
 def _play(case: Case, folder: Path) -> Figures:
     # errors of reading are those of this process, which nothing strikes
-    end = _SUBJECTS[case["subject"]].play(case["strike"], folder, case["is_first"])
-    shutil.rmtree(folder, ignore_errors=True)
-    return {end: 1, case["subject"].replace(" ", "_"): 1}
+    subject, strike = _SUBJECTS[case["subject"]], case["strike"]
+    figures: Figures = {case["subject"].replace(" ", "_"): 1}
+    if strike["how"] not in disks.KINDS:
+        return figures | {subject.play(strike, folder, case["is_first"]): 1}
+    if _why_no_disks():
+        return figures | {"without_a_disk": 1}
+    with disks.disk(folder):
+        end = subject.play({**strike, "disk": str(folder)}, folder, case["is_first"])
+    return figures | {end: 1, "disks": 1}
+
+
+@cache
+def _why_no_disks() -> str:
+    return disks.why_none()
 
 
 def _prepare() -> None:
     _trace(2), _trace(5), _trace(300), _trace(400)
+    if why := _why_no_disks():
+        sys.stderr.write(f"kill: no disks that get full or read-only are made here: {why}\n")
 
 
 CAMPAIGN = Campaign(

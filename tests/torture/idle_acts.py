@@ -1,0 +1,158 @@
+"""What a window does without a run, each of which may fail: it is told, and works the next time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from app.models.tune_surface import SurfaceRequest
+from app.saved.autosave import Autosave
+from engine.trace.export import export_csv
+from engine.trace.run_ref import RunRef
+from tests.support.golden_files import DATA
+from tests.support.sweeps import write_results
+from tests.torture.real_window import RealWindow
+
+_SAVED = "saved"
+"""The end of an autosave, which the bridge knows nothing of."""
+_RECORD = DATA / "captures" / "mtp.json.gz"
+
+
+class IdleWindow:
+    """A window with a model and two runs at least. heard: how often each end was told, by the name
+    of the signal; a failure is "failed"."""
+
+    def __init__(self, real: RealWindow, folder: Path, model: Path) -> None:
+        self.real, self.folder, self.model = real, folder, model
+        self.heard: Counter[str] = Counter()
+        bridge = real.window.bridge
+        export_csv(bridge.session_store, folder / "trace")
+        write_results(folder, 2, 2)
+        names = {act.end for act in ACTS.values()} - {_SAVED} | {"failed"}
+        self._heard_by = {getattr(bridge, name): partial(self.hear, name) for name in names}
+        for signal, hear in self._heard_by.items():
+            signal.connect(hear)
+
+    def leave(self) -> None:
+        """Hear no more."""
+        for signal, hear in self._heard_by.items():
+            signal.disconnect(hear)
+
+    def do(self, name: str) -> bool:
+        """Begin an act and wait for what comes of it: whether it succeeded. Raises AssertionError
+        if nothing is told."""
+        bridge, act, before = self.real.window.bridge, ACTS[name], self.heard.copy()
+        act.begin(self)
+        self.real.until(
+            lambda: any(self.heard[one] > before[one] for one in (act.end, "failed")),
+            f"what comes of it: {name}",
+            40.0,
+        )
+        self.real.until(
+            lambda: bridge.can_start and not bridge.reading and not bridge.exporting,
+            f"rest after it: {name}",
+        )
+        bridge.hide_trace()
+        bridge.opened = []
+        return self.heard["failed"] == before["failed"]
+
+    def hear(self, name: str, found: object = None) -> None:
+        """found: None where a job that failed tells its end as well."""
+        self.heard[name] += found is not None
+
+    @property
+    def runs(self) -> list[RunRef]:
+        """The first two."""
+        store = self.real.window.bridge.session_store
+        return [RunRef(store, run_id) for run_id in list(store.runs)[:2]]
+
+
+def _save(idle: IdleWindow) -> None:
+    """All rows once more, as a new window would."""
+    bridge = idle.real.window.bridge
+    saver = Autosave(idle.folder / "saved", lambda: [bridge.session_store], bridge)
+    saver.saved.connect(partial(idle.hear, _SAVED, saver))
+    saver.failed.connect(partial(idle.hear, "failed"))
+    saver.save()
+
+
+def _rescore(idle: IdleWindow) -> None:
+    idle.real.window.bridge.rescore(idle.runs[0], idle.model, assume_same=True)
+
+
+class _Act(NamedTuple):
+    """end: the signal of the bridge, or _SAVED, that tells a good end. stages: see fault.Fault."""
+
+    begin: Callable[[IdleWindow], None]
+    end: str
+    stages: tuple[str, ...]
+
+
+ACTS: dict[str, _Act] = {
+    "open a model": _Act(
+        lambda idle: idle.real.window.open_model(idle.model),
+        "loaded",
+        (
+            "engine.gguf.file:GgufFile.open",
+            "engine.gguf.reader:TensorReader.take",
+            "engine.model.info:describe",
+            "engine.session:Session.open",
+        ),
+    ),
+    "measure": _Act(
+        lambda idle: idle.real.window.bridge.measure("x y"),
+        "measured",
+        ("engine.compare.fidelity:greedy_text", "engine.compare.fidelity:measure_fidelity"),
+    ),
+    "rescore": _Act(
+        _rescore,
+        "rescored",
+        (
+            "engine.observe.rescoring.rescore:identify",
+            "engine.observe.rescoring.rescore:_score_text",
+            "engine.observe.rescoring.rescore:_write",
+        ),
+    ),
+    "open a trace": _Act(
+        lambda idle: idle.real.window.sessions.open(idle.folder / "trace"),
+        "trace_shown",
+        (
+            "engine.trace.reopen:read_session",
+            "engine.trace.reopen:read_blocks",
+            "engine.trace.store:Table.append",
+        ),
+    ),
+    "import": _Act(
+        lambda idle: idle.real.window.sessions.open(_RECORD),
+        "trace_shown",
+        ("engine.observe.files.importing:import_file", "engine.trace.store:Table.append"),
+    ),
+    "open results": _Act(
+        lambda idle: idle.real.window.bridge.open_results(idle.folder / "out"),
+        "results_read",
+        ("engine.sweep.reader:_read", "app.models.results:of_sweep"),
+    ),
+    "estimate": _Act(
+        lambda idle: idle.real.window.bridge.estimate(SurfaceRequest(idle.runs[0], "fixed")),
+        "estimated",
+        (
+            "engine.trace.what_if.recorded:RecordedRounds.of",
+            "engine.trace.what_if.costs:RoundCosts.measured",
+            "app.models.tune_surface:surface",
+        ),
+    ),
+    "triage": _Act(
+        lambda idle: idle.real.window.bridge.triage(*idle.runs),
+        "triaged",
+        ("engine.observe.rescoring.triage:triage",),
+    ),
+    "report": _Act(
+        lambda idle: idle.real.window.bridge.report(idle.runs[:1], idle.folder / "r.html", {}),
+        "reported",
+        ("engine.report.run:summary", "engine.report.write:html_page"),
+    ),
+    "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),
+}
