@@ -62,9 +62,9 @@ class Driver(QObject):
 
     @property
     def question(self) -> QMessageBox | None:
-        """The dialog that waits for an answer."""
+        """The dialog that waits for an answer, once keys go to it."""
         box = self.app.activeModalWidget()
-        return box if isinstance(box, QMessageBox) and box.isVisible() else None
+        return box if isinstance(box, QMessageBox) and box.isActiveWindow() else None
 
     def click(self, widget: QWidget) -> None:
         """Click into the middle of what is painted of a widget."""
@@ -81,10 +81,7 @@ class Driver(QObject):
     def _look(self) -> None:
         name, comes_true = self._wanted
         if comes_true():
-            try:
-                self._wanted = next(self._story)
-            except StopIteration:
-                self._timer.stop()
+            self._wanted = next(self._story)
             self._since = time.monotonic()
         elif time.monotonic() - self._since > _PATIENCE:
             picture = self._out.with_suffix(".png")
@@ -128,6 +125,7 @@ def first_start(driver: Driver) -> Story:
     yield "the question", lambda: driver.question
     seen["question"] = driver.question and driver.question.informativeText()
     driver.user.press("Return")
+    yield "the end", lambda: False
 
 
 def second_start(driver: Driver) -> Story:
@@ -147,6 +145,7 @@ def second_start(driver: Driver) -> Story:
     yield "its text", lambda: window.tokens.copy_text()
     seen["text"] = window.tokens.copy_text()
     driver.user.press("Control_L", "q")
+    yield "the end", lambda: False
 
 
 def _plot_buttons(driver: Driver) -> list[str]:
