@@ -100,7 +100,7 @@ LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
 """Other docks are another version: a layout saved with those is then ignored."""
 
 _FIRST_SIZE = (1280, 800)
-_MANY, _LOW_LINES = 4, 46
+_MANY, _LOW_LINES = 4, 53
 """Docks, and the lines that a window is high in which so many stand one under the other."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5

@@ -36,7 +36,9 @@ from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 _MOST_CARDS = 60
-_PROMPT_LINES = 4
+_PROMPT_LINES, _LEAST_LINES = 4, 2
+"""Of what is said next; the fewest where the window is low, of the turns too."""
+_FRAME = 12
 _NEW = -1
 _PERIOD_MS = 200
 
@@ -210,7 +212,9 @@ class ConversationView(QWidget):
         self.box.setTabChangesFocus(True)
         self.box.setAcceptDrops(False)
         self.box.setFont(fixed_font())
-        self.box.setFixedHeight(_PROMPT_LINES * self.box.fontMetrics().lineSpacing() + 12)
+        line = self.box.fontMetrics().lineSpacing()
+        self.box.setMinimumHeight(_LEAST_LINES * line + _FRAME)
+        self.box.setMaximumHeight(_PROMPT_LINES * line + _FRAME)
         self.say = QPushButton("Send")
 
     def _lay_out(self) -> None:
@@ -234,6 +238,7 @@ class ConversationView(QWidget):
         self.area.setWidgetResizable(True)
         self.area.setFrameShape(self.area.Shape.NoFrame)
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())
         self.area.setWidget(page)
         below.addWidget(self.how, 1)
         below.addWidget(self.cancel)

@@ -8,7 +8,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QHBoxLayout,
     QHeaderView,
-    QLabel,
     QStackedWidget,
     QTableWidget,
     QTableWidgetItem,
@@ -41,6 +40,8 @@ _HEADS = {
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _EMPTY, _PAGE = range(2)
+_LEAST_ROWS = 2
+"""With the head; there is more to scroll to."""
 _PERIOD_MS = 250
 _MOST_ROUNDS = 10_000
 """That estimates are made from, the newest ones: enough for three digits, quick to look at."""
@@ -56,8 +57,7 @@ class WhatIfView(QStackedWidget):
         self._rows: RunRows | None = None
         self._has_drafts = self._stale = False
         self._pacer = Pacer(self._refresh, _PERIOD_MS, self)
-        self.headline = QLabel()
-        self.headline.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.headline = ElidedLabel()
         self.note = ElidedLabel()
         self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
         self.table_widget = _table()
@@ -196,11 +196,11 @@ def _table() -> QTableWidget:
     table.setTabKeyNavigation(False)
     table.setShowGrid(False)
     table.setWordWrap(False)
-    table.setMinimumHeight(0)
     table.verticalHeader().hide()
     height = table.fontMetrics().height() + 3
     table.verticalHeader().setMinimumSectionSize(height)
     table.verticalHeader().setDefaultSectionSize(height)
+    table.setMinimumHeight(_LEAST_ROWS * height)
     head = table.horizontalHeader()
     head.setHighlightSections(False)
     head.setDefaultAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)

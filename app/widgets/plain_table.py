@@ -30,6 +30,8 @@ from app.looks.theme import Theme, figures_font
 from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
 
 _ROW_PAD = 5
+_LEAST_ROWS = 3
+"""With the head; there is more to scroll to."""
 
 
 def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
@@ -52,6 +54,7 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     rows.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
     rows.setMinimumSectionSize(1)
     rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
+    table.setMinimumHeight(_LEAST_ROWS * rows.defaultSectionSize())
     return table
 
 

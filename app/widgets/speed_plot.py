@@ -20,7 +20,7 @@ class SpeedPlot(PlotSurface):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__("0000 ", parent)
         self.setAccessibleName("Estimated speed by n_max")
-        self.setMinimumSize(0, 0)
+        self.setMinimumHeight(2 * self.fontMetrics().height())
         self._line = pg.PlotDataItem(symbol="o", symbolSize=4)
         self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
         self._best = pg.ScatterPlotItem(symbol="star", size=14)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyqtgraph as pg
 
+_CUT = 2
+"""Pixels of a figure beyond the edge that take nothing of it but air."""
 _STEPS = ((1.0, 2.0), (2.0, 2.5), (5.0, 2.0))
 """First digits of round steps, and what makes each of them the next one."""
 
@@ -15,7 +19,8 @@ def wider_step(step: float) -> float:
 
 
 class ValueAxis(pg.AxisItem):
-    """pyqtgraph counts on three figures at least, which overlap where there is room for two."""
+    """pyqtgraph counts on three figures at least, which overlap where there is room for two, and
+    draws the upper one outside of the plot."""
 
     def __init__(self) -> None:
         super().__init__("left")
@@ -32,3 +37,12 @@ class ValueAxis(pg.AxisItem):
         while (high - low) / step > room and wider_step(step) <= high - low:
             step = wider_step(step)
         return [(step, 0.0)]
+
+    def generateDrawSpecs(self, p: object) -> Any:
+        """What is drawn: the axis, ticks and figures without those that the upper edge cuts."""
+        specs = super().generateDrawSpecs(p)
+        if specs is None:
+            return None
+        axis, ticks, texts = specs
+        top = -self.scenePos().y() - _CUT
+        return axis, ticks, [text for text in texts if text[0].top() >= top]

@@ -15,6 +15,7 @@ from pytestqt.qtbot import QtBot
 from app.dialogs.files import ExportDialog
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.shell.docks import LAYOUTS, TITLES
 from app.shell.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
@@ -179,3 +180,19 @@ def test_draft_with_another_vocabulary_is_a_banner(real_window: MainWindow, qtbo
     qtbot.waitUntil(lambda: bool(real_window.banners.banners), timeout=PATIENCE)
     assert "vocabular" in real_window.banners.banners[0].message.lower()
     wait(qtbot, real_window, State.INSPECTED)
+
+
+def test_no_panel_makes_a_small_window_larger(real_window: MainWindow, qtbot: QtBot) -> None:
+    window = real_window
+    window.resize(1024, 720)
+    window.actions_by_id["file.open_demo"].trigger()
+    wait(qtbot, window, State.READY)
+    press(qtbot, window, Qt.Key.Key_F5)
+    qtbot.waitUntil(lambda: window.tokens.end_card.isVisible(), timeout=PATIENCE)
+    for layout in LAYOUTS:
+        window.actions_by_id[f"view.layout_{layout}"].trigger()
+        for name in TITLES:
+            window.docks.reveal(name)
+            qtbot.wait(60)
+            size = window.width(), window.height()
+            assert size == (1024, 720), f"{name} in {layout}"

@@ -26,7 +26,7 @@ def edges(view: RoundView) -> tuple[float, float]:
     return left, right
 
 
-@pytest.mark.parametrize("size", [(1024, 720), (1600, 1000)])
+@pytest.mark.parametrize("size", [(1024, 760), (1600, 1000)])
 def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     window: MainWindow, qtbot: QtBot, size: tuple[int, int]
 ) -> None:

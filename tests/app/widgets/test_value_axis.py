@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtGui import QPainter, QPicture
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
@@ -37,3 +38,20 @@ def test_a_name_longer_than_the_axis_is_left_out(qtbot: QtBot) -> None:
     for height, named in ((400, True), (60, False), (400, True)):
         plot.resize(600, height)
         qtbot.waitUntil(lambda named=named: label.isVisible() is named, timeout=2000)
+
+
+def test_the_upper_edge_cuts_no_figure(qtbot: QtBot) -> None:
+    plot = RoundPlot(load_theme("light"), "tokens")
+    qtbot.addWidget(plot)
+    plot.resize(400, 200)
+    plot.show()
+    axis = plot.getPlotItem().getAxis("left")
+    picture = QPicture()
+    for top in (100.0, 130.0):
+        plot.box.setYRange(0.0, top, padding=0)
+        painter = QPainter(picture)
+        *_, texts = axis.generateDrawSpecs(painter)
+        painter.end()
+        tops = [axis.mapRectToScene(box).top() for box, *_ in texts]
+        assert texts and min(tops) >= -3, f"{top}: {texts}"
+        assert ("100" in [words for *_, words in texts]) is (top == 130.0)
