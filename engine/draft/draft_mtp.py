@@ -49,6 +49,8 @@ class DraftMtp(RowDrafter):
         super().__init__(memory, n_embd, n_ubatch, options, draws)
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
+        at_once = not (self._looks or self._keeps_cells)
+        self._candidates = head.draft_head if at_once and options.draft_head == "auto" else None
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See ModelDrafter; one whole draft without a look between is one pass of the memory."""
@@ -74,10 +76,12 @@ class DraftMtp(RowDrafter):
             np.arange(n_pairs - 1, n),
         )
         rows = paired.rows[part].unsqueeze(0)
-        logits, tokens = self._head.draft(ubatch, rows, self.n_max, self._memory)
+        tokens, logits, ids = self._head.draft(
+            ubatch, rows, self.n_max, self._memory, self._candidates
+        )
         if self._seen:
             self._n_wrong = self._wrong_rows(seq, part)[None]
-        step = self._step([request] * self.n_max, logits)
+        step = self._step([request] * self.n_max, logits, ids)
         if not torch.equal(step.ids[:, 0], tokens):
             paired.n_decoded = start
             self._memory.seq_rm(seq, start)

@@ -107,8 +107,12 @@ class ModelDrafter(ABC):
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
 
-    def _step(self, requests: Sequence[DraftRequest], logits: torch.Tensor) -> _Step:
+    def _step(
+        self, requests: Sequence[DraftRequest], logits: torch.Tensor, of: torch.Tensor | None = None
+    ) -> _Step:
+        """of: int64, the tokens that the logits are of; None: the whole vocabulary."""
         values, ids = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
+        ids = ids if of is None else of.gather(-1, ids)
         n_wrong, self._n_wrong = self._n_wrong, None
         if n_wrong is None:
             n_wrong = ids.new_empty(0)

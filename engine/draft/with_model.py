@@ -12,12 +12,17 @@ from engine.option_fields import FormRow, NumberRange, option
 from engine.sampling.distribution import Distribution, softmax
 
 _STREAM = 1
+DRAFT_HEADS = {
+    "auto": "a copy in two bits names the candidates where that is faster",
+    "full": "the logits of the whole vocabulary",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftOptions:
     """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
-    product; a draft shorter than n_min is thrown away."""
+    product; a draft shorter than n_min is thrown away. draft_head: one of DRAFT_HEADS
+    (engine.model.draft_head)."""
 
     GROUP: ClassVar[str] = "speculation"
     n_max: int = option(
@@ -37,6 +42,14 @@ class ModelDraftOptions:
         NumberRange(0.0, 1.0, "Use 0 to switch it off."),
         FormRow("p_min", 0.0, 1.0),
         metavar="P",
+    )
+    draft_head: str = option(
+        "auto",
+        "--spec-draft-head",
+        "what draft-mtp finds its tokens with, greedy and without p_min: {either}. auto names "
+        "candidates by a copy of the output head in two bits, and the head judges them",
+        choices=DRAFT_HEADS,
+        metavar="HEAD",
     )
 
 

@@ -106,13 +106,21 @@ class OutputHead:
             device = None if norm is None else norm.device
             self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """What the projection reads of x [..., n_embd]."""
+        return x if self.norm is None else self._normed(x, self.norm, self._eps)
+
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Results of the projection, [n, any of the vocabulary], as logits."""
+        if self._factors is None:
+            return logits
+        return multiply(logits, self._factors[: logits.shape[-1]])
+
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
         """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
-        hidden = x if self.norm is None else self._normed(x, self.norm, self._eps)
+        hidden = self.normed(x)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = take_rows(hidden.flatten(0, 1), outputs)
-        logits = self.projection(rows, invariant=invariant)
-        if self._factors is not None:
-            logits = multiply(logits, self._factors)
+        logits = self.scaled(self.projection(rows, invariant=invariant))
         return StepOutput(logits, hidden)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
 from engine.batch import UBatch
+from engine.model.draft_head import Candidates, DraftHead
 from engine.model.layers import OutputHead, ResidualBlock, StepOutput
 from engine.model.memory import ModelMemory, PartwiseMemory
 from engine.model.mixers.mixer import RopeAndMemory
@@ -14,7 +15,7 @@ from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.argmax import argmax
 from kernels.norm import rms_norm
-from kernels.rows import join
+from kernels.rows import join, take_rows
 
 
 class MtpHead:
@@ -63,29 +64,47 @@ class MtpHead:
         memory.commit()
         return StepOutput(logits, own)
 
+    @cached_property
+    @torch.inference_mode()
+    def draft_head(self) -> DraftHead | None:
+        """What finds the candidates of drafts faster than the head, made when it is first asked
+        for; None where there is nothing to gain."""
+        return DraftHead(self._output) if DraftHead.fits(self._output) else None
+
     @torch.inference_mode()
     def draft(
-        self, ubatch: UBatch, hidden: torch.Tensor, n_steps: int, memory: PartwiseMemory
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        ubatch: UBatch,
+        hidden: torch.Tensor,
+        n_steps: int,
+        memory: PartwiseMemory,
+        head: DraftHead | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Draft tokens of one sequence, each the most probable one behind that before it.
 
         ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
         the last known one and these as outputs. hidden: f32 [1, n_known, n_embd], of the known
-        ones. All is one pass of the memory; its bits are those of n_steps calls of `forward`.
-        Returns logits f32 [n_steps, n_vocab] and the tokens, int64 [n_steps].
+        ones. head: to find the tokens with, in place of the head. All is one pass of the memory;
+        without `head` its bits are those of n_steps calls of `forward`.
+        Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
+        are, int64 [n_steps, n], None for the whole vocabulary.
         """
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self._embedding.device)
-        compute = partial(self._steps, memory, n_steps)
-        found = memory.run((self, reach, n_steps), (*there, hidden), compute)
+        compute = partial(self._steps, memory, n_steps, head)
+        found = memory.run((self, reach, n_steps, head is None), (*there, hidden), compute)
         memory.commit()
-        return torch.cat(found[:n_steps]), torch.cat(found[n_steps:])
+        tokens, logits, *ids = (
+            torch.cat(found[i : i + n_steps]) for i in range(0, len(found), n_steps)
+        )
+        return tokens.flatten(), logits, ids[0] if head else None
 
     def _steps(
         self,
         memory: PartwiseMemory,
         n_steps: int,
+        head: DraftHead | None,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         outputs: torch.Tensor,
@@ -93,15 +112,23 @@ class MtpHead:
     ) -> tuple[torch.Tensor, ...]:
         start, n = 0, hidden.shape[1]
         tokens, outputs = tokens[:, :n], outputs[:1]
-        logits, drafted = [], []
+        drafted, logits, ids = [], [], []
         for _ in range(n_steps):
             memory.part(start, n)
-            out = self._layers(memory, tokens, positions[:, start : start + n], outputs, hidden)
+            here = positions[:, start : start + n]
+            around = RopeAndMemory(*self._rope.at(here), memory)
+            x = self._inside(tokens, around, hidden)
+            if head is None:
+                out: StepOutput | Candidates = self._output(x, outputs, invariant=around.invariant)
+                drafted.append(argmax(out.logits).unsqueeze(0))
+            else:
+                out = head(x, outputs)
+                ids.append(out.ids)
+                drafted.append(take_rows(out.ids.view(-1, 1), argmax(out.logits)))
             logits.append(out.logits)
-            drafted.append(argmax(out.logits))
             start, n = start + n, 1
-            tokens, outputs, hidden = drafted[-1].unsqueeze(0), self._only, out.hidden[:, -1:]
-        return *logits, *drafted
+            tokens, outputs, hidden = drafted[-1], self._only, out.hidden[:, -1:]
+        return *drafted, *logits, *ids
 
     def _layers(
         self,
@@ -111,8 +138,15 @@ class MtpHead:
         outputs: torch.Tensor,
         hidden: torch.Tensor,
     ) -> StepOutput:
+        around = RopeAndMemory(*self._rope.at(positions), memory)
+        x = self._inside(tokens, around, hidden)
+        return self._output(x, outputs, invariant=around.invariant)
+
+    def _inside(
+        self, tokens: torch.Tensor, around: RopeAndMemory, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """What the head's block gives, f32 [n_seqs, n_seq_tokens, n_embd]."""
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
         carried = rms_norm(hidden, self._hnorm, self._eps)
-        around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._join(join((embedded, carried)), invariant=around.invariant)
-        return self._output(self._block(x, around), outputs, invariant=around.invariant)
+        return self._block(x, around)

@@ -182,6 +182,12 @@ class Value:
         to = F32 if count is None else vector(F32, count)
         return Value(self._builder, self._builder.fpext(self.ir, to))
 
+    def narrow(self, element: ir.Type) -> Value:
+        """f32 rounded to the nearest f16, ties to even."""
+        count = getattr(self.type, "count", None)
+        to = element if count is None else vector(element, count)
+        return Value(self._builder, self._builder.fptrunc(self.ir, to))
+
     def rounded_to_bf16(self) -> Value:
         """f32 rounded to the nearest number that bf16 holds, ties to even."""
         # by the bits: LLVM would call a function that is not there on older processors
@@ -193,12 +199,7 @@ class Value:
 
     def rounded_to_f16(self) -> Value:
         """f32 rounded to the nearest number that f16 holds, ties to even, still as f32."""
-        count = getattr(self.type, "count", None)
-        half = Value(
-            self._builder,
-            self._builder.fptrunc(self.ir, F16 if count is None else vector(F16, count)),
-        )
-        return half.widen()
+        return self.narrow(F16).widen()
 
     def less(self, other: Value | float) -> Value:
         """Whether self < other, integers with their sign; false for NaN."""

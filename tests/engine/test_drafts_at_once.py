@@ -73,11 +73,11 @@ def test_where_two_tokens_are_equally_probable_steps_decide(at_once, monkeypatch
     draft, calls = MtpHead.draft, list[int]()
 
     def other_choice(self, *args):
-        logits, tokens = draft(self, *args)
+        tokens, logits, ids = draft(self, *args)
         calls.append(1)
         if len(calls) % 3 == 0:
             tokens[-1] += 1 if tokens[-1] == 0 else -1
-        return logits, tokens
+        return tokens, logits, ids
 
     monkeypatch.setattr(MtpHead, "draft", other_choice)
     assert_same(decode(session(MTP), [prompt_of(MTP)], options), expected)
