@@ -67,14 +67,12 @@ _STREAM = 1  # beside the seed: other numbers than the sampler draws
 class SyntheticAcceptance:
     """Decides for every sequence with random numbers of its own, seeded like its sampler.
 
-    rates: as engine.options.acceptance_rates gives them.
+    One number decides a round, so that drafts of other lengths have the same luck in it: runs of
+    several lengths can be compared. rates: as engine.options.acceptance_rates gives them.
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
-        before = (1.0, *rates[:-1])
-        self._conditional = [
-            rate / given if given else 0.0 for rate, given in zip(rates, before, strict=True)
-        ]
+        self._rates = rates
         self._seed = seed
         self._random: dict[int, np.random.Generator] = {}
 
@@ -88,9 +86,9 @@ class SyntheticAcceptance:
     ) -> Acceptance:
         """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
         random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))
-        n = 0
-        for token, rate in zip(draft.tokens, self._conditional, strict=False):
-            if token in end_tokens or random.random() >= rate:
+        n, luck = 0, random.random()
+        for token, rate in zip(draft.tokens, self._rates, strict=False):
+            if token in end_tokens or luck >= rate:
                 break
             n += 1
         return keep(draft, n, rows, sampler)
