@@ -72,8 +72,7 @@ class SyntheticAcceptance:
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
-        self._rates = rates
-        self._seed = seed
+        self._rates, self._seed = rates, seed
         self._random: dict[int, np.random.Generator] = {}
 
     def accept(
@@ -85,13 +84,24 @@ class SyntheticAcceptance:
         end_tokens: Collection[int],
     ) -> Acceptance:
         """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
-        random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))
-        n, luck = 0, random.random()
+        n, luck = 0, self._random.setdefault(seq_id, _luck(self._seed)).random()
         for token, rate in zip(draft.tokens, self._rates, strict=False):
             if token in end_tokens or luck >= rate:
                 break
             n += 1
         return keep(draft, n, rows, sampler)
+
+
+def accepted_by_chance(rates: Sequence[float], seed: int, n: int) -> np.ndarray:
+    """How many tokens of a full draft SyntheticAcceptance keeps in each of the first n rounds of a
+    sequence, int64 [n]."""
+    luck = _luck(seed).random(n)
+    found: np.ndarray = (luck[:, None] < np.array(rates)).sum(1)
+    return found
+
+
+def _luck(seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, _STREAM))
 
 
 def keep(draft: Draft, n: int, rows: RowDistribution, sampler: Sampler) -> Acceptance:

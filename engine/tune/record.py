@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.bench.request import Configuration, run_to_end
+from engine.decode.acceptance_rules import accepted_by_chance
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.cost_curve import CostCurve
@@ -74,6 +75,10 @@ def record(
         judged = None if rates else 0
         wanted = drafting(base, DraftSetting(drafter, longest), verify_max=judged, rates=rates)
         rounds = _rounds(session, prompts, wanted)
+        if rates:
+            n = int(rounds.emitted.sum())  # rounds of a text, at most
+            chance = accepted_by_chance(rates[:longest], base.sampler.seed, n)
+            rounds = replace(rounds, chance=chance)
         report(f"{drafter}: what rounds of each length cost")
         lengths = [n for n in _LENGTHS if n <= longest]
         tried = [DraftSetting(drafter, n) for n in lengths]

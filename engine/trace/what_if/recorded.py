@@ -37,7 +37,8 @@ class RecordedRounds:
     NaN where not observed. phases: milliseconds by phase, NaN where not observed; "other" is the
     rest of the round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short
     before. is_independent: rounds were accepted by chance, so what comes next does not depend on
-    where a round begins.
+    where a round begins. chance: then the tokens of a full draft that it accepts in each round of
+    any text, int64 [rounds]; None where that is not known beyond the recorded rounds.
     """
 
     seq: np.ndarray
@@ -58,6 +59,7 @@ class RecordedRounds:
     phases: dict[str, np.ndarray]
     ends_at_limit: np.ndarray
     is_independent: bool
+    chance: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -108,7 +110,7 @@ class RecordedRounds:
         kept: dict[str, Any] = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(self)
-            if field.name not in ("phases", "ends_at_limit", "is_independent")
+            if field.name not in ("phases", "ends_at_limit", "is_independent", "chance")
         }
         phases = {name: ms[chosen] for name, ms in self.phases.items()}
         return replace(self, **kept, phases=phases)
@@ -123,7 +125,7 @@ class RecordedRounds:
         columns: dict[str, Any] = {
             field.name: np.concatenate([getattr(part, field.name) for part in parts])
             for field in fields(cls)
-            if field.name not in ("seq", "confidence", "phases", "is_independent")
+            if field.name not in ("seq", "confidence", "phases", "is_independent", "chance")
         }
         columns["seq"] = np.concatenate([p.seq + at for p, at in zip(parts, shift, strict=False)])
         columns["confidence"] = np.concatenate([_padded(part.confidence, k) for part in parts])
