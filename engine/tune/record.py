@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LONGEST = 16
 """Tokens of the drafts that are recorded."""
-_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16)
 _COST_PROMPTS = 2
 _COST_TOKENS = 64
 _COST_PASSES = 4
