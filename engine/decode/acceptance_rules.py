@@ -67,15 +67,12 @@ _STREAM = 1  # beside the seed: other numbers than the sampler draws
 class SyntheticAcceptance:
     """Decides for every sequence with random numbers of its own, seeded like its sampler.
 
-    rates: as engine.options.acceptance_rates gives them.
+    One number decides a round, so that drafts of other lengths have the same luck in it: runs of
+    several lengths can be compared. rates: as engine.options.acceptance_rates gives them.
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
-        before = (1.0, *rates[:-1])
-        self._conditional = [
-            rate / given if given else 0.0 for rate, given in zip(rates, before, strict=True)
-        ]
-        self._seed = seed
+        self._rates, self._seed = rates, seed
         self._random: dict[int, np.random.Generator] = {}
 
     def accept(
@@ -87,13 +84,24 @@ class SyntheticAcceptance:
         end_tokens: Collection[int],
     ) -> Acceptance:
         """As engine.decode.verify.match, but chance decides. It never accepts an end token."""
-        random = self._random.setdefault(seq_id, np.random.default_rng((self._seed, _STREAM)))
-        n = 0
-        for token, rate in zip(draft.tokens, self._conditional, strict=False):
-            if token in end_tokens or random.random() >= rate:
+        n, luck = 0, self._random.setdefault(seq_id, _luck(self._seed)).random()
+        for token, rate in zip(draft.tokens, self._rates, strict=False):
+            if token in end_tokens or luck >= rate:
                 break
             n += 1
         return keep(draft, n, rows, sampler)
+
+
+def accepted_by_chance(rates: Sequence[float], seed: int, n: int) -> np.ndarray:
+    """How many tokens of a full draft SyntheticAcceptance keeps in each of the first n rounds of a
+    sequence, int64 [n]."""
+    luck = _luck(seed).random(n)
+    found: np.ndarray = (luck[:, None] < np.array(rates)).sum(1)
+    return found
+
+
+def _luck(seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, _STREAM))
 
 
 def keep(draft: Draft, n: int, rows: RowDistribution, sampler: Sampler) -> Acceptance:

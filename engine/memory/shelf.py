@@ -13,7 +13,7 @@ from engine.memory.hybrid import HybridMemory
 
 MakeMemory = Callable[[], HybridMemory]
 
-MOST_MEMORIES = 8
+MOST_MEMORIES = 32
 MOST_BYTES = 256 << 20
 """Of all memories that a shelf keeps, their recordings included."""
 

@@ -3,7 +3,9 @@
 The texts are decoded with long drafts of which nothing is verified, so the drafter is asked at
 every place, and what it would have been right in follows from the text (engine.trace.what_if).
 What rounds of each length cost is measured by short runs that verify their drafts whole, on a few
-prompts. Under synthetic acceptance the drafts have to be verified to be judged at all.
+prompts. Every such run is done twice, and the second one counts: what a run does for the first time
+takes longer, and the next one of the session finds it done (engine.memory.shelf). Under synthetic
+acceptance the drafts have to be verified to be judged at all.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.bench.request import Configuration, run_to_end
+from engine.decode.acceptance_rules import accepted_by_chance
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.cost_curve import CostCurve
 from engine.trace.what_if.costs import RoundCosts
-from engine.trace.what_if.first_times import FirstTimes
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.tune.lengths import DraftSetting, drafting, has_floor, has_length
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 LONGEST = 16
 """Tokens of the drafts that are recorded."""
-_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16)
 _COST_PROMPTS = 2
 _COST_TOKENS = 64
 _COST_PASSES = 4
@@ -40,7 +42,6 @@ _LEAST_FLOOR = 1e-6
 _MIXED = ((8, 0.3), (8, 0.7))
 """n_max and p_min of rounds whose widths change as they do under a floor, width 1 among them."""
 _FEW = 4
-_WARM_UP_TOKENS = 8
 
 Report = Callable[[str], None]
 
@@ -65,18 +66,19 @@ def record(
 ) -> list[Recording]:
     """Record each drafter. base: options but for speculation. rates: see `drafting`. report: is
     told what is done now. Raises what Session.start raises."""
-    plain = Configuration.plain(base).options
-    _rounds(session, prompts[:1], _shorter(plain, _WARM_UP_TOKENS))
     report("plain decoding, for the time of its step")
-    plain_rounds = _rounds(session, prompts, plain)
+    plain_rounds = _repeated(session, prompts, Configuration.plain(base).options)
     longest = min(LONGEST, len(rates) or LONGEST)
     parts: dict[str, _Timed] = {}
     for drafter in filter(has_length, drafters):
         report(f"{drafter}: drafts of {longest} tokens at every place")
         judged = None if rates else 0
         wanted = drafting(base, DraftSetting(drafter, longest), verify_max=judged, rates=rates)
-        _rounds(session, prompts[:1], _shorter(wanted, _WARM_UP_TOKENS))
         rounds = _rounds(session, prompts, wanted)
+        if rates:
+            n = int(rounds.emitted.sum())  # rounds of a text, at most
+            chance = accepted_by_chance(rates[:longest], base.sampler.seed, n)
+            rounds = replace(rounds, chance=chance)
         report(f"{drafter}: what rounds of each length cost")
         lengths = [n for n in _LENGTHS if n <= longest]
         tried = [DraftSetting(drafter, n) for n in lengths]
@@ -112,20 +114,18 @@ class _Timed:
 def _costs(timed: _Timed, plain: RecordedRounds, shared: RoundCosts | None) -> RoundCosts | None:
     """shared: the costs of all drafters together."""
     costs = RoundCosts.measured(timed.passes, plain)
-    # the recording tells what reading a prompt takes, and long drafts at every place
-    drafts = RoundCosts.measured(RecordedRounds.joined([timed.cost, timed.rounds]))
-    floored = RoundCosts.measured(timed.floored) if timed.floored else None
-    if costs is None or drafts is None or shared is None:
+    at_once = RoundCosts.measured(timed.cost)
+    by_step = RoundCosts.measured(timed.floored) if timed.floored else None
+    if costs is None or at_once is None or shared is None:
         return None
     return replace(
         costs,
-        draft=drafts.draft.trusted(_FEW),
-        draft_by_floor=floored.draft.trusted(_FEW) if floored else None,
-        draft_0=drafts.draft_0,
-        reading_ms=drafts.reading_ms,
+        draft=at_once.draft.trusted(_FEW),
+        draft_by_step=by_step.draft.trusted(_FEW) if by_step else None,
+        draft_0=at_once.draft_0,
+        reading_ms=(by_step or at_once).reading_ms,
         verify=completed(costs.verify, shared.verify).trusted(_FEW),
         sample=costs.sample.trusted(_FEW),
-        first=FirstTimes(costs.first.passes, drafts.first.drafts),
     )
 
 
@@ -158,14 +158,12 @@ def _cost_rounds(
     alike; several passes as long as they are short."""
     few = _shorter(base, _COST_TOKENS)
     options = [drafting(few, one, rates=rates) for one in settings]
-    for one in options:  # compiles kernels
-        _rounds(session, prompts[:1], _shorter(one, _WARM_UP_TOKENS))
-    parts, begun = [], perf_counter()
+    n, parts, begun = min(_COST_PROMPTS, len(prompts)), [], perf_counter()
     for again in range(_COST_PASSES):
         for i, one in enumerate(options):
-            first = (again * len(options) + i) * _COST_PROMPTS
-            chosen = [prompts[(first + j) % len(prompts)] for j in range(_COST_PROMPTS)]
-            parts.append(_rounds(session, chosen, one))
+            first = (again * len(options) + i) * n
+            chosen = [prompts[(first + j) % len(prompts)] for j in range(n)]
+            parts.append(_repeated(session, chosen, one))
         if perf_counter() - begun > _COST_S:
             break
     return RecordedRounds.joined(parts)
@@ -176,9 +174,14 @@ def _shorter(options: RunOptions, n_tokens: int) -> RunOptions:
     return replace(options, n_predict=min(n, n_tokens) if n > 0 else n_tokens)
 
 
+def _repeated(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
+    """The rounds of the second of two equal runs."""
+    _rounds(session, prompts, options)
+    return _rounds(session, prompts, options).repeated()
+
+
 def _rounds(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
-    """Every prompt alone, one after another in one slot, as a server has them: what the first pass
-    of a width costs more is paid once."""
+    """Every prompt alone, one after another in one slot, as a server has them."""
     run = session.start(prompts, options)
     run_to_end(run)
     return RecordedRounds.of(RunRef(run.trace, run.run_id))

@@ -1,8 +1,9 @@
 """How far the simulator is from real runs: the same settings simulated from a recording and run.
 
-A recording is made, knowing nothing of the runs, and every setting is run once behind it; all that
-several times over, the order changing, and medians count. So a machine that is faster at one time
-than at another is not taken for an error of the simulator.
+A recording is made, knowing nothing of the runs, and every setting is run behind it, twice, and the
+second run counts, as in `confirm`; all that several times over, the order changing, and medians
+count. So a machine that is faster at one time than at another is not taken for an error of the
+simulator.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def simulator_error(
         first = number * len(settings) // repeats
         for one in [*settings[first:], *settings[:first]]:
             options = drafting(base, one, rates=rates)
+            timed_run(session, texts, options)
             ran[one].append(timed_run(session, texts, options))
             played[one].append(outcome(recorded, one))
     return [

@@ -218,9 +218,5 @@ def _unmeasured(recording: Recording, n_max: int) -> list[int]:
 
 def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
     """Tokens per second of plain decoding as it was recorded."""
-    known = (
-        one.costs.plain_speed(int(one.rounds.emitted.sum()))
-        for one in recordings
-        if one.costs and one.costs.plain_ms
-    )
+    known = (one.costs.plain_speed for one in recordings if one.costs and one.costs.plain_ms)
     return next(known, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.trace.records import PHASES
-from engine.trace.what_if.first_times import BEGINS, occurrences, reading_kind
+from engine.trace.what_if.first_times import are_first
 from engine.trace.what_if.recorded import RecordedRounds
 
 
@@ -40,12 +40,12 @@ def recorded(
         accepted=accepted,
         is_final=accepted < drafted,
         was_full=drafted == k,
+        was_cut=np.zeros(n, bool),
         steps=drafted,
         width=drafted + 1,
-        nth_pass=occurrences(drafted),
+        new_pass=are_first(drafted),
+        new_draft=are_first(np.r_[-1, accepted[:-1]]),
         is_undone=accepted < drafted,
-        reads=np.r_[BEGINS, reading_kind(drafted, accepted, drafted)[:-1]],
-        nth_read=occurrences(np.r_[-1, accepted[:-1]]),
         confidence=sure,
         phases=phases,
         ends_at_limit=np.zeros(1, bool),

@@ -50,7 +50,7 @@ class Positions:
         """The places where rounds with drafts of up to n_max tokens may begin."""
         rates = SurvivalRates.of(rounds)
         if rounds.is_independent:
-            source, texts = _again(rounds)
+            source, texts, nth = _again(rounds)
             offset = np.zeros(len(source), np.int64)
             limit = np.full(len(source), _ENDLESS)
         else:
@@ -64,9 +64,12 @@ class Positions:
             limit = np.where(rounds.ends_at_limit[texts], np.maximum(left - 1, 0), _ENDLESS)
         rest = np.maximum(rounds.drafted[source] - offset, 0)
         right = np.clip(rounds.accepted[source] - offset, 0, rest)
+        is_final = rounds.is_final[source]
+        if rounds.is_independent and rounds.chance is not None:
+            right, is_final = rounds.chance[nth], np.ones(len(source), bool)
         goes_on = (rounds.was_full | _cut_by_limit(rounds))[source]
         available = np.where(goes_on, np.maximum(rest, n_max), rest)
-        is_open = ~rounds.is_final[source] & (right < available)
+        is_open = ~is_final & (right < available)
         more = rates.draw_more((offset + right)[is_open], n_max)
         right[is_open] = np.minimum(right[is_open] + more, available[is_open])
         k = rounds.confidence.shape[1]
@@ -103,13 +106,15 @@ def _cut_by_limit(rounds: RecordedRounds) -> np.ndarray:
     return found
 
 
-def _again(rounds: RecordedRounds) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds of each text over and over, as many as it has tokens: which round, and the text,
-    int64 [tokens] each. Where drafts are shorter, a text takes more rounds than were recorded."""
+def _again(rounds: RecordedRounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rounds of each text over and over, as many as it has tokens: which round, the text, and
+    the number of the round in the text, int64 [tokens] each. Where drafts are shorter, a text takes
+    more rounds than were recorded."""
     n_texts = len(rounds.ends_at_limit)
     n_rounds = np.bincount(rounds.seq, minlength=n_texts)
     n_tokens = np.bincount(rounds.seq, np.maximum(rounds.emitted, 0), n_texts).astype(np.int64)
     texts = np.repeat(np.arange(n_texts), n_tokens)
     first = np.cumsum(n_tokens) - n_tokens
     nth = np.arange(len(texts)) - first[texts]
-    return (np.cumsum(n_rounds) - n_rounds)[texts] + nth % np.maximum(n_rounds, 1)[texts], texts
+    source = (np.cumsum(n_rounds) - n_rounds)[texts] + nth % np.maximum(n_rounds, 1)[texts]
+    return source, texts, nth

@@ -18,7 +18,7 @@ from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.drafted_tokens import DraftedTokens, rows_of
-from engine.trace.what_if.first_times import BEGINS, N_KINDS, SEEN, occurrences, reading_kind
+from engine.trace.what_if.first_times import are_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,15 @@ class RecordedRounds:
     or not. verified: of them, those in the verify batch. accepted: leading tokens known to be
     right. is_final: whether the next one is known to be wrong; else what a longer draft would have
     brought is not known. was_full: the draft ended only because no more tokens were asked for.
-    steps: what the drafter did for it, a token below p_min included. width: of the verify batch.
-    nth_pass: passes of that width that the run had before. is_undone: whether a rollback, restore
-    or replay was needed. reads: what the drafter read before it drafted (first_times), and
-    nth_read: how often it had read as many such tokens before. confidence: float [n, k], NaN where
-    not observed. phases: milliseconds by phase, NaN where not observed; "other" is the rest of the
-    round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short before.
-    is_independent: rounds were accepted by chance, so what comes next does not depend on where a
-    round begins.
+    was_cut: the token limit or the context kept it short. steps: what the drafter did for it, a
+    token below p_min included. width: of the verify batch. new_pass, new_draft: whether the run did
+    for the first times (first_times) a pass of that width, and a draft behind so many accepted
+    tokens. is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k],
+    NaN where not observed. phases: milliseconds by phase, NaN where not observed; "other" is the
+    rest of the round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short
+    before. is_independent: rounds were accepted by chance, so what comes next does not depend on
+    where a round begins. chance: then the tokens of a full draft that it accepts in each round of
+    any text, int64 [rounds]; None where that is not known beyond the recorded rounds.
     """
 
     seq: np.ndarray
@@ -48,16 +49,17 @@ class RecordedRounds:
     accepted: np.ndarray
     is_final: np.ndarray
     was_full: np.ndarray
+    was_cut: np.ndarray
     steps: np.ndarray
     width: np.ndarray
-    nth_pass: np.ndarray
+    new_pass: np.ndarray
+    new_draft: np.ndarray
     is_undone: np.ndarray
-    reads: np.ndarray
-    nth_read: np.ndarray
     confidence: np.ndarray
     phases: dict[str, np.ndarray]
     ends_at_limit: np.ndarray
     is_independent: bool
+    chance: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -98,12 +100,17 @@ class RecordedRounds:
         order = order[np.argsort(rows["seq_id"][order], kind="stable")]
         return _from_rows(run, rows, order, is_whole=is_whole)
 
+    def repeated(self) -> RecordedRounds:
+        """The same, of a run in a session that had done all of it before: nothing was new."""
+        none = np.zeros(len(self), bool)
+        return replace(self, new_pass=none, new_draft=none)
+
     def where(self, chosen: np.ndarray) -> RecordedRounds:
         """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
         kept: dict[str, Any] = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(self)
-            if field.name not in ("phases", "ends_at_limit", "is_independent")
+            if field.name not in ("phases", "ends_at_limit", "is_independent", "chance")
         }
         phases = {name: ms[chosen] for name, ms in self.phases.items()}
         return replace(self, **kept, phases=phases)
@@ -118,7 +125,7 @@ class RecordedRounds:
         columns: dict[str, Any] = {
             field.name: np.concatenate([getattr(part, field.name) for part in parts])
             for field in fields(cls)
-            if field.name not in ("seq", "confidence", "phases", "is_independent")
+            if field.name not in ("seq", "confidence", "phases", "is_independent", "chance")
         }
         columns["seq"] = np.concatenate([p.seq + at for p, at in zip(parts, shift, strict=False)])
         columns["confidence"] = np.concatenate([_padded(part.confidence, k) for part in parts])
@@ -146,12 +153,9 @@ def _from_rows(
     spec = run.facts.get("options", {}).get("spec", {}) or {}
     independent = bool(run.facts.get("synthetic"))
     matched = spec.get("accept", "match") == "match" and not independent
-    low = _ended_by_floor(run, rows, order)
+    low, cut = (_ended_by(run, rows, order, reason) for reason in ("p_min", "limit"))
     asked_for = drafts.length.max(initial=0)
     steps = drafts.length + (low & (drafts.length < asked_for))
-    reads = np.where(
-        start == 0, BEGINS, np.r_[BEGINS, reading_kind(verified, accepted, steps)[:-1]]
-    )
     n_read = np.where(start == 0, 0, np.r_[0, accepted[:-1] + 1])
     is_final = accepted < verified
     if matched and (drafts.length > verified).any():
@@ -174,12 +178,12 @@ def _from_rows(
         accepted=accepted,
         is_final=is_final,
         was_full=(drafts.length == asked_for) & (asked_for > 0),
+        was_cut=cut,
         steps=steps,
         width=width,
-        nth_pass=_nth(width, order, np.ones(len(order), bool), is_whole=is_whole),
+        new_pass=_new(width, order, np.full(len(order), is_whole)),
+        new_draft=_new(n_read, order, (steps > 0) & is_whole),
         is_undone=undone,
-        reads=reads,
-        nth_read=_nth(n_read * N_KINDS + reads, order, steps > 0, is_whole=is_whole),
         confidence=drafts.confidence,
         phases=phases,
         ends_at_limit=np.array(at_limit, bool),
@@ -187,14 +191,15 @@ def _from_rows(
     )
 
 
-def _nth(keys: np.ndarray, order: np.ndarray, counted: np.ndarray, *, is_whole: bool) -> np.ndarray:
-    """How often each row's key came before in the run, among the rows counted; of a run whose begin
-    is left out, nothing is new. order: of the rows in the table, which is that of time."""
-    found = np.zeros(len(keys), np.int64)
+def _new(keys: np.ndarray, order: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Of the rows counted, those whose key is among the first of its kind in the run. order: of the
+    rows in the table, which is that of time. Where its begin is left out, no row is to be counted.
+    """
+    found = np.zeros(len(keys), bool)
     by_time = np.argsort(order)
     by_time = by_time[counted[by_time]]
-    found[by_time] = occurrences(keys[by_time])
-    return found if is_whole else found + SEEN
+    found[by_time] = are_first(keys[by_time])
+    return found
 
 
 def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
@@ -202,13 +207,14 @@ def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
     return np.pad(confidence, ((0, 0), (0, more)), constant_values=np.nan)
 
 
-def _ended_by_floor(run: RunRef, rounds: RunColumns, order: np.ndarray) -> np.ndarray:
-    """Which drafts ended before a token below p_min, by the last drafter that was asked."""
+def _ended_by(run: RunRef, rounds: RunColumns, order: np.ndarray, reason: str) -> np.ndarray:
+    """Which drafts the last drafter that was asked ended for this reason, such as a token below
+    p_min: bool [n]."""
     asked = RunColumns(run.store, "drafts", run.run_id)
     row = rows_of(rounds, order, asked["round"], asked["seq_id"])
-    low = asked.is_text("reason", "p_min")
+    is_so = asked.is_text("reason", reason)
     found = np.zeros(len(order), bool)
-    found[row[row >= 0]] = low[row >= 0]  # of several, the last one stays
+    found[row[row >= 0]] = is_so[row >= 0]  # of several, the last one stays
     return found
 
 

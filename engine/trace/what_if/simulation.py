@@ -14,7 +14,6 @@ import numpy as np
 
 from engine.trace.what_if.chance import ConfidenceScale, SurvivalRates
 from engine.trace.what_if.costs import RoundCosts
-from engine.trace.what_if.first_times import BEGINS, BEHIND_PART, N_KINDS, reading_kind
 from engine.trace.what_if.positions import Positions
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, Setting
@@ -22,7 +21,7 @@ from engine.trace.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, 
 ASSUMPTIONS = (
     "inside accepted tokens the drafter would have gone on as recorded",
     "where a longer draft than recorded is needed, it is right as often as recorded drafts are",
-    "but for the first two of a kind, a drafter's step, a pass and undoing always cost the same",
+    "a draft, a pass and undoing cost by their lengths alone what they did on average",
     "what was not measured costs what lies between, and drafting in proportion to its steps",
 )
 _PIECE = 512
@@ -85,11 +84,6 @@ def simulate(
     at, end, text_of = np.tile(begins, m), np.tile(ends, m), np.tile(text, m)
     length = end - at
     sums = {name: np.zeros(len(of)) for name in _SUMS}
-    n_lengths = max(n_max, places.confidence.shape[1], int(places.available.max(initial=0))) + 2
-    reads, n_read = np.full(len(of), BEHIND_PART), np.ones(len(of), np.int64)
-    reads[at == places.begins[text_of]], n_read[at == places.begins[text_of]] = BEGINS, 0
-    passes = np.zeros((m, n_lengths), np.int64)
-    drafts = np.zeros((m, N_KINDS, n_lengths), np.int64)
     walkers = np.flatnonzero(at < end)
     while len(walkers):
         here = at[walkers]
@@ -99,16 +93,14 @@ def simulate(
             room = np.where(places.ends_at_limit[text_of[walkers]], left - 1, _PIECE)
             verified, steps = np.minimum(verified, room), np.minimum(steps, room)
         else:
-            left = end[walkers] - here
+            left, room = end[walkers] - here, places.limit[here]
         accepted = np.minimum(places.right[here], verified)
         tokens = np.minimum(accepted + 1, left)
         chooser.learn(walkers, verified, accepted)
-        draft, verify, rest = table.of(verified, steps, accepted, has_floor[walkers])
-        draft = draft + timed.reading_ms[reads[walkers]] * (steps > 0)
-        np.add.at(passes, (of[walkers], verified + 1), 1)
-        asked = walkers[steps > 0]
-        np.add.at(drafts, (of[asked], reads[asked], n_read[asked]), 1)
-        reads[walkers], n_read[walkers] = reading_kind(verified, accepted, steps), accepted + 1
+        begins = here == places.begins[text_of[walkers]]
+        by_step = has_floor[walkers] | begins | (steps >= room)
+        draft, verify, rest = table.of(verified, steps, accepted, by_step)
+        draft = draft + timed.reading_ms * (begins & (steps > 0))
         sums["tokens"][walkers] += tokens
         sums["rounds"][walkers] += 1
         sums["drafted"][walkers] += verified
@@ -124,10 +116,6 @@ def simulate(
         name: np.bincount(cell, values, m * n_texts).reshape(m, n_texts)
         for name, values in sums.items()
     }
-    # a run pays that once; every text has its part
-    share = totals["rounds"] / np.maximum(totals["rounds"].sum(1, keepdims=True), 1)
-    totals["verify_ms"] += share * timed.first.of_passes(passes)[:, None]
-    totals["draft_ms"] += share * timed.first.of_drafts(drafts)[:, None]
     return Outcomes(tuple(settings), **totals)
 
 
@@ -139,9 +127,9 @@ class _Prices:
 
     def __init__(self, costs: RoundCosts, most: int) -> None:
         number = np.arange(most + 2)
-        by_floor = costs.draft_by_floor or costs.draft
-        # without a floor and with one; the last number is NO_DRAFTER
-        self._draft = np.array([[*costs.draft(number), 0.0], [*by_floor(number), 0.0]])
+        by_step = costs.draft_by_step or costs.draft
+        # all steps at once and one by one; the last number is NO_DRAFTER
+        self._draft = np.array([[*costs.draft(number), 0.0], [*by_step(number), 0.0]])
         self._draft[:, 0] = costs.draft_0
         self._verify = costs.verify(number)
         self._rest = costs.sample(number) + costs.other
@@ -150,14 +138,14 @@ class _Prices:
         self._plain_verify = costs.plain_ms - self._plain_rest
 
     def of(
-        self, verified: np.ndarray, steps: np.ndarray, accepted: np.ndarray, has_floor: np.ndarray
+        self, verified: np.ndarray, steps: np.ndarray, accepted: np.ndarray, by_step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Drafting, verifying and the rest of rounds, [n] each."""
         width, plain = verified + 1, steps == NO_DRAFTER
         rest = self._rest[width] + self._save[width] * (verified > 0)
         rest = rest + self._undo[accepted + 1] * (accepted < verified)
         return (
-            self._draft[has_floor.astype(np.int64), steps],
+            self._draft[by_step.astype(np.int64), steps],
             np.where(plain, self._plain_verify, self._verify[width]),
             np.where(plain, self._plain_rest, rest),
         )

@@ -95,6 +95,6 @@ def surface(
         ms(played.draft_ms),
         ms(played.verify_ms),
         ms(played.rest_ms),
-        costs.plain_speed(int(rounds.emitted.sum())) if costs else float("nan"),
+        costs.plain_speed if costs else float("nan"),
         costs.unmeasured(range(1, int(longest.max(initial=0)) + 2)) if costs else (),
     )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.acceptance_rules import SyntheticAcceptance, keep
+from engine.decode.acceptance_rules import SyntheticAcceptance, accepted_by_chance, keep
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.options import SamplerOptions, SpecOptions
@@ -120,6 +120,16 @@ def test_sequences_draw_the_same_numbers_and_seeds_other_ones():
     decide = SyntheticAcceptance(rates, 1)
     assert lengths(decide, 0) == lengths(decide, 1)
     assert lengths(SyntheticAcceptance(rates, 2), 0) != lengths(SyntheticAcceptance(rates, 1), 0)
+
+
+def test_other_lengths_have_the_same_luck():
+    rates = acceptance_rates((), 4.0, 9)
+    full = accepted_by_chance(rates, 5, 40)
+    for n in (1, 3, 9):
+        decide = SyntheticAcceptance(rates[:n], 5)
+        found = [len(decided(decide, [1] * n)) - 1 for _ in range(40)]
+        assert found == np.minimum(full, n).tolist()
+    assert full.min() < full.max(), "rounds differ"
 
 
 def run(rates, **changes):

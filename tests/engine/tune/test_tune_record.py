@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_a_recording_tells_the_rounds_of_real_runs() -> None:
     assert found.rounds.n_max == 16
     assert found.rounds.verified.max() == 0
     assert found.costs is not None
-    assert found.costs.unmeasured([1, 2, 3, 4, 5, 7, 9]) == ()
+    assert found.costs.unmeasured([1, 2, 3, 4, 5, 6, 8, 9]) == ()
     assert found.costs.plain_ms > 0
     for setting in (DraftSetting("draft-mtp", 2), DraftSetting("draft-mtp", 5)):
         played = outcome(found, setting)
@@ -63,6 +64,21 @@ def test_synthetic_acceptance_is_recorded_with_its_rates() -> None:
         assert int(played.drafted.sum()) == real.draft_n
         assert int(played.accepted.sum()) == real.draft_n_accepted
         assert int(played.tokens.sum()) == real.predicted_n - 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_luck_of_a_round_is_that_of_real_runs_of_any_length(seed: int) -> None:
+    rates = (0.9, 0.6, 0.5, 0.2, 0.2, 0.1)
+    base = replace(BASE, sampler=replace(BASE.sampler, seed=seed))
+    (found,) = record(session(NAME), [prompt_of(NAME)], base, ["draft-mtp"], rates=rates)
+    for n_max in (1, 2, 4, 6):
+        setting = DraftSetting("draft-mtp", n_max)
+        played = outcome(found, setting)
+        one = Configuration("x", drafting(base, setting, rates=rates))
+        real = measure_request(session(NAME), prompt_of(NAME), "p", one)
+        assert int(played.rounds.sum()) == real.num_rounds
+        assert int(played.drafted.sum()) == real.draft_n
+        assert int(played.accepted.sum()) == real.draft_n_accepted
 
 
 def test_numbers_measured_too_rarely_are_taken_from_the_others() -> None:

@@ -49,3 +49,14 @@ def test_what_is_not_verified_is_judged_by_the_text(demo: Session) -> None:
             assert none.accepted[none.start == start] == accepted
     assert (cut.accepted[~cut.is_final] <= cut.drafted[~cut.is_final]).all()
     assert np.isfinite(none.confidence[none.drafted > 0][:, 0]).all()
+
+
+def test_a_draft_that_the_token_limit_keeps_short_is_told_from_one_below_the_floor(
+    demo: Session,
+) -> None:
+    _, rounds = play(demo, n_max=4)
+    assert rounds.was_cut.tolist() == (rounds.drafted < 4).tolist()
+    assert rounds.was_cut.any() and not rounds.was_cut[:-4].any()
+    _, floored = play(demo, n_max=4, p_min=0.6)
+    below = floored.steps > floored.drafted
+    assert below.any() and not (below & floored.was_cut).any()

@@ -16,7 +16,7 @@ from engine.trace.what_if.costs import RoundCosts
 from engine.trace.what_if.lengths import cut_lengths, floors_at
 from engine.trace.what_if.recorded import RecordedRounds
 from engine.trace.what_if.rules import FIXED, RULES
-from engine.trace.what_if.simulation import _Prices, simulate
+from engine.trace.what_if.simulation import simulate
 from engine.trace.what_if.surface import surface
 from tests.support.recorded_rounds import recorded
 from tests.support.timed_trace import timed_trace
@@ -185,25 +185,6 @@ def test_a_width_timed_in_warm_up_alone_is_not_believed() -> None:
     assert costs is not None
     assert costs.verify(np.array([1, 2, 3, 4])).tolist() == [40.0] * 4
     assert costs.unmeasured(range(1, 5)) == (1, 2, 3)
-
-
-def test_a_floor_may_have_its_own_price_of_drafting() -> None:
-    curve = CostCurve.of_points
-    costs = RoundCosts(
-        draft=curve({0: 0.0, 4: 4.0}),
-        verify=curve({1: 10.0}),
-        sample=curve({}),
-        save=curve({}),
-        undo=curve({}),
-        draft_0=0.0,
-        other=0.0,
-        plain_ms=10.0,
-        draft_by_floor=curve({0: 0.0, 4: 12.0}),
-    )
-    without, with_floor = _Prices(costs, 4).of(
-        np.array([4, 4]), np.array([4, 4]), np.array([4, 4]), np.array([False, True])
-    )[0]
-    assert (without, with_floor) == (4.0, 12.0)
 
 
 def test_numbers_seldom_measured_are_left_to_their_neighbours() -> None:
