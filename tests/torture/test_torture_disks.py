@@ -1,4 +1,4 @@
-"""Disks of a case's own get full, take no more files, become read-only or go, and are well again."""
+"""Disks of a case get full, take no more files, become read-only or go, and are well again."""
 
 from __future__ import annotations
 
