@@ -21,8 +21,10 @@ _RECORD = DATA / "captures" / "mtp.json.gz"
 
 
 class IdleWindow:
-    """A window with a model and two runs at least. heard: how often each end was told, by the name
-    of the signal; a failure is "failed"."""
+    """A window with a model and two runs at least, of which the last has not failed.
+
+    heard: how often each end was told, by the name of the signal; a failure is "failed".
+    """
 
     def __init__(self, real: RealWindow, folder: Path, model: Path) -> None:
         self.real, self.folder, self.model = real, folder, model
@@ -67,8 +69,17 @@ class IdleWindow:
     @property
     def runs(self) -> list[RunRef]:
         """The first two."""
+        return self._all_runs[:2]
+
+    @property
+    def newest(self) -> RunRef:
+        """It has come to its end, so that it has drafts."""
+        return self._all_runs[-1]
+
+    @property
+    def _all_runs(self) -> list[RunRef]:
         store = self.real.window.bridge.session_store
-        return [RunRef(store, run_id) for run_id in list(store.runs)[:2]]
+        return [RunRef(store, run_id) for run_id in store.runs]
 
 
 def _save(idle: IdleWindow) -> None:
@@ -87,7 +98,7 @@ def _rescore(idle: IdleWindow) -> None:
 def _tune(idle: IdleWindow) -> None:
     """Choose the next rule in the Tune view, which asks for speeds under it."""
     view = idle.real.window.plots.tune
-    idle.real.window.feed.select_run(idle.runs[0])
+    idle.real.window.feed.select_run(idle.newest)
     view.rule.setCurrentIndex((view.rule.currentIndex() + 1) % view.rule.count())
     view.rule.activated.emit(view.rule.currentIndex())
 
