@@ -18,12 +18,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.torture import awake
 from tests.torture.campaign import Campaign, Case, Figures
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAPPED = 2**36
 """Address space beyond the memory allowed: files are mapped whole, sparse ones too."""
 _GRACE_S = 2.0
+_TELL, _TELL_S = signal.SIGUSR2, 0.5
+"""A child that is late tells where it is, and the time that it has for this."""
 _TOLD = 2500
 
 
@@ -60,10 +63,10 @@ def play(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> Iterator[O
         for _ in cases:
             if outcome is not None:
                 yield outcome
-            start = time.monotonic()
-            line = lines.next(campaign.seconds + 1.0)
+            until = awake.now() + campaign.seconds
+            line = lines.next(until)
             if not line.endswith(b"\n"):
-                yield _ended(child, time.monotonic() - start > campaign.seconds, said)
+                yield _ended(child, awake.now() >= until, said)
                 return
             outcome = Outcome(**json.loads(line))
             if outcome.trouble:
@@ -85,21 +88,21 @@ def first_trouble(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> O
 
 
 class _Lines:
-    """Lines of a pipe, each awaited for a time; several may come at once."""
+    """Lines of a pipe; several may come at once."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._unread = pipe, b""
 
-    def next(self, seconds: float) -> bytes:
-        """The next line with its end; without an end where none comes."""
-        until = time.monotonic() + seconds
+    def next(self, until: float) -> bytes:
+        """The next line with its end; without an end where none comes until the clock says so."""
         while b"\n" not in self._unread:
-            left = max(0.0, until - time.monotonic())
-            ready, _, _ = select.select([self._pipe], [], [], left)
-            more = os.read(self._pipe, 1 << 16) if ready else b""
-            if not more:
+            if select.select([self._pipe], [], [], awake.LOOK_S)[0]:
+                more = os.read(self._pipe, 1 << 16)
+                if not more:
+                    return self._unread
+                self._unread += more
+            elif awake.now() >= until:
                 return self._unread
-            self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
         return line + b"\n"
 
@@ -115,12 +118,11 @@ def _in_child(
         os.dup2(to, 1)
         os.dup2(to, 2)
         _limit(campaign.n_bytes)
+        faulthandler.register(_TELL, file=sys.__stderr__)
         for number, case in enumerate(cases):
             folder = scratch / str(number)
             folder.mkdir()
-            faulthandler.dump_traceback_later(campaign.seconds, file=sys.__stderr__)
             outcome = _played(campaign, case, folder)
-            faulthandler.cancel_dump_traceback_later()
             sys.stdout.flush()
             os.write(writing, json.dumps(vars(outcome)).encode() + b"\n")
             if outcome.trouble:
@@ -131,15 +133,15 @@ def _in_child(
 
 
 def _played(campaign: Campaign, case: Case, folder: Path) -> Outcome:
-    start = time.monotonic()
+    start = awake.now()
     try:
         figures = campaign.play(case, folder)
     except BaseException as error:
         told = traceback.format_exc()[-_TOLD:]
         said = " ".join(str(error).split())[:300]
         what = f"{type(error).__name__} in {_place(error)}: {said}"
-        return Outcome({}, time.monotonic() - start, what, told)
-    return Outcome(figures, time.monotonic() - start)
+        return Outcome({}, awake.now() - start, what, told)
+    return Outcome(figures, awake.now() - start)
 
 
 def _place(error: BaseException) -> str:
@@ -165,6 +167,8 @@ def _limit(n_bytes: int) -> None:
 def _ended(child: int, late: bool, said: Path) -> Outcome:
     """What a child told that sends no outcome, and does not go on after this."""
     if late:
+        os.kill(child, _TELL)
+        time.sleep(_TELL_S)
         _end(child)
         return Outcome(trouble="no end within its time", told=_tail(said))
     _, status = os.waitpid(child, 0)
@@ -180,8 +184,8 @@ def _tail(said: Path) -> str:
 def _left_running(child: int) -> str:
     """Wait for a child that is through; what is left of its session after some grace, killed."""
     os.waitpid(child, 0)
-    until = time.monotonic() + _GRACE_S
-    while (left := _session(child)) and time.monotonic() < until:
+    until = awake.now() + _GRACE_S
+    while (left := _session(child)) and awake.now() < until:
         time.sleep(0.05)
     _kill_session(child)
     return ", ".join(left.values())

@@ -1,4 +1,4 @@
-"""A disk of its own for a case: it gets full, has no room for files, or becomes read-only.
+"""A disk of its own for a case: it gets full, has no room for files, becomes read-only or is gone.
 
 It is a tmpfs in a mount namespace of this process alone, for which it must be root or may make a
 user namespace.
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-FULL, NO_INODES, READ_ONLY = "full", "no inodes", "read-only"
-KINDS = (FULL, NO_INODES, READ_ONLY)
+FULL, NO_INODES, READ_ONLY, GONE = "full", "no inodes", "read-only", "gone"
+KINDS = (FULL, NO_INODES, READ_ONLY, GONE)
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _RDONLY, _REMOUNT, _REC, _PRIVATE, _DETACH = 1, 32, 0x4000, 1 << 18, 2
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -54,21 +54,27 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 def strike(kind: str, folder: Path, n: int) -> None:
-    """From now on it is FULL but for n pages, one at least; takes n files more; or is READ_ONLY.
-    While files are open for writing the system does not make it so, and nothing happens."""
+    """From now on it is FULL but for n pages, one at least; takes n files more; is READ_ONLY; or
+    is GONE but for files that are open, and an empty folder that nothing can be written to is in
+    its place. While files are open for writing the system makes none READ_ONLY: nothing happens.
+    """
     found = os.statvfs(folder)
     if kind == FULL:
         pages = (found.f_blocks - found.f_bfree) * found.f_frsize // _PAGE + n
         _mount("tmpfs", folder, _REMOUNT, f"size={max(1, pages) * _PAGE}")
     elif kind == NO_INODES:
         _mount("tmpfs", folder, _REMOUNT, f"nr_inodes={found.f_files - found.f_ffree + n}")
-    else:
+    elif kind == READ_ONLY:
         with suppress(OSError):
             _mount("tmpfs", folder, _REMOUNT | _RDONLY, "")
+    else:
+        _mount("tmpfs", folder, _RDONLY, "")
 
 
-def heal(folder: Path) -> None:
-    """Room for everything again."""
+def heal(kind: str, folder: Path) -> None:
+    """It is there again, and has room for everything."""
+    if kind == GONE and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        _check(_LIBC.umount2(os.fsencode(folder), _DETACH))
     _mount("tmpfs", folder, _REMOUNT, _WHOLE)
 
 

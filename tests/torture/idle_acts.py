@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from app.models.tune_surface import SurfaceRequest
 from app.saved.autosave import Autosave
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
@@ -22,8 +21,10 @@ _RECORD = DATA / "captures" / "mtp.json.gz"
 
 
 class IdleWindow:
-    """A window with a model and two runs at least. heard: how often each end was told, by the name
-    of the signal; a failure is "failed"."""
+    """A window with a model and two runs at least, of which the last has not failed.
+
+    heard: how often each end was told, by the name of the signal; a failure is "failed".
+    """
 
     def __init__(self, real: RealWindow, folder: Path, model: Path) -> None:
         self.real, self.folder, self.model = real, folder, model
@@ -43,7 +44,7 @@ class IdleWindow:
 
     def do(self, name: str) -> bool:
         """Begin an act and wait for what comes of it: whether it succeeded. Raises AssertionError
-        if nothing is told."""
+        if nothing is told, or a success is not on show."""
         bridge, act, before = self.real.window.bridge, ACTS[name], self.heard.copy()
         act.begin(self)
         self.real.until(
@@ -55,9 +56,11 @@ class IdleWindow:
             lambda: bridge.can_start and not bridge.reading and not bridge.exporting,
             f"rest after it: {name}",
         )
+        succeeded = self.heard["failed"] == before["failed"]
+        assert not succeeded or act.shows(self), f"it is not on show: {name}"
         bridge.hide_trace()
         bridge.opened = []
-        return self.heard["failed"] == before["failed"]
+        return succeeded
 
     def hear(self, name: str, found: object = None) -> None:
         """found: None where a job that failed tells its end as well."""
@@ -66,8 +69,17 @@ class IdleWindow:
     @property
     def runs(self) -> list[RunRef]:
         """The first two."""
+        return self._all_runs[:2]
+
+    @property
+    def newest(self) -> RunRef:
+        """It has come to its end, so that it has drafts."""
+        return self._all_runs[-1]
+
+    @property
+    def _all_runs(self) -> list[RunRef]:
         store = self.real.window.bridge.session_store
-        return [RunRef(store, run_id) for run_id in list(store.runs)[:2]]
+        return [RunRef(store, run_id) for run_id in store.runs]
 
 
 def _save(idle: IdleWindow) -> None:
@@ -83,12 +95,31 @@ def _rescore(idle: IdleWindow) -> None:
     idle.real.window.bridge.rescore(idle.runs[0], idle.model, assume_same=True)
 
 
+def _tune(idle: IdleWindow) -> None:
+    """Choose the next rule in the Tune view, which asks for speeds under it."""
+    view = idle.real.window.plots.tune
+    idle.real.window.feed.select_run(idle.newest)
+    view.rule.setCurrentIndex((view.rule.currentIndex() + 1) % view.rule.count())
+    view.rule.activated.emit(view.rule.currentIndex())
+
+
+def _shows_tuned(idle: IdleWindow) -> bool:
+    view = idle.real.window.plots.tune
+    return view.shown is not None and view.shown.request.rule == view.rule.currentText()
+
+
+def _anything(_: IdleWindow) -> bool:
+    return True
+
+
 class _Act(NamedTuple):
-    """end: the signal of the bridge, or _SAVED, that tells a good end. stages: see fault.Fault."""
+    """end: the signal of the bridge, or _SAVED, that tells a good end. stages: see fault.Fault.
+    shows: whether the window shows what came of it."""
 
     begin: Callable[[IdleWindow], None]
     end: str
     stages: tuple[str, ...]
+    shows: Callable[[IdleWindow], bool] = _anything
 
 
 ACTS: dict[str, _Act] = {
@@ -135,14 +166,16 @@ ACTS: dict[str, _Act] = {
         "results_read",
         ("engine.sweep.reader:_read", "app.models.results:of_sweep"),
     ),
-    "estimate": _Act(
-        lambda idle: idle.real.window.bridge.estimate(SurfaceRequest(idle.runs[0], "fixed")),
+    "tune": _Act(
+        _tune,
         "estimated",
         (
+            "app.engine_thread.trace_jobs:estimate",
             "engine.trace.what_if.recorded:RecordedRounds.of",
             "engine.trace.what_if.costs:RoundCosts.measured",
             "app.models.tune_surface:surface",
         ),
+        _shows_tuned,
     ),
     "triage": _Act(
         lambda idle: idle.real.window.bridge.triage(*idle.runs),

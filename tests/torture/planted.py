@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,11 +20,14 @@ from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.play import campaign_for
 
 FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process")
+_SECONDS = 1.0
 
 
 def _draw(_: np.random.Generator, number: int) -> Case:
-    fault = FAULTS[number // 2 % len(FAULTS)] if number % 2 else ""
-    return {"steps": ["a", "b", fault, "c"], "settings": {"d": number}}
+    """Every second case is as it should be, and in one of them all processes are stopped."""
+    harmless = "is stopped" if number % (2 * len(FAULTS)) == 0 else ""
+    step = FAULTS[number // 2 % len(FAULTS)] if number % 2 else harmless
+    return {"steps": ["a", "b", step, "c"], "settings": {"d": number}}
 
 
 def _play(case: Case, folder: Path) -> Figures:
@@ -41,11 +45,26 @@ def _play(case: Case, folder: Path) -> Figures:
             np.ones(2**26)
         if step == "leaves a process":
             subprocess.Popen(["sleep", "60"])
+        if step == "is stopped":
+            _stop(3 * _SECONDS)
     return {"steps": len(case["steps"]), "steps_max": len(case["steps"])}
 
 
+def _stop(seconds: float) -> None:
+    """Stop this process and the one that watches it for longer than a case may take."""
+    stopped = (os.getppid(), os.getpid())
+    waker = os.fork()
+    if not waker:
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in stopped:
+                os.kill(process, number)
+            time.sleep(seconds if number == signal.SIGSTOP else 0)
+        os._exit(0)
+    os.waitpid(waker, 0)
+
+
 CAMPAIGN = Campaign(
-    "planted", "Nothing is planted.", _draw, _play, seconds=1.0, n_bytes=2**28, batch=2
+    "planted", "Nothing is planted.", _draw, _play, seconds=_SECONDS, n_bytes=2**28, batch=2
 )
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.torture import corpus
+from tests.torture import awake, corpus
 from tests.torture.campaign import Campaign, Case
 from tests.torture.children import Outcome, first_trouble, play
 from tests.torture.report import Report
@@ -23,10 +22,10 @@ def campaign_for(
 
     keep: where failures are written.
     """
-    start = time.monotonic()
+    start = awake.now()
     report, number = Report(campaign, seed), 0
     n_all = campaign.n_all or sys.maxsize
-    while number < n_cases or (time.monotonic() - start < seconds and number < n_all):
+    while number < n_cases or (awake.now() - start < seconds and number < n_all):
         n_next = min(campaign.batch, n_all - number)
         cases = [campaign.case(seed, number + i) for i in range(n_next)]
         n = 0
@@ -37,7 +36,7 @@ def campaign_for(
                 where = _keep(campaign, (seed, number + n - 1), cases[:n], outcome, scratch, keep)
                 report.failures[outcome.signature] = f"{outcome.trouble}\n{where}"
         number += n
-    report.seconds = round(time.monotonic() - start, 1)
+    report.seconds = round(awake.now() - start, 1)
     return report
 
 

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import QApplication, QDockWidget
 from app.dialogs.unexported import QuitChoice
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
+from tests.torture import awake
 
 if TYPE_CHECKING:
     from app.shell.window import MainWindow
@@ -65,9 +66,9 @@ class RealWindow:
 
     def until(self, holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         """Raises AssertionError if it does not hold in time."""
-        end = time.monotonic() + seconds
+        end = awake.now() + seconds
         while not holds():
-            assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
+            assert awake.now() < end, f"not within {seconds:.0f} s: {what}"
             self.events()
             time.sleep(0.002)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.torture import awake
 from tests.torture.campaign import Case
 
 _SETTINGS = "settings"
@@ -15,12 +15,12 @@ _SETTINGS = "settings"
 def smallest(case: Case, fails: Callable[[Case], bool], seconds: float) -> Case:
     """Leave out items of lists and settings, many at once first, as long as it fails and time is
     left."""
-    until = time.monotonic() + seconds
+    until = awake.now() + seconds
     found = True
     while found:
         found = False
         for smaller in _smaller(case):
-            if time.monotonic() > until:
+            if awake.now() > until:
                 return case
             if fails(smaller):
                 case, found = smaller, True

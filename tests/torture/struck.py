@@ -26,12 +26,12 @@ Strike = dict[str, Any]
 
 
 def draw_strike(random: np.random.Generator, most_calls: int) -> Strike:
-    """What happens, and where; to a disk often from the beginning."""
+    """What happens, and at which call; to a disk often from the beginning, which is call -1."""
     how = str(random.choice(_HOWS))
     from_the_start = how in disks.KINDS and random.random() < 0.5
     return {
         "how": how,
-        "at": 0 if from_the_start else int(random.integers(most_calls)),
+        "at": -1 if from_the_start else int(random.integers(most_calls)),
         "is_behind": bool(random.random() < 0.5),
         "after_ms": round(float(random.random()) ** 2 * 40, 2),
         "error": str(random.choice(_ERRORS)),
@@ -67,7 +67,7 @@ def done_under(
             os._exit(status)
     _, status = os.waitpid(child, 0)
     if strike["how"] in disks.KINDS:
-        disks.heal(Path(strike["disk"]))
+        disks.heal(strike["how"], Path(strike["disk"]))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return KILLED
     code = os.waitstatus_to_exitcode(status)
@@ -84,7 +84,7 @@ def _arm(strike: Strike, folder: Path) -> None:
     elif how == "room":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (strike["n_bytes"], strike["n_bytes"]))
-    elif how in disks.KINDS and not strike["at"]:  # for what does not call through Python, too
+    elif how in disks.KINDS and strike["at"] < 0:  # for what does not call through Python, too
         _strike(strike, folder)
     else:
         _count_calls(strike, folder)

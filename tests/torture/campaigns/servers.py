@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.support.scripted_server import (
     stream,
     without_timings,
 )
+from tests.torture import awake
 from tests.torture.campaign import Campaign, Case, Figures
 
 _QUESTIONS = ("/props", "/v1/models", "/slots", "/metrics", "/health", "/tokenize")
@@ -189,9 +191,7 @@ def _clients(case: Case, server: ScriptedServer) -> Figures:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "a client waits for ever"
+        _settled(lambda: not any(t.is_alive() for t in threads), "a client waits for ever", 20.0)
         got = _behave((host, int(port)), {"kind": "whole", "n": 0}, request)
         assert got.startswith(b"HTTP/1.1 200"), got[:200]
     finally:
@@ -240,10 +240,10 @@ def _n_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _settled(holds: Any, what: str) -> None:
-    until = time.monotonic() + _OPEN_S
+def _settled(holds: Callable[[], bool], what: str, seconds: float = _OPEN_S) -> None:
+    until = awake.now() + seconds
     while not holds():
-        assert time.monotonic() < until, what
+        assert awake.now() < until, what
         time.sleep(0.02)
 
 
