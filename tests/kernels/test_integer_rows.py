@@ -77,7 +77,7 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")
     monkeypatch.setattr(row_products_with_llvm, "add_byte_sums", added_fours)
-    monkeypatch.setattr(rows_with_llvm, "bits_for", lambda n_rows: bits)
+    monkeypatch.setattr(rows_with_llvm, "vector_bits", lambda: bits)
     for cached in ("program", "_prepared"):
         monkeypatch.setattr(rows_with_llvm, cached, getattr(rows_with_llvm, cached).__wrapped__)
     blocks, x = random_blocks(type_name, 5, 512), torch.randn(8, 512)
@@ -90,19 +90,12 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
 
 @pytest.mark.parametrize(
     ("bits", "halved", "expected"),
-    [
-        (512, False, (256, 512)),
-        (512, True, (256, 256)),
-        (256, False, (256, 256)),
-        (0, False, (0, 0)),
-    ],
+    [(512, False, 512), (512, True, 256), (256, False, 256), (0, False, 0)],
 )
-def test_wide_vectors_only_for_several_rows_and_where_they_are_whole(
-    bits, halved, expected, monkeypatch
-):
+def test_wide_vectors_where_they_are_whole(bits, halved, expected, monkeypatch):
     monkeypatch.setattr(rows_with_llvm, "vnni_bits", lambda: bits)
     monkeypatch.setattr(rows_with_llvm, "halves_512_bits", lambda: halved)
-    assert (rows_with_llvm.bits_for(1), rows_with_llvm.bits_for(4)) == expected
+    assert rows_with_llvm.vector_bits() == expected
 
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
