@@ -171,8 +171,8 @@ def _long_terms(
     if weights.minimums is None or weights.group_minimums is None:
         return t
     factors = _sixteens(weights.group_minimums, n)
-    less = [pair_sums(code, factors, row_sums) for row_sums in rows.sums()]
-    return t - scaled(less, weights.minimums)
+    away = [pair_sums(code, factors, row_sums) for row_sums in rows.sums()]
+    return t - scaled(away, weights.minimums)
 
 
 def _sixteens(groups: Value, n: int) -> Value:
