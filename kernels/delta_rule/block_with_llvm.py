@@ -22,6 +22,8 @@ from kernels.llvm.functions import exp
 LANES = 16
 # columns of a block: with keys of 128 numbers it has room in a nearest cache of 32 KiB
 COLUMNS = 64
+# bytes
+LINE = 64
 # sums formed side by side, because each waits for its last addition
 CHAINS = 8
 
@@ -105,6 +107,18 @@ class Block:
     def copy(self, S: Place, target: Place) -> None:
         with self._code.loop(0, self._d_k) as d:
             self.store(self.load(S.start + d * S.row), target.start + d * target.row)
+
+    def copy_past_caches(self, S: Place, target: Place) -> None:
+        """`copy` to what is not read soon, where rows begin on lines of the cache; else `copy`."""
+        code, step = self._code, 4 * self._lanes
+        off = (target.start | target.row) % LINE
+        on_lines = off.less(1) if step == LINE else code.integer(1).less(0)
+        with code.when(on_lines), code.loop(0, self._d_k) as d:
+            for n, value in enumerate(self.load(S.start + d * S.row)):
+                to = target.start + d * target.row + step * n
+                code.store_past_caches(value, to, LINE)
+        with code.when(on_lines ^ 1):
+            self.copy(S, target)
 
     def load(self, address: Value) -> list[Value]:
         """One number for every column."""

@@ -53,15 +53,25 @@ class _Heads(NamedTuple):
         return b, j, i, (task % n_blocks) * (4 * self.sides.width)
 
 
+class _Kept(NamedTuple):
+    """slot: the place of the state so many tokens before the last one; count: of them. is_large:
+    whether they would only push other things out of the caches."""
+
+    slot: Callable[[Value], Place]
+    count: Value
+    is_large: Value
+
+
 @functools.cache
 def recurrence(sides: Sides, grouped: bool, log: bool) -> Program:
     """All tokens through the states.
 
     Arguments: q, k, v, g, beta, the state; the addresses of the slots, newest first, as a table
     with the strides that all of them have; o and, for the log, u [B, T, H_v, d_v], contiguous;
-    n_slots, n_tokens, n_heads, n_k_heads. A log makes no last state and needs no slots.
+    n_slots, n_tokens, n_heads, n_k_heads; whether new states go past the caches. A log makes no
+    last state and needs no slots.
     """
-    return Program(functools.partial(_recurrence, sides, grouped, log), 34)
+    return Program(functools.partial(_recurrence, sides, grouped, log), 35)
 
 
 def _recurrence(
@@ -74,7 +84,7 @@ def _recurrence(
     last: Value,
 ) -> None:
     *inputs, state, slots = _tensors(args, 7)
-    o, u_log, n_slots, n_tokens, n_heads, n_k_heads = args[28:]
+    o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
@@ -84,7 +94,7 @@ def _recurrence(
             return slots._replace(address=address).place(b, j, column)
 
         start = state.place(b, j, column)
-        kept = None if log else (slot, n_slots)
+        kept = None if log else _Kept(slot, n_slots, is_large)
         _tokens(code, block, heads, task, inputs, n_tokens, start, o, u_log, kept)
 
 
@@ -93,16 +103,17 @@ def slots(sides: Sides, grouped: bool) -> Program:
     """All tokens through states in rows of one pool, which numbers in memory choose.
 
     Arguments: q, k, v, g, beta; the pool [n_rows, H_v, d_k, d_v]; the numbers of the rows to read
-    [B] and to write [B, n], newest first, contiguous; o; n, n_tokens, n_heads, n_k_heads.
+    [B] and to write [B, n], newest first, contiguous; o; n, n_tokens, n_heads, n_k_heads; whether
+    new states go past the caches.
     """
-    return Program(functools.partial(_slots, sides, grouped), 31)
+    return Program(functools.partial(_slots, sides, grouped), 32)
 
 
 def _slots(
     sides: Sides, grouped: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     *inputs, pool = _tensors(args, 6)
-    read, write, o, n_slots, n_tokens, n_heads, n_k_heads = args[24:]
+    read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
@@ -113,7 +124,7 @@ def _slots(
         def slot(back: Value) -> Place:
             return row(write + (b * n_slots + back) * 8)
 
-        kept = slot, n_slots
+        kept = _Kept(slot, n_slots, is_large)
         _tokens(code, block, heads, task, inputs, n_tokens, row(read + b * 8), o, None, kept)
 
 
@@ -127,13 +138,10 @@ def _tokens(
     start: Place,
     o: Value,
     u_log: Value | None,
-    kept: tuple[Callable[[Value], Place], Value] | None,
+    kept: _Kept | None,
 ) -> None:
-    """A task's tokens from the state at `start`. u_log: where u is logged, if it is.
-
-    kept: the place of the state so many tokens before the last one, and how many there are; None
-    if not even the last one is made.
-    """
+    """A task's tokens from the state at `start`. u_log: where u is logged, if it is. kept: None if
+    not even the last state is made."""
     q, k, v, g, beta = inputs
     b, j, i, column = heads.of(task)
     nothing = code.integer(0)
@@ -151,10 +159,13 @@ def _tokens(
             with code.when(nothing.less(back)):
                 block.write(S, key, gate, u, block.own)
         else:
-            slot, n_slots = kept
-            block.write(S, key, gate, u, block.place_if(back.less(1), slot(nothing)))
-            with code.when(nothing.less(back) & back.less(n_slots)):
-                block.copy(block.own, slot(back))
+            in_place = back.less(1) & kept.is_large.less(1)
+            block.write(S, key, gate, u, block.place_if(in_place, kept.slot(nothing)))
+            with code.when(back.less(kept.count)):
+                with code.when(nothing.less(back) & kept.is_large.less(1)):
+                    block.copy(block.own, kept.slot(back))
+                with code.when(nothing.less(kept.is_large)):
+                    block.copy_past_caches(block.own, kept.slot(back))
 
 
 @functools.cache

@@ -18,6 +18,9 @@ from kernels.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArgument
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
+# bytes of states, beside the newest, that one layer writes: with several such layers they leave the
+# caches anyway
+LARGE = 1 << 20
 
 
 def gated_delta_rule(
@@ -73,6 +76,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
         n_tokens,
         n_heads,
         k.shape[2],
+        _is_large(v, sides, write.shape[1]),
         tasks=n_batch * n_heads * (d_v // sides.width),
         chunk=_chunk(sides, n_tokens),
         threads=torch.get_num_threads(),
@@ -123,6 +127,7 @@ def _run(
         n_tokens,
         n_heads,
         n_k_heads,
+        _is_large(v, sides, n_slots),
         tasks=n_batch * n_heads * (d_v // sides.width),
         chunk=_chunk(sides, n_tokens),
         threads=torch.get_num_threads(),
@@ -173,6 +178,12 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 def _where(x: torch.Tensor) -> tuple[int, ...]:
     return x.data_ptr(), *x.stride()[:3]
+
+
+def _is_large(v: torch.Tensor, sides: Sides, n_slots: int) -> bool:
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    n_older = min(n_slots, n_tokens) - 1
+    return n_batch * n_older * n_heads * sides.d_k * d_v * 4 >= LARGE
 
 
 def _chunk(sides: Sides, n_tokens: int) -> int:

@@ -11,7 +11,8 @@ their products with a stretch of weights need is a record, one after the other o
  * in long blocks, for both: sums of integers i16 [16];
  * scales f32, 8 of short blocks and one of a long one.
 
-Of each part all the rows are side by side; records begin on cache lines.
+Of each part all the rows are side by side; records begin on cache lines. Where a record is for
+several stretches, those of a row are side by side like rows.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Layout:
     long: blocks of x have 256 numbers, else 32. lanes: of a stretch's neighbours by 32, or by 16
     where there are 16 of them, which of them stands in each lane; its fours come in its line after
     line, behind the last one of the first 8 those of the second. Short blocks are in their order.
-    words: integers have 16 bits, else 8. together: rows in a record. offset, minimums: of weights.
+    words: integers have 16 bits, else 8. together: rows in a record; stretches: of each of them.
+    offset, minimums: of weights.
     """
 
     long: bool
@@ -62,11 +64,17 @@ class Layout:
     together: int = 1
     offset: int = 0
     minimums: bool = False
+    stretches: int = 1
+
+    @property
+    def abreast(self) -> int:
+        """Stretches in a record, of all its rows."""
+        return self.together * self.stretches
 
     @property
     def line_step(self) -> int:
         """Bytes from a line of a row to its next one."""
-        return PART * self.together
+        return PART * self.abreast
 
     @property
     def sums(self) -> int:
@@ -86,12 +94,19 @@ class Layout:
 
     @property
     def record_bytes(self) -> int:
-        scale_bytes = self.together * 4 * (1 if self.long else PER_STRETCH)
+        scale_bytes = self.abreast * 4 * (1 if self.long else PER_STRETCH)
         return (self.scales + scale_bytes + (LINE - 1)) // LINE * LINE
 
     def tile_bytes(self, n_stretches: Length) -> Length:
         """Bytes of all the records of rows that stand together."""
-        return n_stretches * self.record_bytes
+        return (n_stretches + (self.stretches - 1)) // self.stretches * self.record_bytes
+
+    def at(self, tile: Value, r: Value, stretch: Value) -> tuple[Value, Value]:
+        """Where a stretch of row r of the tile stands: its record, and its place abreast."""
+        if self.stretches == 1:
+            return tile + stretch * self.record_bytes, r
+        record = tile + stretch // self.stretches * self.record_bytes
+        return record, r * self.stretches + stretch % self.stretches
 
     def place(self, sixteen: int) -> tuple[int, int]:
         """The first four lines, from 0, and the lane of 16 neighbours."""
@@ -135,15 +150,15 @@ def write_rows(
         target = out + tile * layout.tile_bytes(n_stretches)
         if layout.long:
             with code.loop(0, n_stretches) as block:
-                _write_long(layout, code, source, target + block * layout.record_bytes, r, block)
+                _write_long(layout, code, source, *layout.at(target, r, block), block)
         else:
             n_blocks = n_in // SHORT
             with code.loop(0, n_blocks) as block:
-                record = target + block // PER_STRETCH * layout.record_bytes
-                _write_short(layout, code, source, record, r, block)
+                place = layout.at(target, r, block // PER_STRETCH)
+                _write_short(layout, code, source, *place, block)
             with code.loop(n_blocks, n_stretches * PER_STRETCH) as block:
-                record = target + block // PER_STRETCH * layout.record_bytes
-                _write_nothing(layout, code, record, r, block)
+                place = layout.at(target, r, block // PER_STRETCH)
+                _write_nothing(layout, code, *place, block)
 
 
 def _write_long(

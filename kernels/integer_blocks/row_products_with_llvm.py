@@ -41,7 +41,7 @@ def dot_products(
     rows: RowVectors,
     scales: Sequence[Value],
 ) -> list[Value]:
-    """i32 [8 n] for each vector of products: in every lane the sum of all its parts, times its
+    """i32 [8 n] for each row of x: in every lane the sum of all its parts, times its
     scale.
 
     scales: those of lane_scales; none: the sums of products, offsets taken away.
@@ -58,9 +58,7 @@ def dot_products(
             dots = _dots_of_bytes(code, FORMS[type], some, rows, at, scale)
             scale = None
         if scale is not None:
-            per_side = rows.sides(scale)
-            each = len(dots) // len(per_side)
-            dots = [dot * per_side[i // each] for i, dot in enumerate(dots)]
+            dots = [dot * scale for dot in dots]
         totals = [a + b for a, b in zip(totals, dots, strict=True)] if totals else dots
     return totals
 
@@ -71,8 +69,8 @@ def _dots_of_words(code: Code, parts: Sequence[Value], rows: RowVectors, at: int
     for k, part in enumerate(parts, at):
         fours = part.bits(vector(I16, part.type.count // 2))
         for i, words in enumerate(((fours << 8).down_signed(8), fours.down_signed(8))):
-            pairs = rows.meet(words, rows.integers(2 * k + i))
-            totals = [t + pair_sums(code, *p) for t, p in zip(totals, pairs, strict=True)]
+            line = rows.integers(2 * k + i)
+            totals = [t + pair_sums(code, words, x) for t, x in zip(totals, line, strict=True)]
     return totals
 
 
@@ -88,8 +86,10 @@ def _dots_of_bytes(
     for k in range(0, len(parts), at_once):
         words = [code.constant(I16X16, 0)] * rows.count
         for i in range(k, min(k + at_once, len(parts))):
-            pairs = rows.meet(parts[i], rows.integers(at + i))
-            words = [w + byte_pair_sums(code, *p) for w, p in zip(words, pairs, strict=True)]
+            line = rows.integers(at + i)
+            words = [
+                w + byte_pair_sums(code, parts[i], x) for w, x in zip(words, line, strict=True)
+            ]
         totals = [t + pair_sums(code, w, factor) for t, w in zip(totals, words, strict=True)]
     return totals
 
@@ -102,6 +102,6 @@ def _dots_with_vnni(
         parts = [part ^ -BYTE_ZERO for part in parts]
     totals = rows.first_sums()
     for i, part in enumerate(parts, at):
-        pairs = rows.meet(part, rows.integers(i))
-        totals = [add_byte_sums(code, t, *p) for t, p in zip(totals, pairs, strict=True)]
+        line = rows.integers(i)
+        totals = [add_byte_sums(code, t, part, x) for t, x in zip(totals, line, strict=True)]
     return totals

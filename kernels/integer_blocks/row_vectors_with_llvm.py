@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from llvmlite import ir
 
 from kernels.integer_blocks.activations_with_llvm import PER_STRETCH, Layout
@@ -26,9 +24,7 @@ def layout_for(type: str, together: int, *, vnni: int) -> Layout:
     form, words = FORMS[type], in_words(type, vnni=vnni)
     # bytes with a sign lose it for VNNI
     offset = BYTE_ZERO if form.most is None and vnni else form.offset
-    if halves(vnni) > 1 and together > 1:
-        together += together % 2
-    return Layout(is_long(type), form.lanes, words, together, offset, form.minimum)
+    return Layout(is_long(type), form.lanes, words, together, offset, form.minimum, halves(vnni))
 
 
 def halves(vnni: int) -> int:
@@ -37,50 +33,26 @@ def halves(vnni: int) -> int:
 
 
 class RowVectors:
-    """Quantised rows of x, of one stretch at a time, and how they meet n weight rows.
+    """Quantised rows of x, of n neighbouring stretches at a time, as many as a vector has parts.
 
-    Vectors with n parts have one of a weight row in each. Where rows of x are paired, they have one
-    of a row of x in each, and meet `sides` of those: each weight row in both parts.
-    count: vectors of products, of all sides. lanes: the weight row and the row of x of each place
-    in the sums of so many vectors, which are filled up with the last.
+    filled: the rows of x, filled up with the last one to a power of two. lanes: the stretch and the
+    row of x of each place in the sums of so many vectors.
     """
 
-    def __init__(self, code: Code, layout: Layout, n: int, start: Value) -> None:
-        self._code, self._layout, self._start = code, layout, start
-        self._n, self._paired = n, n > 1 and layout.together > 1
-        self._record = start
-        self._n_vectors = layout.together // n if self._paired else layout.together
-        self.count = self._n_vectors * (n if self._paired else 1)
+    def __init__(self, code: Code, layout: Layout, start: Value) -> None:
+        self._code, self._layout, self._record = code, layout, start
+        self._n, self.count = layout.stretches, layout.together
         self.filled = [min(i, self.count - 1) for i in range(1 << (self.count - 1).bit_length())]
-        self.lanes = [self._lane(half, i) for half in range(n) for i in self.filled]
-
-    def _lane(self, half: int, i: int) -> tuple[int, int]:
-        if self._paired:
-            w, pair = divmod(i, self._n_vectors)
-            return w, self._n * pair + half
-        return half, i
+        self.lanes = [(part, r) for part in range(self._n) for r in self.filled]
 
     @property
     def offset(self) -> int:
         """Of weights."""
         return self._layout.offset
 
-    def go_to(self, b: Value) -> None:
-        """Stretch b is read from here on."""
-        self._record = self._start + b * self._layout.record_bytes
-
-    def sides(self, weights: Value) -> list[Value]:
-        """A vector with a part of each weight row, as rows of x meet it."""
-        if not self._paired:
-            return [weights]
-        length = weights.type.count // self._n
-        return [weights.part(length * w, length).times(self._n) for w in range(self._n)]
-
-    def meet(self, weights: Value, rows: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
-        """Each vector of products: weights and row of x."""
-        for side in self.sides(weights):
-            for row in rows:
-                yield side, row
+    def at(self, record: Value) -> RowVectors:
+        """The rows as the record at an address has them."""
+        return RowVectors(self._code, self._layout, record)
 
     def integers(self, line: int) -> list[Value]:
         """A line: i8 [32 n] or i16 [16 n]."""
@@ -101,21 +73,16 @@ class RowVectors:
 
     def long_scales(self) -> Value:
         """f32, for every lane."""
-        together, at = self._layout.together, self._record + self._layout.scales
-        scales = self._code.load(at, vector(F32, together))
-        return scales.take([r for _, r in self.lanes])
+        at = self._record + self._layout.scales
+        scales = self._code.load(at, vector(F32, self._layout.abreast))
+        return scales.take([self._n * r + part for part, r in self.lanes])
 
     def first_sums(self) -> list[Value]:
-        """i32 [8 n] for each vector of products: what offsets of short blocks add to sums of
-        products, negated."""
+        """i32 [8 n] for each row: what offsets of short blocks add to sums of products, negated."""
         if self.offset and not self._layout.long:
-            return self.sums() * (self.count // self._n_vectors)
+            return self.sums()
         return [self._code.constant(vector(I32, PER_STRETCH * self._n), 0)] * self.count
 
     def _vectors(self, at: int, type: ir.VectorType) -> list[Value]:
-        if self._paired:
-            whole, step = vector(type.element, self._n * type.count), BYTES * self._n
-            addresses = [self._record + (at + step * i) for i in range(self._n_vectors)]
-            return [self._code.load(address, whole) for address in addresses]
-        addresses = [self._record + (at + BYTES * i) for i in range(self._n_vectors)]
-        return [self._code.load(address, type).times(self._n) for address in addresses]
+        whole, step = vector(type.element, self._n * type.count), BYTES * self._n
+        return [self._code.load(self._record + (at + step * r), whole) for r in range(self.count)]

@@ -1,8 +1,8 @@
 """Few rows of x: each weight row is taken apart in registers and multiplied with all of them.
 
-For one row this waits for memory alone. Where AVX512 is worth it, two weight rows are taken apart
-together, one in each half of a vector; several rows of x then meet each of them twice, two rows at
-a time.
+Where AVX512 is worth it, two neighbouring stretches of a weight row are taken apart together, one
+in each half of a vector. Two weight rows side by side would be slower: they are two streams of
+memory.
 """
 
 from __future__ import annotations
@@ -50,19 +50,14 @@ def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Ten
 @functools.cache
 def _prepared(type: str, n_rows: int, n_in: int) -> tuple[Program, int]:
     """The program, and the bytes of so many quantised rows."""
-    vnni = bits_for(n_rows)
+    vnni = vector_bits()
     layout = layout_for(type, n_rows, vnni=vnni)
     return program(type, n_rows, vnni=vnni), layout.tile_bytes(-(-n_in // STRETCH))
 
 
-def bits_for(n_rows: int) -> int:
-    """One row reads memory faster by one weight row at a time, and so do several where wide
-    vectors are computed in halves: Zen 4 decoded 0.65 B in Q8_0 at 36 tokens/s instead of 25, and
-    verified 4 tokens at 113 instead of 83. It is the reading side by side that is slow: four rows
-    in vectors of their own, summed up together, took 0.64 times as long in a cache, 1.5 times from
-    memory (Q4_K)."""
-    short = n_rows == 1 or halves_512_bits()
-    return min(vnni_bits(), 8 * BYTES) if short else vnni_bits()
+def vector_bits() -> int:
+    """As kernels.processor.vnni_bits, 256 where wide vectors are computed in halves."""
+    return min(vnni_bits(), 8 * BYTES) if halves_512_bits() else vnni_bits()
 
 
 @functools.cache
@@ -91,28 +86,30 @@ def write(
     n_stretches = (row_bytes + (stretch_bytes - 1)) // stretch_bytes
     layout, n = layout_for(type, n_rows, vnni=vnni), halves(vnni)
     terms = _long_terms if layout.long else _short_terms
-    rests = [] if layout.long else [_Rest(code, row_bytes, stretch_bytes) for _ in range(n)]
-    with code.loop(first, last, n) as row:
-        # the last one once more where it has none beside it
-        indices = [row, *(code.smaller(row + i, last - 1) for i in range(1, n))]
-        starts = [blocks + index * row_bytes for index in indices]
-        for rest, start in zip(rests, starts, strict=False):
+    rest = None if layout.long else _Rest(code, row_bytes, stretch_bytes)
+    rows = RowVectors(code, layout, x)
+    height = len(rows.filled)
+    with code.loop(first, last) as row:
+        start = blocks + row * row_bytes
+        if rest:
             rest.copy(start)
-        rows = RowVectors(code, layout, n, x)
-        total = code.variable(code.constant(vector(F32, len(rows.lanes)), 0.0))
-        with code.loop(0, n_stretches) as b:
-            there = [start + b * stretch_bytes for start in starts]
-            for address in there:
-                for line in range(0, stretch_bytes, LINE):
-                    code.prefetch(address + (AHEAD + line))
-            if rests:
-                there = [rest.instead(at, b) for rest, at in zip(rests, there, strict=True)]
-            rows.go_to(b)
-            total.set(total.value + terms(code, type, vnni, there, rows))
-        for w, index in enumerate(indices):
-            for r in range(n_rows):
-                result = total.value.part(rows.lanes.index((w, r)), 1)
-                code.store(result, y + (n_out * r + index) * 4)
+        total = code.variable(code.constant(vector(F32, height), 0.0))
+        with code.loop(0, n_stretches, n) as b:
+            for line in range(0, stretch_bytes * n, LINE):
+                code.prefetch(start + b * stretch_bytes + (AHEAD + line))
+            # the last one once more where it has none beside it
+            indices = [b, *(code.smaller(b + i, n_stretches - 1) for i in range(1, n))]
+            there = [start + index * stretch_bytes for index in indices]
+            if rest:
+                there = [rest.instead(at, i) for at, i in zip(there, indices, strict=True)]
+            here = rows.at(x + b // n * layout.record_bytes)
+            t = terms(code, type, vnni, there, here)
+            total.set(total.value + t.part(0, height))
+            for i in range(1, n):
+                more = total.value + t.part(height * i, height)
+                total.set(code.choose((b + i).less(n_stretches), more, total.value))
+        for r in range(n_rows):
+            code.store(total.value.part(r, 1), y + (n_out * r + row) * 4)
 
 
 class _Rest:
@@ -144,14 +141,13 @@ def _short_terms(
     blocks = [stretch + n_bytes * i for stretch in stretches for i in range(PER_STRETCH)]
     weights = short_blocks(code, type, blocks)
     dots = dot_products(code, type, vnni, weights.bytes, rows, [])
-    scales = rows.meet(weights.scales, rows.short_scales())
     products = [
-        dot.to_float(signed=True) * (scale * row_scale)
-        for dot, (scale, row_scale) in zip(dots, scales, strict=True)
+        dot.to_float(signed=True) * (weights.scales * row_scale)
+        for dot, row_scale in zip(dots, rows.short_scales(), strict=True)
     ]
     if weights.minimums is not None:
-        more = rows.meet(weights.minimums, rows.scaled_sums())
-        products = [code.fma(*pair, p) for pair, p in zip(more, products, strict=True)]
+        more = zip(rows.scaled_sums(), products, strict=True)
+        products = [code.fma(weights.minimums, row_sums, p) for row_sums, p in more]
     return sums([products[i] for i in rows.filled])
 
 
@@ -165,17 +161,18 @@ def _long_terms(
 
     def scaled(exact: Sequence[Value], scales: Value) -> Value:
         whole = sums([exact[i] for i in rows.filled]).to_float(signed=True)
-        return whole * (scales.take([w for w, _ in rows.lanes]) * x_scales)
+        return whole * (scales.take([part for part, _ in rows.lanes]) * x_scales)
 
     if rows.offset:
         less = _sixteens(weights.group_scales, n) * -rows.offset
-        more = rows.meet(less, rows.sums())
-        dots = [dot + pair_sums(code, *pair) for pair, dot in zip(more, dots, strict=True)]
+        more = zip(dots, rows.sums(), strict=True)
+        dots = [dot + pair_sums(code, less, row_sums) for dot, row_sums in more]
     t = scaled(dots, weights.scales)
     if weights.minimums is None or weights.group_minimums is None:
         return t
-    factors = rows.meet(_sixteens(weights.group_minimums, n), rows.sums())
-    return t - scaled([pair_sums(code, *pair) for pair in factors], weights.minimums)
+    factors = _sixteens(weights.group_minimums, n)
+    away = [pair_sums(code, factors, row_sums) for row_sums in rows.sums()]
+    return t - scaled(away, weights.minimums)
 
 
 def _sixteens(groups: Value, n: int) -> Value:

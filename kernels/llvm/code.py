@@ -86,6 +86,15 @@ class Code:
     def store(self, value: Value, address: Value, align: int = 1) -> None:
         self.builder.store(value.ir, self._pointer(address), align=align)
 
+    def store_past_caches(self, value: Value, address: Value, align: int) -> None:
+        """To memory that is not read soon: what was there is not read before, and nothing else
+        leaves a cache for it. Other threads see it behind the next locked instruction, such as
+        every share of a program begins with. align: bytes; whole registers.
+        """
+        store = self.builder.store(value.ir, self._pointer(address), align=align)
+        once = self.builder.module.add_metadata([ir.Constant(I32, 1)])
+        store.set_metadata("nontemporal", once)
+
     def copy(self, target: Value, source: Value, n_bytes: Value) -> None:
         """Bytes from one place to another, which do not overlap."""
         self.call("memcpy", I64, target, source, n_bytes)

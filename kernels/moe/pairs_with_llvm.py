@@ -30,7 +30,7 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     """
     n_rows, n_used = ids.shape
     n_in, n_pairs = x.shape[1], n_rows * n_used
-    vnni = one_matrix.bits_for(1)
+    vnni = one_matrix.vector_bits()
     layout = layout_for(places.type, 1, vnni=vnni)
     x = x.contiguous()
     rows = torch.empty(n_rows * layout.tile_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)

@@ -104,6 +104,22 @@ def test_llvm_has_the_bits_of_states_chosen_by_the_host(n_tokens, n, kda):
     assert torch.equal(pool.rows[pool.write], torch.stack(slots, 1))
 
 
+@pytest.mark.parametrize("shift", [0, 1], ids=["on lines", "beside"])
+@pytest.mark.parametrize(("d_v", "over"), [(64, 0), (64, -1), (48, None)])
+def test_large_states_go_past_the_caches_with_the_same_bits(d_v, over, shift, monkeypatch):
+    inputs = make(2, 16, 5, 3, repeat=2, d_v=d_v)
+    found = []
+    for large in (1 << 60, 0):
+        monkeypatch.setattr(with_llvm, "LARGE", large)
+        torch.manual_seed(7)
+        pool = scattered(inputs.state, 3, over)
+        somewhere = torch.empty(pool.rows.numel() + shift)[shift:].view(pool.rows.shape)
+        somewhere.copy_(pool.rows)
+        o = with_llvm.gated_delta_slots(*inputs[:5], somewhere, pool.read, pool.write, grouped=True)
+        found.append((o, somewhere.nan_to_num(123.0)))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_more_rows_than_tokens_are_refused():
     inputs = make(1, 8, 2, 1)
     pool = scattered(inputs.state, 3, over=None)

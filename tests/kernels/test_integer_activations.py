@@ -15,11 +15,13 @@ SHORT_LAYOUTS = [
     Layout(False, IN_ORDER),
     Layout(False, IN_ORDER, minimums=True, together=3),
     Layout(False, IN_ORDER, words=True, together=4, offset=8),
+    Layout(False, IN_ORDER, minimums=True, together=3, stretches=2),
 ]
 LONG_LAYOUTS = [
     Layout(True, FORMS["Q6_K"].lanes, offset=32),
     Layout(True, FORMS["Q4_K"].lanes, together=4, minimums=True),
     Layout(True, FORMS["IQ4_XS"].lanes, words=True, together=2),
+    Layout(True, FORMS["Q6_K"].lanes, offset=32, together=4, stretches=2),
 ]
 
 
@@ -47,11 +49,12 @@ def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 class Records:
     """Rows read from a buffer, as the layout says in words and not by its offsets: its parts one
-    behind the other, in each of them the rows that stand together."""
+    behind the other, in each of them the rows that stand together, of each its stretches."""
 
     def __init__(self, buffer: torch.Tensor, layout: Layout, n_stretches: int) -> None:
-        self.layout, self.together = layout, layout.together
-        self._rest = buffer.view(len(buffer), n_stretches, layout.record_bytes)
+        self.layout, self._n_stretches = layout, n_stretches
+        n_records = -(-n_stretches // layout.stretches)
+        self._rest = buffer.view(len(buffer), n_records, layout.record_bytes)
 
     def lines(self, n: int, dtype: torch.dtype) -> torch.Tensor:
         """[rows, stretches, n, numbers of 32 bytes]"""
@@ -73,10 +76,12 @@ class Records:
         return by_lane[..., lanes.argsort(), :].flatten(-2).long()
 
     def _taken(self, n: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-        size = n * self.together * n_bytes
+        together, side = self.layout.together, self.layout.stretches
+        size = n * together * side * n_bytes
         part, self._rest = self._rest[..., :size], self._rest[..., size:]
-        part = part.unflatten(-1, (n, self.together, n_bytes)).movedim(-2, 1)
-        return part.flatten(0, 1).contiguous().view(dtype)
+        part = part.unflatten(-1, (n, together, side, n_bytes)).movedim((3, 4), (1, 3))
+        rows = part.flatten(2, 3).flatten(0, 1)[:, : self._n_stretches]
+        return rows.contiguous().view(dtype)
 
 
 @pytest.mark.parametrize("layout", SHORT_LAYOUTS)
@@ -98,7 +103,7 @@ def test_short_rows(n_in: int, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LONG_LAYOUTS)
-@pytest.mark.parametrize("n_in", [256, 1024])
+@pytest.mark.parametrize("n_in", [256, 768, 1024])
 def test_long_rows(n_in: int, layout: Layout) -> None:
     x, n = hard_rows(n_in), n_in // LONG
     rows, law = Records(quantise(x, layout), layout, n), quantise_in_torch(x, long=True)

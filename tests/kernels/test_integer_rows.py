@@ -46,6 +46,17 @@ def test_rows_that_end_within_a_stretch(type_name, n_in):
     assert torch.equal(with_llvm.integer_linear(x, blocks, type_name), expected)
 
 
+@pytest.mark.parametrize("type_name", [t for t in TYPES if is_long(t)])
+@pytest.mark.parametrize("n_in", [256, 768, 1280])
+def test_an_odd_number_of_long_blocks(type_name, n_in):
+    """Two of them fill a wide vector; what stands beside the last one has no part in the sum."""
+    blocks, x = random_blocks(type_name, 5, n_in), torch.randn(4, n_in)
+    expected = naive.integer_linear(x, blocks, type_name)
+    for n_rows in (1, 3, 4):
+        found = with_llvm.integer_linear(x[:n_rows], blocks, type_name)
+        assert torch.equal(found, expected[:n_rows])
+
+
 @pytest.mark.parametrize("type_name", TYPES)
 def test_the_largest_integers(type_name):
     x = torch.full((4, 512), 127.0)
@@ -77,7 +88,7 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")
     monkeypatch.setattr(row_products_with_llvm, "add_byte_sums", added_fours)
-    monkeypatch.setattr(rows_with_llvm, "bits_for", lambda n_rows: bits)
+    monkeypatch.setattr(rows_with_llvm, "vector_bits", lambda: bits)
     for cached in ("program", "_prepared"):
         monkeypatch.setattr(rows_with_llvm, cached, getattr(rows_with_llvm, cached).__wrapped__)
     blocks, x = random_blocks(type_name, 5, 512), torch.randn(8, 512)
@@ -90,19 +101,12 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
 
 @pytest.mark.parametrize(
     ("bits", "halved", "expected"),
-    [
-        (512, False, (256, 512)),
-        (512, True, (256, 256)),
-        (256, False, (256, 256)),
-        (0, False, (0, 0)),
-    ],
+    [(512, False, 512), (512, True, 256), (256, False, 256), (0, False, 0)],
 )
-def test_wide_vectors_only_for_several_rows_and_where_they_are_whole(
-    bits, halved, expected, monkeypatch
-):
+def test_wide_vectors_where_they_are_whole(bits, halved, expected, monkeypatch):
     monkeypatch.setattr(rows_with_llvm, "vnni_bits", lambda: bits)
     monkeypatch.setattr(rows_with_llvm, "halves_512_bits", lambda: halved)
-    assert (rows_with_llvm.bits_for(1), rows_with_llvm.bits_for(4)) == expected
+    assert rows_with_llvm.vector_bits() == expected
 
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
