@@ -27,6 +27,7 @@ class PlotSurface(pg.PlotWidget):
         self.menu: QMenu | None = None
         """What a right click and the menu key open."""
         self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
+        self._names: dict[str, tuple[str, str]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
@@ -56,9 +57,13 @@ class PlotSurface(pg.PlotWidget):
 
     def name_axes(self, left: str, bottom: str, theme: Theme, role: str = "plot.text") -> None:
         """Label the axes; role: the colour of the words below."""
-        plot = self.getPlotItem()
-        plot.getAxis("left").setLabel(left, color=theme.color("plot.text").name())
-        plot.getAxis("bottom").setLabel(bottom, color=theme.color(role).name())
+        for side, name in (
+            ("left", (left, theme.color("plot.text").name())),
+            ("bottom", (bottom, theme.color(role).name())),
+        ):
+            if self._names.get(side) != name:  # pyqtgraph would lay the plot out for the same too
+                self._names[side] = name
+                self.getPlotItem().getAxis(side).setLabel(name[0], color=name[1])
 
     def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
         """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""

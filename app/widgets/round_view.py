@@ -117,10 +117,13 @@ class RoundView(QStackedWidget):
         self._stale = self._has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
-        else:
-            self.setCurrentIndex(_EMPTY)  # not before: a page that goes and comes costs layouts
-            if run is None:
-                self.empty.say()
+        elif run is None:
+            self.setCurrentIndex(_EMPTY)
+            self.empty.say()
+        elif run.ended or not self.in_sight:
+            self.setCurrentIndex(_EMPTY)
+        else:  # its rounds are on their way: a page that goes and comes costs layouts
+            self._redraw()
 
     def refresh(self) -> None:
         """Draw what has joined the trace since the last call, now or a little later, together
@@ -260,6 +263,8 @@ class RoundView(QStackedWidget):
         """A run may have rounds, and nothing of what this view draws, or only sums."""
         axis = self.plot.run_axis.rows
         has_rounds = axis is not None and len(axis)
+        if has_rounds or run.ended:
+            self.setCurrentIndex(_EMPTY)
         if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:

@@ -161,7 +161,7 @@ class FigureChip(QWidget):
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
         self._name, self._widest, self._tip = name, widest, tip
-        self._text = NOT_OBSERVED
+        self._text = ""
         self._alarming = False
         self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
         self.set_text(NOT_OBSERVED)
@@ -180,9 +180,12 @@ class FigureChip(QWidget):
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
+        tip = f"{self._tip}{more}"
+        if (text, tip) == (self._text, self.toolTip()):
+            return
         size = self.sizeHint()
         self._text = text
-        self.setToolTip(f"{self._tip}{more}")
+        self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
         if self.sizeHint() != size:  # all docks of the window would be arranged anew
             self.updateGeometry()
