@@ -71,7 +71,7 @@ class AcceptanceView(OverlaidView):
             self.plot.addItem(line, ignoreBounds=True)
         self._curves_over, self._n_over = StepCurves(), 0
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
-        self.plot.box.setYRange(-0.04, 1.08, padding=0)
+        self.plot.set_y_range(-0.04, 1.08)
         self._reset()
         self.retheme(theme)
 

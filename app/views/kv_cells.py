@@ -86,7 +86,7 @@ class KvCellsView(BarView):
         top = max(float(used.max(initial=1)), self._draw_overlay())
         some = twice > 0
         self._signs.setData(((x0 + x1) / 2)[some], used[some] + 0.08 * top)
-        self.plot.box.setYRange(0, top * 1.2, padding=0)
+        self.plot.set_y_range(0, top * 1.2)
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         return np.maximum(rows.column(_COLUMNS[0], start, stop), 0)

@@ -114,6 +114,7 @@ class RingView(RoundView):
         self._n_stale = 0
         self._has_spent = False
         self._n_rounds = 0
+        self._draw_nothing()
 
     def _read(self, run: RunRef) -> int | None:
         store, table = run.store, run.store.memory
@@ -166,9 +167,7 @@ class RingView(RoundView):
         first, stop = min(first, self._n_rounds), min(stop, self._n_rounds)
         n_rows = self._n_rows
         if stop <= first or not n_rows:
-            self._image.clear()
-            for marks in self._marks.values():
-                marks.clear()
+            self._draw_nothing()
             return
         self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
@@ -182,9 +181,14 @@ class RingView(RoundView):
             sight[entries["row"], entries["round"] - first] = entries["state"]
         self._image.setImage(sight, autoLevels=False)
         self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
-        self.plot.box.setYRange(-0.6, n_rows - 0.4, padding=0)
+        self.plot.set_y_range(-0.6, n_rows - 0.4)
         self._draw_marks(first, stop, sight, by_pixel)
         self._label_rows()
+
+    def _draw_nothing(self) -> None:
+        self._image.clear()
+        for marks in self._marks.values():
+            marks.clear()
 
     def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
         """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""

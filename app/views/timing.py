@@ -166,7 +166,7 @@ class TimingView(BarView):
             self._longest.setData((x0 + x1) / 2, columns.most(total))
         shown = total[~prompt] if not prompt.all() else total
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
-        self.plot.box.setYRange(0, top * 1.1, padding=0)
+        self.plot.set_y_range(0, top * 1.1)
 
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)

@@ -154,7 +154,7 @@ class VerifyWidthView(BarView):
         later = parts[1:].sum(axis=0)
         top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
         top = max(top, self._draw_overlay())
-        self.plot.box.setYRange(0, top * 1.15, padding=0)
+        self.plot.set_y_range(0, top * 1.15)
 
     def _draw_borders(
         self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray

@@ -65,6 +65,16 @@ class PlotSurface(pg.PlotWidget):
                 self._names[side] = name
                 self.getPlotItem().getAxis(side).setLabel(name[0], color=name[1])
 
+    def set_x_range(self, left: float, right: float) -> None:
+        """Bring this part of the x-axis into sight; pyqtgraph works for the same one too."""
+        if self.box.state["targetRange"][0] != [left, right]:
+            self.box.setXRange(left, right, padding=0)
+
+    def set_y_range(self, low: float, high: float) -> None:
+        """Bring this part of the y-axis into sight."""
+        if self.box.state["targetRange"][1] != [low, high]:
+            self.box.setYRange(low, high, padding=0)
+
     def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
         """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""
         if self._ticks.get(side) != ticks:

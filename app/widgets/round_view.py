@@ -117,13 +117,10 @@ class RoundView(QStackedWidget):
         self._stale = self._has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
-        elif run is None:
+        elif run is None or run.ended:  # else rounds are on their way: pages cost layouts
             self.setCurrentIndex(_EMPTY)
-            self.empty.say()
-        elif run.ended or not self.in_sight:
-            self.setCurrentIndex(_EMPTY)
-        else:  # its rounds are on their way: a page that goes and comes costs layouts
-            self._redraw()
+            if run is None:
+                self.empty.say()
 
     def refresh(self) -> None:
         """Draw what has joined the trace since the last call, now or a little later, together
@@ -227,7 +224,7 @@ class RoundView(QStackedWidget):
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget everything read."""
+        """Forget everything read, and draw nothing."""
 
     @abstractmethod
     def _read(self, run: RunRef) -> int | None:

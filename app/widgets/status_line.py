@@ -149,10 +149,9 @@ class StatusLine(QStatusBar):
     def _show_progress(self, shown: bool) -> None:
         for widget in (self._phase, self._bar, self._cancel):
             widget.setVisible(shown)
-        for chip in self.chips.values():
-            chip.setVisible(not shown)
-        plain = self.chips["vs_plain"]
-        plain.setVisible(not shown and plain.text != NOT_OBSERVED)
+        for key, chip in self.chips.items():
+            is_told = key != "vs_plain" or chip.text != NOT_OBSERVED
+            chip.setVisible(not shown and is_told)
 
 
 class FigureChip(QWidget):
