@@ -191,8 +191,10 @@ class FigureChip(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
+        """It never becomes narrower: the next figure may be as wide again."""
         metrics = self.fontMetrics()
-        figure = max(metrics.horizontalAdvance(t) for t in (self._widest, self._text))
+        self._widest = max(self._widest, self._text, key=metrics.horizontalAdvance)
+        figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
     def paintEvent(self, event: QPaintEvent) -> None:
