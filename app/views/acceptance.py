@@ -26,6 +26,7 @@ from app.widgets.line_styles import (
     plot_pen,
 )
 from app.widgets.overlaid_view import OverlaidView
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
@@ -78,8 +79,7 @@ class AcceptanceView(OverlaidView):
     def _reset(self) -> None:
         self._rows: RunRows | None = None
         self.curves = StepCurves()
-        for curve in (self._windowed, self._lifetime):
-            curve.setData([], [])
+        draw_nothing(self._windowed, self._lifetime)
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:

@@ -15,6 +15,7 @@ from app.models.run_facts import is_ours
 from app.models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
 from engine.trace.run_ref import RunRef
@@ -189,8 +190,7 @@ class RingView(RoundView):
 
     def _draw_nothing(self) -> None:
         self._image.clear()
-        for marks in self._marks.values():
-            marks.clear()
+        draw_nothing(*self._marks.values())
 
     def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
         """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""

@@ -19,6 +19,7 @@ from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -90,7 +91,7 @@ class RollbackView(BarView):
         none = np.zeros(0)
         for bars in self._bars.values():
             bars.setOpts(x=none, height=none, width=none)
-        self._crosses.clear()
+        draw_nothing(self._crosses)
         self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:

@@ -13,6 +13,14 @@ from app.looks.theme import Theme
 from app.widgets.value_axis import ValueAxis
 
 
+def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
+    """Empty these items; pyqtgraph works for empty ones too."""
+    for item in items:
+        x, _ = item.getData()
+        if x is not None and len(x):
+            item.setData([], [])
+
+
 class PlotSurface(pg.PlotWidget):
     """A plot without pyqtgraph's own menu and buttons. widest_label: at its left axis."""
 

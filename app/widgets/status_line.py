@@ -40,9 +40,7 @@ class StatusLine(QStatusBar):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._texts = {"going": "", "model": ""}
-        self._model = QLabel()
-        self._model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self._model.setContentsMargins(8, 0, 8, 0)
+        self._model = _Words()
         self._phase = QLabel()
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
@@ -94,8 +92,7 @@ class StatusLine(QStatusBar):
 
     def _show_texts(self) -> None:
         text = " · ".join(filter(None, self._texts.values()))
-        self._model.setText(text)
-        self._model.setToolTip(text)
+        self._model.say(text)
 
     def set_vs_plain(self, ratio: float | None) -> None:
         """How many times as fast as the plain run; None where that was not measured takes no
@@ -152,6 +149,31 @@ class StatusLine(QStatusBar):
         for key, chip in self.chips.items():
             is_told = key != "vs_plain" or chip.text != NOT_OBSERVED
             chip.setVisible(not shown and is_told)
+
+
+class _Words(QWidget):
+    """One line of text that takes the room that is left. A QLabel would have all of the line
+    arranged and painted anew for every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setContentsMargins(8, 0, 8, 0)
+
+    def say(self, text: str) -> None:
+        if text != self.accessibleName():
+            self.setAccessibleName(text)
+            self.setToolTip(text)
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(0, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
+        painter.drawText(self.contentsRect(), Qt.AlignmentFlag.AlignVCenter, self.accessibleName())
+        painter.end()
 
 
 class FigureChip(QWidget):
