@@ -117,7 +117,7 @@ class WhatIfView(QStackedWidget):
         sight, when it comes into sight."""
         if self._run is None:
             return
-        if self.has_rounds and not self.in_sight:
+        if not self.in_sight:
             self._stale = True
         else:
             self._pacer.ask()

@@ -274,7 +274,7 @@ class RoundView(QStackedWidget):
         return self._summary()
 
     def _redraw(self) -> None:
-        if self._run is None or not self._has_rounds:
+        if self._run is None or not (self._has_rounds or self.plot.overlay):
             return
         self._stale = not self.in_sight
         if not self._stale:
