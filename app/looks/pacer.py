@@ -24,9 +24,11 @@ class Pacer(QObject):
         self._work, self._period = work, period_ms
         self._wait = period_ms
         self._since = QElapsedTimer()
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self.now)
+        self._begun = 0.0
+        self._timer, self._painted = QTimer(self), QTimer(self)
+        for timer, does in ((self._timer, self.now), (self._painted, self._count)):
+            timer.setSingleShot(True)
+            timer.timeout.connect(does)
 
     def ask(self) -> None:
         """Do the work now or soon."""
@@ -41,13 +43,19 @@ class Pacer(QObject):
     def now(self) -> None:
         """Call the function at once, whatever the period."""
         self._timer.stop()
-        begun = time.thread_time()
+        self._begun = time.thread_time()
         self._work()
-        cost = 1e3 * (time.thread_time() - begun)
-        self._wait = max(self._period, round(min(cost / SHARE, _LONGEST_MS)))
         self._since.start()
+        self._count()
+        self._painted.start(0)  # which comes behind the painting of what has changed
+
+    def _count(self) -> None:
+        """Set the time to the next call by what this one has taken by now."""
+        cost = 1e3 * (time.thread_time() - self._begun)
+        self._wait = max(self._period, round(min(cost / SHARE, _LONGEST_MS)))
 
     def stop(self) -> None:
         """Forget what was asked for; the next call happens at once."""
         self._timer.stop()
+        self._painted.stop()
         self._since.invalidate()

@@ -26,6 +26,7 @@ from app.widgets.line_styles import (
     plot_pen,
 )
 from app.widgets.overlaid_view import OverlaidView
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.position_rates import SWATCHES, PositionRates
 from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
@@ -71,15 +72,14 @@ class AcceptanceView(OverlaidView):
             self.plot.addItem(line, ignoreBounds=True)
         self._curves_over, self._n_over = StepCurves(), 0
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
-        self.plot.box.setYRange(-0.04, 1.08, padding=0)
+        self.plot.set_y_range(-0.04, 1.08)
         self._reset()
         self.retheme(theme)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
         self.curves = StepCurves()
-        for curve in (self._windowed, self._lifetime):
-            curve.setData([], [])
+        draw_nothing(self._windowed, self._lifetime)
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:

@@ -101,7 +101,7 @@ class DivergenceView(QWidget):
     def show_run(self, run: RunRef | None) -> None:
         """Show the comparison that a run belongs to, else the latest, else none."""
         lanes = () if run is None else lanes_of(run) or latest_lanes(run.store)
-        same = self._lanes is not None and lanes == self._lanes.runs
+        same = lanes == (() if self._lanes is None else self._lanes.runs)
         if not same:
             run_ids = tuple(lane.run_id for lane in lanes)
             self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None

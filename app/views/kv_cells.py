@@ -14,6 +14,7 @@ from app.models.pixel_columns import per_round
 from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_triangle
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.records import MISSING
@@ -58,7 +59,7 @@ class KvCellsView(BarView):
         self._rows: RunRows | None = None
         self._most = self._most_duplicates = -1
         self._bars.clear()
-        self._signs.setData([], [])
+        draw_nothing(self._signs)
 
     def _read(self, run: RunRef) -> int | None:
         if self._rows is None:
@@ -86,7 +87,7 @@ class KvCellsView(BarView):
         top = max(float(used.max(initial=1)), self._draw_overlay())
         some = twice > 0
         self._signs.setData(((x0 + x1) / 2)[some], used[some] + 0.08 * top)
-        self.plot.box.setYRange(0, top * 1.2, padding=0)
+        self.plot.set_y_range(0, top * 1.2)
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         return np.maximum(rows.column(_COLUMNS[0], start, stop), 0)

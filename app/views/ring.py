@@ -15,6 +15,7 @@ from app.models.run_facts import is_ours
 from app.models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.round_view import RoundView
 from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
 from engine.trace.run_ref import RunRef
@@ -114,6 +115,7 @@ class RingView(RoundView):
         self._n_stale = 0
         self._has_spent = False
         self._n_rounds = 0
+        self._draw_nothing()
 
     def _read(self, run: RunRef) -> int | None:
         store, table = run.store, run.store.memory
@@ -166,11 +168,11 @@ class RingView(RoundView):
         first, stop = min(first, self._n_rounds), min(stop, self._n_rounds)
         n_rows = self._n_rows
         if stop <= first or not n_rows:
-            self._image.clear()
-            for marks in self._marks.values():
-                marks.clear()
+            self._draw_nothing()
             return
-        self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
+        if self._has_spent or (self._run is not None and self._run.ended):
+            # until then that of the run before stays: a legend that changes moves the plot
+            self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         left, right = axis.start(first), axis.start(stop)
         entries = self._between(first, stop)
@@ -182,9 +184,13 @@ class RingView(RoundView):
             sight[entries["row"], entries["round"] - first] = entries["state"]
         self._image.setImage(sight, autoLevels=False)
         self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
-        self.plot.box.setYRange(-0.6, n_rows - 0.4, padding=0)
+        self.plot.set_y_range(-0.6, n_rows - 0.4)
         self._draw_marks(first, stop, sight, by_pixel)
         self._label_rows()
+
+    def _draw_nothing(self) -> None:
+        self._image.clear()
+        draw_nothing(*self._marks.values())
 
     def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
         """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""

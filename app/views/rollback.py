@@ -19,6 +19,7 @@ from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -87,6 +88,10 @@ class RollbackView(BarView):
         self._counts = dict.fromkeys(_GROUPS, 0)
         self._deepest = 0
         self._n_rs_seq: int | None = None
+        none = np.zeros(0)
+        for bars in self._bars.values():
+            bars.setOpts(x=none, height=none, width=none)
+        draw_nothing(self._crosses)
         self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:
@@ -167,7 +172,7 @@ class RollbackView(BarView):
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
         top = max(self._deepest, overlaid, limit or 0, 1)
         height = top * 1.25 + 0.35
-        self.plot.box.setYRange(0, height, padding=0)
+        self.plot.set_y_range(0, height)
         label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
         step = max(-(-top // 4), math.ceil(label))
         ticks = [(value, str(value)) for value in range(0, top + 1, step)]

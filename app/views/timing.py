@@ -15,6 +15,7 @@ from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.baseline import find_baseline, speed
@@ -94,7 +95,7 @@ class TimingView(BarView):
         self._speed_up: float | None = None
         self._plain.hide()
         self._bars.clear()
-        self._longest.setData([], [])
+        draw_nothing(self._longest)
         self._show_behind([])
 
     def set_plain(self, plain: RunRef | None) -> None:
@@ -166,7 +167,7 @@ class TimingView(BarView):
             self._longest.setData((x0 + x1) / 2, columns.most(total))
         shown = total[~prompt] if not prompt.all() else total
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
-        self.plot.box.setYRange(0, top * 1.1, padding=0)
+        self.plot.set_y_range(0, top * 1.1)
 
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)

@@ -24,6 +24,8 @@ from engine.trace.run_ref import RunRef
 
 _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
+_WAIT_MS = 250
+"""How long a run may be without a token before the view says what it waits for."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
 
@@ -42,6 +44,8 @@ class TokensView(QStackedWidget):
         self._theme = theme
         self._run: RunStreams | None = None
         self._panels: dict[int, _Panel] = {}
+        self._spare: dict[int, _Panel] = {}
+        """Those of the run before, emptied: a run of the same sequences takes them over."""
         self._ghosts = True
         self._follow = True
         self._zoom = 0
@@ -61,6 +65,9 @@ class TokensView(QStackedWidget):
         self._catch_up = QTimer(self)
         self._catch_up.setSingleShot(True)
         self._catch_up.timeout.connect(self.refresh)
+        self._late = QTimer(self)
+        self._late.setSingleShot(True)
+        self._late.timeout.connect(self._say_what_it_waits_for)
         page = QWidget()
         column = QVBoxLayout(page)
         column.setContentsMargins(0, 0, 0, 4)
@@ -106,15 +113,23 @@ class TokensView(QStackedWidget):
         """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
         self._search.stop()
-        self._places.clear()
+        self._late.stop()
+        self._spare |= self._panels
+        for panel in self._panels.values():
+            panel.show_stream(None)
         self._more.hide()
         self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
         self._run = None if run is None else RunStreams(run)
         self._set_followed(True)
         self.refresh()
-        if not self._panels:
-            self.setCurrentIndex(_EMPTY if run is None else _WAITING)
+        if run is None:
+            self._drop_spare()
+            self.setCurrentIndex(_EMPTY)
+        elif not self._panels and self._spare and not run.ended:
+            self._late.start(_WAIT_MS)  # a page that goes and comes costs layouts
+        elif not self._panels:
+            self._say_what_it_waits_for()
         if run is None or is_ours(run.facts) or "stops" not in run.facts:
             self._waiting.say()
         else:
@@ -234,24 +249,47 @@ class TokensView(QStackedWidget):
         for area in self.areas.values():
             area.retheme(theme)
 
+    def _say_what_it_waits_for(self) -> None:
+        self._drop_spare()
+        self.setCurrentIndex(_WAITING)
+
+    def _drop_spare(self) -> None:
+        if self._spare:
+            self._spare = {}
+            self._places.clear()
+
     def _add_panels(self, streams: list[TokenStream]) -> None:
-        room = _MOST_PANELS - len(self._panels)
-        new = {stream.seq_id: self._panel(stream) for stream in streams[:room]}
+        self._late.stop()
+        if {stream.seq_id for stream in streams} == self._spare.keys():
+            new, self._spare = self._spare, {}
+        else:
+            self._drop_spare()
+            room = _MOST_PANELS - len(self._panels)
+            new = {stream.seq_id: self._panel() for stream in streams[:room]}
+            if new:
+                self._places.add(new)
         self._panels |= new
-        if new:
-            self._places.add(new)
-            self._show_titles()
+        for stream in streams:
+            if stream.seq_id in new:
+                self._begin(new[stream.seq_id], stream)
+        self._show_titles()
         n_more = len(self._run.by_seq) - len(self._panels) if self._run is not None else 0
         self._more.setVisible(n_more > 0)
         self._more.setText(f"{n_more:,} more sequences are not shown here.")
 
-    def _panel(self, stream: TokenStream) -> _Panel:
-        panel = _Panel(self._theme, stream)
+    def _begin(self, panel: _Panel, stream: TokenStream) -> None:
+        """Show a stream in a panel, as all of them are shown by now."""
         area = panel.area
+        area.retheme(self._theme)
         area.set_zoom(self._zoom)
         area.set_ghosts(self._ghosts)
+        panel.show_stream(stream)
         area.set_follow(self._follow)
         area.set_cursor(self._cursor)
+
+    def _panel(self) -> _Panel:
+        panel = _Panel(self._theme)
+        area = panel.area
         area.position_selected.connect(self.position_selected)
         area.follow_changed.connect(self._on_follow_changed)
         area.inspect_asked.connect(self.inspect_asked)
@@ -327,25 +365,34 @@ class TokensView(QStackedWidget):
 class _Panel(QWidget):
     """One sequence: its title, shown when there are several, over its area."""
 
-    def __init__(self, theme: Theme, stream: TokenStream) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._stream = stream
         self._title = QLabel()
         self._title.setContentsMargins(10, 4, 10, 4)
         self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
         self._title.hide()
         self.area = TokenArea(theme)
-        self.area.set_stream(stream)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(self._title)
         column.addWidget(self.area, 1)
 
+    def show_stream(self, stream: TokenStream | None) -> None:
+        """Show another stream, or nothing."""
+        self.area.set_stream(stream)
+        self._count()
+
     def show_title(self, shown: bool) -> None:
         self._title.setVisible(shown)
+        self._count()
 
     def grow(self) -> None:
         """Show new tokens of the stream and count them."""
-        self._title.setText(f"Sequence {self._stream.seq_id} · {len(self._stream):,} tokens")
+        self._count()
         self.area.grow()
+
+    def _count(self) -> None:
+        stream = self.area.stream
+        if stream is not None and not self._title.isHidden():
+            self._title.setText(f"Sequence {stream.seq_id} · {len(stream):,} tokens")

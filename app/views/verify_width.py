@@ -15,6 +15,7 @@ from app.models.run_rows import RunRows
 from app.widgets.bar_view import BarView
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_dashes
 from app.widgets.stacked_bars import StackedBars, sample
 from engine.trace.records import MISSING
@@ -76,7 +77,7 @@ class VerifyWidthView(BarView):
         self._n_padding = 0
         self._widest = 0
         self._bars.clear()
-        self._borders.setData([], [])
+        draw_nothing(self._borders)
 
     def _read(self, run: RunRef) -> int | None:
         self._rows, start, stop = _read_rows(self._rows, run)
@@ -154,7 +155,7 @@ class VerifyWidthView(BarView):
         later = parts[1:].sum(axis=0)
         top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
         top = max(top, self._draw_overlay())
-        self.plot.box.setYRange(0, top * 1.15, padding=0)
+        self.plot.set_y_range(0, top * 1.15)
 
     def _draw_borders(
         self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray

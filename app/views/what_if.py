@@ -93,6 +93,11 @@ class WhatIfView(QStackedWidget):
         """Whether there is anything to see."""
         return self._has_drafts
 
+    @property
+    def in_sight(self) -> bool:
+        """Whether any of it is neither hidden nor behind a tab."""
+        return not self.visibleRegion().isEmpty()
+
     def show_run(self, run: RunRef | None) -> None:
         """Estimate from this run, or nothing."""
         self._run = run
@@ -112,14 +117,14 @@ class WhatIfView(QStackedWidget):
         sight, when it comes into sight."""
         if self._run is None:
             return
-        if self.has_rounds and self.visibleRegion().isEmpty():
+        if not self.in_sight:
             self._stale = True
         else:
             self._pacer.ask()
 
     def _refresh(self) -> None:
         self._read()
-        if self._stale and not self.visibleRegion().isEmpty():
+        if self._stale and self.in_sight:
             self._show()
 
     def _read(self) -> None:

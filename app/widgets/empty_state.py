@@ -55,8 +55,11 @@ class EmptyState(QWidget):
 
     def say(self, title: str = "", text: str = "") -> None:
         """Another title and sentence, without the buttons; without any the first ones again."""
-        self._heading.setText(title or self._first[0])
-        self._body.setText(text or self._first[1])
+        words = title or self._first[0], text or self._first[1]
+        if words == self.words and self._says_other == bool(title):
+            return
+        self._heading.setText(words[0])
+        self._body.setText(words[1])
         self._says_other = bool(title)
         self._fit()
 

@@ -13,6 +13,14 @@ from app.looks.theme import Theme
 from app.widgets.value_axis import ValueAxis
 
 
+def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
+    """Empty these items; pyqtgraph works for empty ones too."""
+    for item in items:
+        x, _ = item.getData()
+        if x is not None and len(x):
+            item.setData([], [])
+
+
 class PlotSurface(pg.PlotWidget):
     """A plot without pyqtgraph's own menu and buttons. widest_label: at its left axis."""
 
@@ -27,6 +35,7 @@ class PlotSurface(pg.PlotWidget):
         self.menu: QMenu | None = None
         """What a right click and the menu key open."""
         self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
+        self._names: dict[str, tuple[str, str]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
@@ -56,9 +65,23 @@ class PlotSurface(pg.PlotWidget):
 
     def name_axes(self, left: str, bottom: str, theme: Theme, role: str = "plot.text") -> None:
         """Label the axes; role: the colour of the words below."""
-        plot = self.getPlotItem()
-        plot.getAxis("left").setLabel(left, color=theme.color("plot.text").name())
-        plot.getAxis("bottom").setLabel(bottom, color=theme.color(role).name())
+        for side, name in (
+            ("left", (left, theme.color("plot.text").name())),
+            ("bottom", (bottom, theme.color(role).name())),
+        ):
+            if self._names.get(side) != name:  # pyqtgraph would lay the plot out for the same too
+                self._names[side] = name
+                self.getPlotItem().getAxis(side).setLabel(name[0], color=name[1])
+
+    def set_x_range(self, left: float, right: float) -> None:
+        """Bring this part of the x-axis into sight; pyqtgraph works for the same one too."""
+        if self.box.state["targetRange"][0] != [left, right]:
+            self.box.setXRange(left, right, padding=0)
+
+    def set_y_range(self, low: float, high: float) -> None:
+        """Bring this part of the y-axis into sight."""
+        if self.box.state["targetRange"][1] != [low, high]:
+            self.box.setYRange(low, high, padding=0)
 
     def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
         """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""

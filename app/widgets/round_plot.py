@@ -286,13 +286,13 @@ class RoundPlot(PlotSurface):
     def _set_x(self, left: float, right: float) -> None:
         """Show these rounds, here and in linked plots."""
         self._use_taken()
-        self.box.setXRange(left, right, padding=0)
+        self.set_x_range(left, right)
 
     def _use_taken(self) -> None:
         if self._taken is not None:
             (left, right), self._taken = self._taken, None
             self._taking = True
-            self.box.setXRange(left, right, padding=0)
+            self.set_x_range(left, right)
             self._taking = False
 
     def _on_x_changed(self) -> None:

@@ -117,8 +117,8 @@ class RoundView(QStackedWidget):
         self._stale = self._has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
-        else:
-            self.setCurrentIndex(_EMPTY)  # not before: a page that goes and comes costs layouts
+        elif run is None or run.ended:  # else rounds are on their way: pages cost layouts
+            self.setCurrentIndex(_EMPTY)
             if run is None:
                 self.empty.say()
 
@@ -224,7 +224,7 @@ class RoundView(QStackedWidget):
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget everything read."""
+        """Forget everything read, and draw nothing."""
 
     @abstractmethod
     def _read(self, run: RunRef) -> int | None:
@@ -260,6 +260,8 @@ class RoundView(QStackedWidget):
         """A run may have rounds, and nothing of what this view draws, or only sums."""
         axis = self.plot.run_axis.rows
         has_rounds = axis is not None and len(axis)
+        if has_rounds or run.ended:
+            self.setCurrentIndex(_EMPTY)
         if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
@@ -272,7 +274,7 @@ class RoundView(QStackedWidget):
         return self._summary()
 
     def _redraw(self) -> None:
-        if self._run is None:
+        if self._run is None or not (self._has_rounds or self.plot.overlay):
             return
         self._stale = not self.in_sight
         if not self._stale:

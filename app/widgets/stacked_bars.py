@@ -40,6 +40,8 @@ class StackedBars:
 
     def clear(self) -> None:
         """Draw nothing."""
+        if not self.n_bars:
+            return
         none = np.zeros(0)
         self.set(none, none, np.zeros((len(self.items), 0)), 1.0)
 

@@ -40,9 +40,7 @@ class StatusLine(QStatusBar):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._texts = {"going": "", "model": ""}
-        self._model = QLabel()
-        self._model.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self._model.setContentsMargins(8, 0, 8, 0)
+        self._model = _Words()
         self._phase = QLabel()
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
@@ -94,8 +92,7 @@ class StatusLine(QStatusBar):
 
     def _show_texts(self) -> None:
         text = " · ".join(filter(None, self._texts.values()))
-        self._model.setText(text)
-        self._model.setToolTip(text)
+        self._model.say(text)
 
     def set_vs_plain(self, ratio: float | None) -> None:
         """How many times as fast as the plain run; None where that was not measured takes no
@@ -149,10 +146,34 @@ class StatusLine(QStatusBar):
     def _show_progress(self, shown: bool) -> None:
         for widget in (self._phase, self._bar, self._cancel):
             widget.setVisible(shown)
-        for chip in self.chips.values():
-            chip.setVisible(not shown)
-        plain = self.chips["vs_plain"]
-        plain.setVisible(not shown and plain.text != NOT_OBSERVED)
+        for key, chip in self.chips.items():
+            is_told = key != "vs_plain" or chip.text != NOT_OBSERVED
+            chip.setVisible(not shown and is_told)
+
+
+class _Words(QWidget):
+    """One line of text that takes the room that is left. A QLabel would have all of the line
+    arranged and painted anew for every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setContentsMargins(8, 0, 8, 0)
+
+    def say(self, text: str) -> None:
+        if text != self.accessibleName():
+            self.setAccessibleName(text)
+            self.setToolTip(text)
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(0, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
+        painter.drawText(self.contentsRect(), Qt.AlignmentFlag.AlignVCenter, self.accessibleName())
+        painter.end()
 
 
 class FigureChip(QWidget):
@@ -161,7 +182,7 @@ class FigureChip(QWidget):
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
         self._name, self._widest, self._tip = name, widest, tip
-        self._text = NOT_OBSERVED
+        self._text = ""
         self._alarming = False
         self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
         self.set_text(NOT_OBSERVED)
@@ -180,17 +201,22 @@ class FigureChip(QWidget):
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
+        tip = f"{self._tip}{more}"
+        if (text, tip) == (self._text, self.toolTip()):
+            return
         size = self.sizeHint()
         self._text = text
-        self.setToolTip(f"{self._tip}{more}")
+        self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
         if self.sizeHint() != size:  # all docks of the window would be arranged anew
             self.updateGeometry()
         self.update()
 
     def sizeHint(self) -> QSize:
+        """It never becomes narrower: the next figure may be as wide again."""
         metrics = self.fontMetrics()
-        figure = max(metrics.horizontalAdvance(t) for t in (self._widest, self._text))
+        self._widest = max(self._widest, self._text, key=metrics.horizontalAdvance)
+        figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
     def paintEvent(self, event: QPaintEvent) -> None:

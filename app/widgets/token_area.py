@@ -112,6 +112,8 @@ class TokenArea(TokenScroll):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
+        if theme is self._theme:
+            return
         self._theme = theme
         self._painter = TokenPainter(theme, self._metrics)
         self._chip.retheme(theme)
@@ -125,10 +127,9 @@ class TokenArea(TokenScroll):
 
     def set_zoom(self, zoom: int) -> None:
         """Write in letters larger by so many tenths (smaller below 0), keeping the place."""
-        self._zoom = zoom
-        self._metrics = TokenMetrics(fixed_font(zoom))
-        self._painter = TokenPainter(self._theme, self._metrics)
-        self._start_layout()
+        if zoom != self._zoom:
+            self._zoom = zoom
+            self._take_font()
 
     def step_token(self, step: int) -> None:
         """Select the next (+1) or previous (-1) token in sight."""
@@ -309,7 +310,12 @@ class TokenArea(TokenScroll):
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() in (QEvent.Type.FontChange, QEvent.Type.ApplicationFontChange):
-            self.set_zoom(self._zoom)
+            self._take_font()
+
+    def _take_font(self) -> None:
+        self._metrics = TokenMetrics(fixed_font(self._zoom))
+        self._painter = TokenPainter(self._theme, self._metrics)
+        self._start_layout()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)

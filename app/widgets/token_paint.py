@@ -14,7 +14,7 @@ from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
 from app.looks.theme import Theme
-from app.models.token_stream import KIND
+from app.models.token_stream import KIND, PLAIN
 from engine.trace.records import TOKEN_KINDS
 
 _ABOVE = 2
@@ -30,7 +30,9 @@ class TokenMetrics:
         self.italic.setItalic(True)
         self._metrics = QFontMetricsF(font)
         self._widths: dict[str, float] = {}
-        self._shaped: dict[tuple[str, bool], QStaticText] = {}
+        self.uprights: dict[str, QStaticText] = {}
+        """Texts made ready for painting, and the same in italics; `shaped` adds to them."""
+        self.italics: dict[str, QStaticText] = {}
         self.ascent = self._metrics.ascent()
         self.strike = _ABOVE + round(self.ascent - self._metrics.strikeOutPos())
         self.tint_height = round(self.ascent + self._metrics.descent()) + 1
@@ -46,9 +48,10 @@ class TokenMetrics:
 
     def shaped(self, text: str, *, italic: bool) -> QStaticText:
         """A text made ready for painting; it stands on the font's own ascent only if ASCII."""
-        ready = self._shaped.get((text, italic))
+        known = self.italics if italic else self.uprights
+        ready = known.get(text)
         if ready is None:
-            ready = self._shaped[text, italic] = QStaticText(text)
+            ready = known[text] = QStaticText(text)
             ready.setTextFormat(Qt.TextFormat.PlainText)
             ready.prepare(font=self.italic if italic else self.font)
         return ready
@@ -102,7 +105,11 @@ class TokenPainter:
         """Draw the marks; the painter's pen, brush and font are left as they fall."""
         batches: dict[int, _Batch] = defaultdict(_Batch)
         for mark in marks:
-            self._collect(batches[mark.kind], mark)
+            kind = mark.kind
+            if mark.replayed or kind not in PLAIN:
+                self._collect(batches[kind], mark)
+            else:
+                batches[kind].texts.append((mark.x, mark.y + _ABOVE, mark.text))
         painter.setPen(Qt.PenStyle.NoPen)
         for kind, batch in batches.items():
             if batch.tints:
@@ -115,11 +122,14 @@ class TokenPainter:
             self._draw_lines(painter, batch, self._line.get(kind, self._neutral))
 
     def _draw_texts(self, painter: QPainter, batch: _Batch, *, italic: bool) -> None:
-        metrics = self.metrics
+        metrics, draw = self.metrics, painter.drawStaticText
+        shaped = metrics.italics if italic else metrics.uprights
         painter.setFont(metrics.italic if italic else metrics.font)
         for x, y, text in batch.texts:
+            if text.isspace():
+                continue
             if text.isascii():
-                painter.drawStaticText(QPointF(x, y), metrics.shaped(text, italic=italic))
+                draw(QPointF(x, y), shaped.get(text) or metrics.shaped(text, italic=italic))
             else:
                 # a fallback font would move the baseline of a QStaticText
                 painter.drawText(QPointF(x, y + metrics.ascent), text)
