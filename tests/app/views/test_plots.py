@@ -264,7 +264,7 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     assert f"best n_max {best}" in view.headline.text()
     assert view.headline.text().startswith("Estimate from")
     assert view.table_widget.item(best, 0).text() == f"★ {best}"
-    assert "always cost the same" in view.note.text()
+    assert "cost by their lengths alone" in view.note.text()
 
 
 def test_export_as_picture_drawing_and_table(
