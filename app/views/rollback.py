@@ -92,6 +92,7 @@ class RollbackView(BarView):
         for bars in self._bars.values():
             bars.setOpts(x=none, height=none, width=none)
         draw_nothing(self._crosses)
+        self._limit.hide()
         self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:

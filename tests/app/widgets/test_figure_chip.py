@@ -34,3 +34,13 @@ def test_only_a_wider_figure_arranges_the_window_anew(qtbot):
     chip.set_text("123456789.123456789")
     QApplication.processEvents()
     assert requests.n > 0
+
+
+def test_a_shorter_figure_leaves_the_room_to_the_next(qtbot):
+    chip = FigureChip("tokens/s", "0", "speed")
+    qtbot.addWidget(chip)
+    narrow = chip.sizeHint().width()
+    chip.set_text("1234567")
+    wide = chip.sizeHint().width()
+    chip.set_text("9")
+    assert narrow < wide == chip.sizeHint().width()
