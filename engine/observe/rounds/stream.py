@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.observe.server_words import server_words
+
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
 MOST_COUNT = 2**31 - 1
@@ -298,12 +300,11 @@ def _text(value: Any) -> str:
 
 def _error(error: Any) -> str:
     message = error.get("message") if isinstance(error, dict) else error
-    return str(message)[:500]
+    return server_words(message, 500)
 
 
 def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return server_words(value, 40)
 
 
 def _refuse_constant(name: str) -> None:

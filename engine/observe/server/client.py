@@ -22,6 +22,7 @@ from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.errors import cut_short, is_loading, refusal, unreachable
 from engine.observe.server.inbox import Arrival, Inbox
+from engine.observe.server_words import server_words
 
 if TYPE_CHECKING:
     import httpx
@@ -296,7 +297,7 @@ class ServerClient:
             raise unreachable(self.address, error) from error
 
     def _foreign(self, path: str, kind: str = "") -> ServerError:
-        what = kind if kind and kind != "application/json" else "something"
+        what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
         return ServerError(
             f"{self.address} answers {path} with {what} that is no llama-server's.",
             "Name the address and port of a llama-server.",

@@ -8,6 +8,7 @@ import ssl
 from typing import Any
 
 from engine.errors import ApiKeyError, ServerError
+from engine.observe.server_words import server_words
 
 
 def is_loading(status: int, raw: bytes) -> bool:
@@ -21,15 +22,15 @@ def is_loading(status: int, raw: bytes) -> bool:
 def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
     """The error of a reply that is none of 200."""
     error = _told_error(raw)
-    message = " ".join(str(error.get("message") or "").split())[:300].rstrip(".")
+    message = server_words(error.get("message") or "", 300).rstrip(".")
     if status in (401, 403):
         return ApiKeyError(
             f"{address} does not accept the API key.", "Name the key that it was started with."
         )
     if error.get("type") == "exceed_context_size_error":
+        n_tokens, n_ctx = (server_words(error.get(k), 20) for k in ("n_prompt_tokens", "n_ctx"))
         return ServerError(
-            f"The prompt has {error.get('n_prompt_tokens')} tokens, but {address} has a context "
-            f"of {error.get('n_ctx')}.",
+            f"The prompt has {n_tokens} tokens, but {address} has a context of {n_ctx}.",
             "Shorten the prompt, or start the server with a larger -c.",
         )
     if 300 <= status < 400:

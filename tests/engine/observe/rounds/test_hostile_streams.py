@@ -192,13 +192,13 @@ def test_an_error_inside_a_stream_keeps_its_rounds() -> None:
     store, run, request = begun()
     data = stream_of("mtp")
     request.data(data[: len(data) // 2].rpartition(b"\n\n")[0] + b"\n\n", 5.0)
-    request.data(b'data: {"error":{"code":500,"message":"invalid UTF-8"}}\n\n', 6.0)
+    request.data(b'data: {"error":{"code":500,"message":"\\u001b[2Jinvalid\\nUTF-8"}}\n\n', 6.0)
     request.done(7.0)
     run.end()
-    assert "invalid UTF-8" in store.runs[0]["requests"][0]["error"]
+    assert store.runs[0]["requests"][0]["error"] == "The server reported: �[2Jinvalid UTF-8"
     (finding,) = find(store)
     assert finding.rule == "stream-cut"
-    assert "invalid UTF-8" in finding.message
+    assert "�[2Jinvalid UTF-8" in finding.message
     assert len(store.rounds) > 10
 
 

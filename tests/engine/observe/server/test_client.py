@@ -134,6 +134,7 @@ def test_waiting_can_be_cancelled() -> None:
         (error_reply(404, "File Not Found"), "has no /props"),
         (Reply(b"", 302, {"Location": "http://elsewhere.invalid/"}), "sends /props elsewhere"),
         (error_reply(500, "out of\nmemory."), "refuses /props with status 500: out of memory. C"),
+        (error_reply(500, "a\x1b[31m\n" * 200), "refuses /props with status 500: a�[31m a�[31m a"),
         (Reply(b"<h1>Bad Gateway", 502, HTML), "refuses /props with status 502. C"),
         (Reply([b'{"half', Cut()], 200), "cannot be reached: the connection fails"),
     ],
@@ -145,6 +146,7 @@ def test_other_answers_than_a_llama_server_s_are_one_error(
     with pytest.raises(ServerError) as raised:
         client.facts()
     assert said in str(raised.value) and server.url in raised.value.message
+    assert raised.value.message.isprintable() and len(raised.value.message) < 400
 
 
 def test_without_the_key_the_key_is_asked_for() -> None:
@@ -292,6 +294,12 @@ def test_closing_ends_a_question_of_another_thread(server: ScriptedServer) -> No
                 400, "too long", "exceed_context_size_error", n_prompt_tokens=1201, n_ctx=256
             ),
             "The prompt has 1201 tokens, but {url} has a context of 256.",
+        ),
+        (
+            error_reply(
+                400, "too long", "exceed_context_size_error", n_prompt_tokens="\x1b[2J", n_ctx=[]
+            ),
+            "The prompt has �[2J tokens, but {url} has a context of [].",
         ),
         (WEB_PAGE, "{url} answers /completion with text/html that is no llama-server's."),
         (error_reply(500, "no slot"), "{url} refuses /completion with status 500: no slot."),
