@@ -82,6 +82,16 @@ def halves_512_bits() -> bool:
     return target().name in _HALVING
 
 
+def reads_ahead_into_second_cache() -> bool:
+    """Whether memory that is asked for beforehand comes faster where it is not asked for in the
+    nearest cache, which waits for few lines at a time. Not said of AMD's: not measured there."""
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return False
+    return not str(binding.get_host_cpu_name()).startswith("zn")
+
+
 def processor_name() -> str:
     """The processor as its maker calls it, else its architecture."""
     try:

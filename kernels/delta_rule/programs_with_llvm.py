@@ -54,11 +54,11 @@ class _Heads(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """slot: the place of the state so many tokens before the last one; count: of them. is_large:
+    """slot: the place of the state so many tokens before the last one; n_slots: of them. is_large:
     whether they would only push other things out of the caches."""
 
     slot: Callable[[Value], Place]
-    count: Value
+    n_slots: Value
     is_large: Value
 
 
@@ -161,7 +161,7 @@ def _tokens(
         else:
             in_place = back.less(1) & kept.is_large.less(1)
             block.write(S, key, gate, u, block.place_if(in_place, kept.slot(nothing)))
-            with code.when(back.less(kept.count)):
+            with code.when(back.less(kept.n_slots)):
                 with code.when(nothing.less(back) & kept.is_large.less(1)):
                     block.copy(block.own, kept.slot(back))
                 with code.when(nothing.less(kept.is_large)):

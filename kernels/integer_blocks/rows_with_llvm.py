@@ -21,14 +21,17 @@ from kernels.integer_blocks.rows_of_integers import GROUP
 from kernels.integer_blocks.sums_with_llvm import pair_sums, sums
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8, I16, I64
-from kernels.processor import halves_512_bits, vnni_bits
+from kernels.processor import halves_512_bits, reads_ahead_into_second_cache, vnni_bits
 
 ROWS = 8
 """More rows of x than this many share no reading of the weights."""
 # weight rows that a thread takes at a time
 CHUNK = 256
-# bytes; the processor's own prefetching starts anew with every row
+# bytes, in the nearest cache; the processor's own prefetching starts anew with every row
 AHEAD = 8192
+# bytes, in the second cache: for what is read faster than the nearest one can wait for. An Intel
+# Xeon read Q8_0 at 23 to 24 GB/s instead of 19 to 20 for one row, 21 instead of 20 for four
+FAST, FAST_ROWS, FAST_AHEAD = ("Q8_0",), 4, 4096
 # bytes of weights times rows that are done before a second thread has woken up
 ALONE = 1 << 16
 
@@ -89,6 +92,8 @@ def write(
     rest = None if layout.long else _Rest(code, row_bytes, stretch_bytes)
     rows = RowVectors(code, layout, x)
     height = len(rows.filled)
+    fast = type in FAST and n_rows <= FAST_ROWS and reads_ahead_into_second_cache()
+    ahead = FAST_AHEAD if fast else AHEAD
     with code.loop(first, last) as row:
         start = blocks + row * row_bytes
         if rest:
@@ -96,7 +101,7 @@ def write(
         total = code.variable(code.constant(vector(F32, height), 0.0))
         with code.loop(0, n_stretches, n) as b:
             for line in range(0, stretch_bytes * n, LINE):
-                code.prefetch(start + b * stretch_bytes + (AHEAD + line))
+                code.prefetch(start + b * stretch_bytes + (ahead + line), near=not fast)
             # the last one once more where it has none beside it
             indices = [b, *(code.smaller(b + i, n_stretches - 1) for i in range(1, n))]
             there = [start + index * stretch_bytes for index in indices]

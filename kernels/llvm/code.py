@@ -99,10 +99,10 @@ class Code:
         """Bytes from one place to another, which do not overlap."""
         self.call("memcpy", I64, target, source, n_bytes)
 
-    def prefetch(self, address: Value) -> None:
-        """Asks for memory that will be read soon."""
+    def prefetch(self, address: Value, *, near: bool = True) -> None:
+        """Asks for memory that will be read soon, for the nearest cache or the one behind it."""
         pointer = Value(self.builder, self._pointer(address))
-        to_read, stay, data = (self.constant(I32, n) for n in (0, 3, 1))
+        to_read, stay, data = (self.constant(I32, n) for n in (0, 3 if near else 2, 1))
         self.call("llvm.prefetch.p0", ir.VoidType(), pointer, to_read, stay, data)
 
     def splat(self, value: Value, count: int = 16) -> Value:

@@ -109,6 +109,16 @@ def test_wide_vectors_where_they_are_whole(bits, halved, expected, monkeypatch):
     assert rows_with_llvm.vector_bits() == expected
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_is_read_fast_is_asked_for_in_the_second_cache(elsewhere, monkeypatch):
+    """For few rows, and where that was measured."""
+    monkeypatch.setattr(rows_with_llvm, "reads_ahead_into_second_cache", lambda: not elsewhere)
+    for type_name, n_rows in (("Q8_0", 1), ("Q8_0", 4), ("Q8_0", 5), ("Q4_K", 1)):
+        text = assembly(functools.partial(write, type_name, n_rows, 0), 7, "+avx2,+fma,+f16c")
+        second = type_name == "Q8_0" and n_rows <= 4 and not elsewhere
+        assert ("prefetcht1" in text, "prefetcht0" in text) == (second, not second)
+
+
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 def test_code_for_processors_that_add_products_of_bytes(type_name):
     """Of each kind; it cannot run everywhere."""
