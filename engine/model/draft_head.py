@@ -1,8 +1,8 @@
 """An output head for drafts: a copy in two bits names candidates, the head itself judges them.
 
 A draft is the most probable token after each, and needs no other logits than those of its first
-candidates; a large head is most of what drafting reads. The copy reads a third of that and less.
-The candidates' logits have the bits that the whole head gives them.
+candidates; a large head is most of what drafting reads. The copy is 31 % of a head in Q8_0, 40 % of
+one in Q6_K. The candidates' logits have the bits that the whole head gives them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 
 
 class DraftHead:
-    """The candidates of one row after the other. It takes some bytes per weight of its own."""
+    """The candidates of one row after the other. Its copy takes a third of a byte per weight."""
 
     def __init__(self, output: OutputHead) -> None:
         """For a head that `fits`."""
@@ -63,11 +63,6 @@ class DraftHead:
         gain = packed.n_bytes / (n_vocab * width / copied * n_bytes)
         large = n_vocab >= _LEAST_VOCABULARY and gain >= _LEAST_GAIN
         return large and width % BLOCK == 0 and packed.data.bytes.device.type == "cpu"
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that the copy takes."""
-        return self._copy.nbytes
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:
         """x [1, T, n_embd], not normed; of the flat row in `outputs`, int64 [1]."""
