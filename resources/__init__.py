@@ -30,8 +30,12 @@ DEMO_DRAFT = DEMO / "demo-draft.gguf"
 DEMO_EAGLE3 = DEMO / "demo-eagle3.gguf"
 
 
-# prompts of the benchmarks: instructions, and Python for the demo model
-SUITES = {"general": PROMPTS / "suite.json", "python": PROMPTS / "python.json"}
+# prompts of the benchmarks: instructions, Python, and what the demo model was trained to continue
+SUITES = {
+    "general": PROMPTS / "suite.json",
+    "python": PROMPTS / "python.json",
+    "demo": DEMO / "prompts.json",
+}
 MATCHES = {"general": PROMPTS / "match.json", "python": PROMPTS / "match_python.json"}
 CONVERSATIONS = {"general": PROMPTS / "w1.json", "python": PROMPTS / "w1_python.json"}
 
@@ -39,4 +43,4 @@ CONVERSATIONS = {"general": PROMPTS / "w1.json", "python": PROMPTS / "w1_python.
 def demo_prompts() -> list[DemoPrompt]:
     """The bundled prompts, the best first."""
     entries = json.loads((DEMO / "prompts.json").read_text(encoding="utf-8"))
-    return [DemoPrompt(entry["title"], entry["text"]) for entry in entries]
+    return [DemoPrompt(entry["name"], entry["text"]) for entry in entries]

@@ -14,7 +14,7 @@ from app.cli.common import check_output, draft_paths, print_json, target_path
 from app.cli.files import open_session
 from app.cli.run import draft_files
 from app.cli.run_arguments import add_chat, run_options
-from engine.bench.prompts import NamedPrompt, read_prompts
+from engine.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.bench.request import Configuration
 from engine.files import written_whole
 from engine.options import DRAFTERS, RunOptions
@@ -41,20 +41,23 @@ def add_prompt_set(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompts",
         metavar="SET",
-        help="general, python, or a JSON file of names and texts (default general; with --demo "
-        "python, and --ignore-eos)",
+        help="general, python, in the suite also demo, or a JSON file of names and texts (default "
+        "general; with --demo demo or else python, and --ignore-eos for all but demo)",
     )
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:
-    """The chosen set, or file, by name and its prompts. Raises OptionError.
-
-    With --demo, --ignore-eos is switched on.
-    """
-    # the demo model ends most texts after a few tokens, too few to measure anything
-    args.ignore_eos = args.ignore_eos or args.demo
-    name = args.prompts or ("python" if args.demo else "general")
+    """The chosen set, or file, by name and its prompts. Raises OptionError."""
+    name = set_name(args, sets)
     return name, read_prompts(sets[name] if name in sets else Path(name))
+
+
+def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
+    """The chosen set, or path of a file; with --demo, --ignore-eos is set but for its own."""
+    name: str = args.prompts or default_set(sets, on_demo=args.demo)
+    # the demo model ends most other texts after a few tokens, too few to measure anything
+    args.ignore_eos = args.ignore_eos or (args.demo and name != "demo")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import tune_check
+from app.cli.bench_requests import set_name
 from app.cli.common import add_compute, add_model, check_output, draft_paths, positive, target_path
 from app.cli.files import open_session
 from app.cli.option_arguments import add_options, options_from, reader
@@ -112,9 +113,9 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompts",
         metavar="SET",
-        help="general, python, or a file: a JSON list or JSON lines of texts or objects, also "
-        "gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench (default general; "
-        "with --demo python, and --ignore-eos)",
+        help="general, python, demo, or a file: a JSON list or JSON lines of texts or objects, "
+        "also gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench (default "
+        "general; with --demo demo, and --ignore-eos for all but demo)",
     )
     for name, what in (
         ("prompt", "text of a prompt, or the list of its turns"),
@@ -136,7 +137,6 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record, simulate, confirm; print and write what was found."""
     target = target_path(args)
-    args.ignore_eos = args.ignore_eos or args.demo
     prompts = _prompts(args)
     base = _base(args)
     for option in ("json", "report"):
@@ -206,7 +206,7 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def _prompts(args: argparse.Namespace) -> list[TunePrompt]:
-    name = args.prompts or ("python" if args.demo else "general")
+    name = set_name(args, SUITES)
     path = SUITES.get(name) or Path(name)
     fields = FieldNames(args.prompt_field, args.name_field, args.category_field)
     return choose(read_prompt_set(path, fields), args.limit, args.seed)

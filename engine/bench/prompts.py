@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,6 +22,13 @@ class NamedPrompt:
 
     name: str
     text: str
+
+
+def default_set(sets: Collection[str], *, on_demo: bool) -> str:
+    """The set for the demo model, or for others: its own prompts, where sets has them."""
+    if not on_demo:
+        return "general"
+    return "demo" if "demo" in sets else "python"
 
 
 def read_prompts(path: Path) -> list[NamedPrompt]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.bench.prompts import read_prompts
+from engine.bench.prompts import default_set, read_prompts
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
 from engine.errors import OptionError
@@ -274,7 +274,7 @@ class _JobMaker:
             if name is not None:
                 raise _wrong(self._path, f"{place}, {keys.PROMPT}", "goes not with prompts")
             return (text,), _digest([text])
-        name = name or ("python" if settings[keys.MODEL] == DEMO else "general")
+        name = name or default_set(self._bundled.sets, on_demo=settings[keys.MODEL] == DEMO)
         if (name, limit) not in self._prompts:
             path = self._bundled.sets.get(name) or _beside(self._path, name)
             self._check_is_file(place, keys.PROMPTS, path)

@@ -35,24 +35,24 @@ def names(report: dict) -> list[str]:
     return [one["name"] for one in report["configurations"]]
 
 
-def test_the_demo_measures_every_drafter_on_ten_python_prompts(cli: Cli) -> None:
+def test_the_demo_measures_every_drafter_on_its_own_prompts(cli: Cli) -> None:
     outcome = cli("bench", "--demo", "--json", *QUICK[:-1], 2)
     assert outcome.status == 0
     report = outcome.json
     assert names(report)[:3] == ["plain", "draft-mtp", "draft-simple"]
-    expected = [prompt.name for prompt in read_prompts(SUITES["python"])]
+    expected = [prompt.name for prompt in read_prompts(SUITES["demo"])]
     for one in report["configurations"]:
         assert [row["name"] for row in one["rows"]] == expected
         assert tuple(one["aggregate"]) == AGGREGATE_FIELDS
-        assert one["aggregate"]["total_predicted"] == 20
-        assert one["num_same"] == 10
+        assert one["aggregate"]["total_predicted"] == 16
+        assert one["num_same"] == 8
     assert report["complete"]
-    assert (report["prompts"], report["compute"]) == ("python", "f32")
+    assert (report["prompts"], report["compute"]) == ("demo", "f32")
     assert report["model"]["name"] == "demo-target.gguf"
     assert report["environment"]["threads"] == 1
     request = report["configurations"][0]["options"]
     assert (request["sampler"]["temp"], request["sampler"]["seed"]) == (0.0, 42)
-    n_requests = 10 * len(report["configurations"])
+    n_requests = 8 * len(report["configurations"])
     assert f"[{n_requests}/{n_requests}]" in outcome.err.splitlines()[-1]
 
 

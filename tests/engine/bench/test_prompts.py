@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.prompts import NamedPrompt, read_prompts
+from engine.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from resources import CONVERSATIONS, DEMO_TARGET, MATCHES, SUITES
+from resources import CONVERSATIONS, DEMO_TARGET, MATCHES, SUITES, demo_prompts
 
 
 def test_the_suite_has_the_ten_names_in_order() -> None:
@@ -38,9 +38,16 @@ def test_the_suite_has_the_ten_names_in_order() -> None:
     ("sets", "n"), [(SUITES, 10), (MATCHES, 3), (CONVERSATIONS, 4)], ids=["suite", "match", "w1"]
 )
 def test_every_kind_has_a_general_and_a_python_set(sets: dict[str, Path], n: int) -> None:
-    assert list(sets) == ["general", "python"]
-    for path in sets.values():
-        assert len(read_prompts(path)) == n
+    for name in ("general", "python"):
+        assert len(read_prompts(sets[name])) == n
+
+
+def test_the_demo_has_prompts_of_its_own_where_it_can() -> None:
+    shown = [(one.title, one.text) for one in demo_prompts()]
+    assert [(one.name, one.text) for one in read_prompts(SUITES["demo"])] == shown
+    assert default_set(SUITES, on_demo=True) == "demo"
+    assert default_set(CONVERSATIONS, on_demo=True) == "python"
+    assert default_set(SUITES, on_demo=False) == "general"
 
 
 def test_the_python_sets_fit_the_demo_model() -> None:
