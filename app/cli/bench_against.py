@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     from engine.bench.against.llama_server import SpeculativeWork
     from engine.bench.against.works import pass_works
     from engine.bench.environment import environment
+    from engine.huge_pages import wait_for_huge_pages
 
+    wait_for_huge_pages()
     speculative = None
     if has_head:
         prompt = session.prompt(prompts[0].text)

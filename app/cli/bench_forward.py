@@ -72,6 +72,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     import torch
 
     from engine.device import device_name, resolve_device
+    from engine.huge_pages import wait_for_huge_pages
     from engine.model.loader import load_model
     from engine.model.threads import use_threads
 
@@ -80,6 +81,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
             file, compute=args.compute, device=resolve_device(args.device), progress=loading_line()
         )
     use_threads(args.threads, info)
+    wait_for_huge_pages()
     facts = {
         "model": path.name,
         "n_params": info.n_params,

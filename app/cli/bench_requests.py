@@ -88,6 +88,9 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
     if args.out is not None:
         check_output(args.out, "--out")
     session = open_session(args, target, drafts)
+    from engine.huge_pages import wait_for_huge_pages
+
+    wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
         chosen = [

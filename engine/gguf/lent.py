@@ -11,22 +11,25 @@ from engine.errors import ModelFileError
 from engine.gguf.content import FileStamp, ModelFilePart
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LentFiles:
     """The files of a model as they were when opened, and their mappings.
 
     A mapping is closed with its file unless views of it are in use; it ends with the last view.
+    keeps_pages: pages may be others than the file's by now (engine.moved_pages), which would not
+    come back if they were released.
     """
 
     contents: Sequence[ModelFilePart]
     maps: Sequence[mmap.mmap]
+    keeps_pages: bool = False
 
     def release(self, part: int, offset: int, n_bytes: int) -> None:
         """Take the pages of some bytes out of this process's memory, where they count as much as
         any others; they come back when they are used again."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < stop and hasattr(mmap, "MADV_DONTNEED"):
+        if start < stop and not self.keeps_pages and hasattr(mmap, "MADV_DONTNEED"):
             self.maps[part].madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def check(self) -> None:

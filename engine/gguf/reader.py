@@ -38,6 +38,7 @@ class TensorReader:
         self._total = sum(info.n_bytes for info in file.tensors.values())
         self._done = 0
         self._seen: set[str] = set()
+        self._in_place: dict[str, np.ndarray] = {}
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this name."""
@@ -69,13 +70,18 @@ class TensorReader:
         has been read once, so it is in memory as long as there is room. Raises Cancelled and
         ModelFileError as `take`.
         """
-        (tensor,) = self._pieces(name, shape, 1, "reading", self._in_place)
+        (tensor,) = self._pieces(name, shape, 1, "reading", self._where_it_is)
         return tensor.reshape(*shape[:-1], -1)
 
     def release(self, name: str) -> None:
         """Take the pages of a tensor that has been copied out of this process's memory."""
+        self._in_place.pop(name, None)
         info = self._file.tensors[name]
         self._file.lent.release(info.part, info.offset, info.n_bytes)
+
+    def in_place(self) -> list[np.ndarray]:
+        """The bytes, uint8 [n], of every tensor that `take_blocks` lent and nobody released."""
+        return list(self._in_place.values())
 
     def mapped_rows(self, name: str, shape: tuple[int, ...]) -> MappedRows:
         """A table that stays in the file; its first row is decoded to see that it can be.
@@ -132,12 +138,14 @@ class TensorReader:
             )
         return info
 
-    def _in_place(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+    def _where_it_is(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         raw = self._file.raw(info.name)
         raw[:: mmap.PAGESIZE].max(initial=0)  # a byte of each page
         tensor = _lend(raw)
-        # files may have tensors anywhere, while products read whole words
-        return tensor if raw.ctypes.data % _ALIGNED == 0 else tensor.clone()
+        if raw.ctypes.data % _ALIGNED:  # anywhere in the file, while products read whole words
+            return tensor.clone()
+        self._in_place[info.name] = raw
+        return tensor
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:

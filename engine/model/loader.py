@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -96,9 +97,10 @@ def load_model(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
-    packed = not any(stays_in_blocks(type, mode, device) for type in types)
-    if packed and device.type == "cpu" and model.weight_bytes >= _CACHED:
-        use_huge_pages_soon()
+    if device.type == "cpu" and model.weight_bytes >= _CACHED:
+        views, loaded = reader.in_place(), weakref.ref(model)
+        file.lent.keeps_pages = True
+        use_huge_pages_soon(views, lambda: loaded() is not None)
     return model
 
 

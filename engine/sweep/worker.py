@@ -16,6 +16,7 @@ from engine.bench.request import run_to_end
 from engine.device import device_name, resolve_device
 from engine.errors import DraftscopeError, OptionError
 from engine.findings.check import recorded
+from engine.huge_pages import wait_for_huge_pages
 from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run
@@ -91,6 +92,7 @@ class SweepWorker:
         self._session = Session.open(
             target, draft, compute=job.setting(keys.COMPUTE), device=str(device)
         )
+        wait_for_huge_pages()
         self._loaded = (*wanted, draft)
         return self._session
 

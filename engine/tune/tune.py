@@ -17,6 +17,7 @@ from engine.bench.environment import environment
 from engine.bench.request import PLAIN, Configuration
 from engine.device import device_name
 from engine.errors import OptionError
+from engine.huge_pages import wait_for_huge_pages
 from engine.options import Prompt, RunOptions
 from engine.trace.export import strict_json
 from engine.trace.what_if.rules import FIXED
@@ -89,6 +90,7 @@ def tune(
 ) -> Tuned:
     """Do all of it. texts: the plan's prompts as the model reads them. report: is told what is done
     now. Raises what Session.start raises, and OptionError where no drafter drafted anything."""
+    wait_for_huge_pages()
     start = perf_counter()
     recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)
     recorded_s = perf_counter() - start

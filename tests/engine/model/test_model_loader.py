@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
+from engine.huge_pages import wait_for_huge_pages
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
+from resources import DEMO_TARGET
 from tests.support.closeness import nmse
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 
@@ -138,3 +142,34 @@ def test_a_missing_tensor_is_found_before_any_is_read(variant, monkeypatch):
     monkeypatch.setattr(TensorReader, "take", lambda *_: pytest.fail("tensor data was read"))
     with pytest.raises(ModelFileError, match=r"blk\.3\.ffn_up\.weight"):
         _load(path)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
+def test_a_pass_gives_the_same_bits_while_weights_move_to_huge_pages(monkeypatch):
+    still = _load(DEMO_TARGET, "q8")
+    monkeypatch.setattr(loader, "_CACHED", 0)
+    moving = _load(DEMO_TARGET, "q8")
+
+    def logits(model):
+        return model.forward(ubatch_of([5, 6, 7, 8]), NaiveMemory.for_model(model.config)).logits
+
+    expected = logits(still)
+    for _ in range(3):
+        assert torch.equal(logits(moving), expected)
+    wait_for_huge_pages()
+    assert torch.equal(logits(moving), expected)
+    for _ in range(10):  # whoever loads may change his mind at once
+        assert torch.equal(logits(_load(DEMO_TARGET, "q8")), expected)
+    wait_for_huge_pages()
+
+
+def test_a_file_is_loaded_again_behind_one_whose_weights_moved(monkeypatch):
+    monkeypatch.setattr(loader, "_CACHED", 0)
+    with GgufFile.open(DEMO_TARGET) as file:
+        first = load_model(file, compute="q8")
+        wait_for_huge_pages()
+        second = load_model(file, compute="q8")
+        content = {name: file.raw(name).tobytes() for name in file.tensors}
+    with GgufFile.open(DEMO_TARGET) as untouched:
+        assert content == {name: untouched.raw(name).tobytes() for name in untouched.tensors}
+    assert first.config == second.config
