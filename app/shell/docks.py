@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
@@ -164,6 +164,7 @@ class Docks:
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""
         self.layout_name = name
+        size = self._window.size()
         self._take_down()
         self._place(LAYOUTS[name])
         if saved is not None and not saved.isEmpty():
@@ -173,6 +174,8 @@ class Docks:
             self._floats.rests = False
             if restored:
                 self._shares.restored()
+                if self._window.isVisible():  # what they need is known once they are laid out
+                    QTimer.singleShot(0, self._window, lambda: self._fit_restored(size))
             else:
                 self._take_down()
                 self._place(LAYOUTS[name])
@@ -301,6 +304,9 @@ class Docks:
         """Take back what of the window, frame and all, would be beyond its screen: the frame is
         known once the window is in sight."""
         window = self._window
+        if not self._fits_screen():
+            self.reset()
+            self._lay_out()
         room = window.screen().availableGeometry()
         frame = window.frameGeometry()
         if room.contains(frame) or window.isMaximized() or window.isFullScreen():
@@ -311,6 +317,28 @@ class Docks:
         frame.moveRight(min(frame.right(), room.right()))
         frame.moveBottom(min(frame.bottom(), room.bottom()))
         window.move(max(frame.left(), room.left()), max(frame.top(), room.top()))
+
+    def _fit_restored(self, size: QSize) -> None:
+        """Have the size again that the window had: on the way it may have needed more."""
+        self._lay_out()
+        if not self._fits_screen():
+            self.fit_screen()
+        elif self._window.size() != size:
+            self._window.resize(size)
+
+    def _lay_out(self) -> None:
+        """Without it the window could not be made smaller before the next events."""
+        layout = self._window.layout()
+        assert layout is not None
+        layout.activate()
+
+    def _fits_screen(self) -> bool:
+        """Whether the panels where they stand have room on the screen: as they were left on a
+        larger one, they would make the window larger than this one."""
+        window = self._window
+        frame = window.frameGeometry().size() - window.size()
+        least = window.minimumSizeHint() + frame
+        return least.boundedTo(window.screen().availableGeometry().size()) == least
 
     def save(self) -> QByteArray:
         """The docks' places for `apply`."""

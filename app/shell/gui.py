@@ -94,6 +94,7 @@ def run_window(
         def begin() -> None:
             window.docks.fit_screen()
             window.complete()
+            window.docks.fit_screen()  # with plots in them the panels need more room
             if demo:
                 window.open_demo()
             elif trace is not None:

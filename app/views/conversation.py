@@ -40,6 +40,7 @@ _PROMPT_LINES, _LEAST_LINES = 4, 2
 """Of what is said next; the fewest where the window is low, of the turns too."""
 _FRAME = 12
 _NEW = -1
+_CHOICE_CHARACTERS = 14
 _PERIOD_MS = 200
 
 
@@ -71,6 +72,7 @@ class ConversationView(QWidget):
         self._connect()
         self.set_ready("Open a model first.")
         self.set_files(None)
+        self._list()
         self._show()
 
     @property
@@ -202,7 +204,9 @@ class ConversationView(QWidget):
             options_in(CacheOptions),
             plain=f"{CacheOptions().ctx_checkpoints} at most",
         )
-        self.how = ElidedLabel()
+        self.how = QLabel()
+        self.how.setTextFormat(Qt.TextFormat.PlainText)
+        self.how.setWordWrap(True)
         self.how.setForegroundRole(self.how.palette().ColorRole.PlaceholderText)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
@@ -222,10 +226,9 @@ class ConversationView(QWidget):
         self.choice.setSizeAdjustPolicy(
             self.choice.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
         )
-        self.choice.setMinimumContentsLength(8)
+        self.choice.setMinimumContentsLength(_CHOICE_CHARACTERS)
         top.addWidget(self.choice, 1)
         top.addWidget(self.new)
-        top.addWidget(self.chat)
         page = QWidget()
         self._column = QVBoxLayout(page)
         self._column.setContentsMargins(0, 0, 4, 0)
@@ -240,7 +243,8 @@ class ConversationView(QWidget):
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())
         self.area.setWidget(page)
-        below.addWidget(self.how, 1)
+        below.addWidget(self.chat)
+        below.addStretch(1)
         below.addWidget(self.cancel)
         below.addWidget(self.say)
         column = QVBoxLayout(self)
@@ -252,6 +256,7 @@ class ConversationView(QWidget):
         column.addWidget(self.summary)
         column.addWidget(self.checkpoints)
         column.addWidget(self.box)
+        column.addWidget(self.how)
         column.addLayout(below)
 
     def _connect(self) -> None:

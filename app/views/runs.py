@@ -32,9 +32,11 @@ _CHARACTERS = {
     "tokens": 7,
     "acceptance": 11,
     "speed": 7,
-    "started": 20,
+    "started": 0,
     "stop": 12,
 }
+_SAMPLES = {"started": "2000-00-00 00:00:00"}
+_PAD = 12
 
 
 class RunsView(QStackedWidget):
@@ -224,8 +226,10 @@ class RunsView(QStackedWidget):
 
     def _fit_columns(self) -> None:
         character, header = self.fontMetrics().averageCharWidth(), self.table.horizontalHeader()
+        figures = self.table.fontMetrics()
         for name, n_characters in _CHARACTERS.items():
             column = self.model.column_of(name)
-            width = max(n_characters * character, header.sectionSizeHint(column))
+            sample = figures.horizontalAdvance(_SAMPLES.get(name, "")) + _PAD
+            width = max(n_characters * character, header.sectionSizeHint(column), sample)
             self.table.setColumnWidth(column, width)
         header.setStretchLastSection(True)

@@ -26,6 +26,8 @@ _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
 _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
+_CARD_FROM = 16
+"""Lines from which on the card at the end of a run has more than one."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
 
@@ -94,10 +96,11 @@ class TokensView(QStackedWidget):
         self.setAccessibleName("Token streams")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The legend makes room for the text where it would take much of it."""
+        """The legend and the card make room for the text where they would take much of it."""
         super().resizeEvent(event)
         size = event.size()
-        self._legend.setVisible(self._legend.heightForWidth(size.width()) * 4 <= size.height())
+        self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
+        self.end_card.set_low(size.height() < _CARD_FROM * self.fontMetrics().height())
 
     @property
     def areas(self) -> dict[int, TokenArea]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.looks.theme import Theme
 from app.models.drafter_facts import DrafterFacts
@@ -53,7 +61,10 @@ class TuneView(WholeRunView):
         self._waits: SurfaceRequest | None = None
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
-        self.headline = ElidedLabel()
+        self.headline = QLabel()
+        self.headline.setTextFormat(Qt.TextFormat.PlainText)
+        self.headline.setWordWrap(True)
+        self.headline.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         font = self.headline.font()
         font.setBold(True)
         self.headline.setFont(font)
@@ -74,7 +85,8 @@ class TuneView(WholeRunView):
         self.readout, self.note = ElidedLabel(), ElidedLabel()
         self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
         self.quality = DrafterQuality(theme)
-        self.quality.hide()  # until there is room for it
+        self.quality.hide()  # until there is room for it, for which it does not ask
+        self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._lay_out()
 
     def _lay_out(self) -> None:

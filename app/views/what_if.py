@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QPaintEvent
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QHBoxLayout,
+    QBoxLayout,
     QHeaderView,
     QStackedWidget,
     QTableWidget,
@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, figures_font
 from app.models.number_text import significant
+from app.models.plain_tip import plain_tip
 from app.models.position import Position
 from app.models.run_facts import engine_name, is_ours
 from app.models.run_rows import RunRows
@@ -39,7 +40,14 @@ _HEADS = {
     "step_ms": ("round ms", "All of a round, milliseconds"),
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
+_PARTS = ("draft_ms", "verify_ms", "rest_ms")
+"""Of the time of a round: left out where there is no room for all columns."""
 _EMPTY, _PAGE = range(2)
+_ALL_FROM = 70
+"""Characters across from which all columns stand beside the plot; in less, it stands below."""
+_NOTE_FROM, _PLOT_FROM = 9, 16
+"""Lines from which on there is room for the note, and for the plot below the table."""
+_SPACING = 3
 _LEAST_ROWS = 2
 """With the head; there is more to scroll to."""
 _PERIOD_MS = 250
@@ -64,15 +72,15 @@ class WhatIfView(QStackedWidget):
         self.plot = SpeedPlot(theme)
         self.page = QWidget()
         """The table, the plot and the text, as pictures show them."""
-        beside = QHBoxLayout()
-        beside.setSpacing(8)
-        beside.addWidget(self.table_widget, 5)
-        beside.addWidget(self.plot, 2)
+        self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._parts.setSpacing(8)
+        self._parts.addWidget(self.table_widget, 5)
+        self._parts.addWidget(self.plot, 2)
         column = QVBoxLayout(self.page)
         column.setContentsMargins(8, 4, 8, 4)
-        column.setSpacing(3)
+        column.setSpacing(_SPACING)
         column.addWidget(self.headline)
-        column.addLayout(beside, 1)
+        column.addLayout(self._parts, 1)
         column.addWidget(self.note)
         self.empty = EmptyState(
             "No draft yet",
@@ -173,6 +181,7 @@ class WhatIfView(QStackedWidget):
             return
         self.headline.setText(_headline(result))
         self.note.setText(_note(result))
+        self.headline.setToolTip(plain_tip(f"{self.headline.text()}. {self.note.text()}"))
         self.plot.set_estimates(result)
         table, best = self.table_widget, result.best
         if table.rowCount() != len(result.estimates):
@@ -184,6 +193,28 @@ class WhatIfView(QStackedWidget):
                 if name == "n_max" and best is not None and best.n_max == estimate.n_max:
                     words = f"★ {words}"
                 _put(table, row, column, words)
+
+    def minimumSizeHint(self) -> QSize:
+        """Without the note, and a plot below the table, which go where the view is low."""
+        least = super().minimumSizeHint()
+        if not self.note.isHidden():
+            least -= QSize(0, self.note.minimumSizeHint().height() + _SPACING)
+        below = self._parts.direction() is QBoxLayout.Direction.TopToBottom
+        if below and not self.plot.isHidden():
+            least -= QSize(0, self.plot.minimumHeight() + self._parts.spacing())
+        return least
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        metrics = self.fontMetrics()
+        lines = event.size().height() / metrics.height()
+        wide = event.size().width() >= _ALL_FROM * metrics.averageCharWidth()
+        direction = QBoxLayout.Direction
+        self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        self.plot.setVisible(wide or lines >= _PLOT_FROM)
+        self.note.setVisible(lines >= _NOTE_FROM)
+        for name in _PARTS:
+            self.table_widget.setColumnHidden(list(_HEADS).index(name), not wide)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
@@ -232,12 +263,14 @@ def _put(table: QTableWidget, row: int, column: int, words: str) -> None:
 def _headline(result: WhatIf) -> str:
     best, recorded = result.best, result.recorded
     if best is None:
-        return f"Estimate from {_steps(result)}: lengths only, the run was not timed"
-    words = f"Estimate from {_steps(result)}: best n_max {best.n_max}, {_speed(best)}"
+        return f"Lengths only, the run was not timed · estimate from {_steps(result)}"
+    words = f"Best n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
-        return f"{words}, as recorded"
-    gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
-    return f"{words}, {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+        words += ", as recorded"
+    else:
+        gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
+        words += f", {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+    return f"{words} · estimate from {_steps(result)}"
 
 
 def _note(result: WhatIf) -> str:
@@ -255,4 +288,4 @@ def _steps(result: WhatIf) -> str:
 
 
 def _speed(estimate: DraftLengthEstimate) -> str:
-    return f"{significant(estimate.tokens_per_second)} tokens/s"
+    return f"{significant(estimate.tokens_per_second)} tok/s"

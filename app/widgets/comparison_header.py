@@ -55,6 +55,8 @@ class ComparisonHeader(QWidget):
         self.edit_button.toggled.connect(self.editor.setVisible)
         self._lay_out()
         self.set_editing(True)
+        for part in (self.sentence, self.progress):
+            part.hide()  # there is no comparison yet
 
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
         """The lanes of the next comparison; None, and the text in sight, if one is wrong."""

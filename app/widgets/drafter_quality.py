@@ -53,7 +53,8 @@ class DrafterQuality(QWidget):
         self._n_columns = 0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(ScrollPage(self._grid))
+        self._page = ScrollPage(self._grid)
+        column.addWidget(self._page)
         self._arrange(2)
 
     def show_facts(self, facts: DrafterFacts, name: str = "") -> None:
@@ -78,10 +79,10 @@ class DrafterQuality(QWidget):
     def minimumSizeHint(self) -> QSize:
         """That of one column, whatever is shown now."""
         parts = (self.reliability_part, self.survival_part, self.rank_part)
-        around = super().minimumSizeHint().width() - self._grid.minimumSize().width()
         margins = self._grid.contentsMargins()
         wide = max(part.minimumSizeHint().width() for part in parts)
-        wide += margins.left() + margins.right() + around
+        wide += margins.left() + margins.right()
+        wide += self._page.verticalScrollBar().sizeHint().width()
         return QSize(wide, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -108,6 +109,7 @@ class DrafterQuality(QWidget):
             grid.addWidget(part, row, column, 1, 2 if wide else 1)
             grid.setRowStretch(row, 0 if part is self.rank_part and row else _CHART_STRETCH)
         grid.setRowStretch(len(parts), 1)  # what is left when the charts are as high as may be
+        self.updateGeometry()
 
 
 class _Part(QWidget):

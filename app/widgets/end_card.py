@@ -29,6 +29,7 @@ class EndCard(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self._end: RunEnd | None = None
+        self._low = False
         self.setObjectName("tokens.end_card")
         self.setFrameShape(QFrame.Shape.StyledPanel)
         self.setAutoFillBackground(True)
@@ -49,17 +50,17 @@ class EndCard(QFrame):
         self._close.setToolTip("Close")
         self._close.setAccessibleName("Close this card")
         self._close.clicked.connect(self.hide)
-        head, measured, step = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
-        head.addWidget(self.reason, 1)
-        head.addWidget(self._close, 0, Qt.AlignmentFlag.AlignTop)
-        measured.addWidget(self.figures, 1)
-        measured.addWidget(self.plain)
-        step.addWidget(self.why, 1)
-        step.addWidget(self.step)
+        self._head, self._measured, self._next = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
+        self._head.addWidget(self.reason, 1)
+        self._head.addWidget(self._close, 0, Qt.AlignmentFlag.AlignTop)
+        self._measured.addWidget(self.figures, 1)
+        self._measured.addWidget(self.plain)
+        self._next.addWidget(self.why, 1)
+        self._next.addWidget(self.step)
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 4, 6, 6)
         column.setSpacing(2)
-        for row in (head, measured, step):
+        for row in (self._head, self._measured, self._next):
             row.setSpacing(8)
             column.addLayout(row)
         self.hide()
@@ -95,6 +96,19 @@ class EndCard(QFrame):
             " ".join((end.reason, self.figures.text(), step.why if step else ""))
         )
 
+    def set_low(self, low: bool) -> None:
+        """Take a single line, with the figures in the tooltip, or all that there is to say."""
+        if low == self._low:
+            return
+        self._low = low
+        if low:
+            self._head.insertWidget(1, self.plain)
+            self._head.insertWidget(2, self.step)
+        else:
+            self._measured.addWidget(self.plain)
+            self._next.addWidget(self.step)
+        self._fit()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
@@ -103,7 +117,8 @@ class EndCard(QFrame):
         """In a narrow window the sentence of the next step is in the tooltip of its button."""
         wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
         has_step = self._end is not None and self._end.next_step is not None
-        self.why.setVisible(wide and has_step)
+        self.why.setVisible(wide and has_step and not self._low)
+        self.figures.setHidden(self._low)
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
         """The figures, and the speed beside plain decoding or the button that measures it."""
@@ -111,6 +126,7 @@ class EndCard(QFrame):
         if end.vs_plain is not None:
             figures.append(f"{significant(end.vs_plain)}× plain decoding")
         self.figures.setText(" · ".join(figures))
+        self.reason.setToolTip(plain_tip(self.figures.text()))
         self.plain.setVisible(can_measure and end.vs_plain is None and not end.is_plain)
 
     def _take_step(self) -> None:

@@ -72,7 +72,8 @@ class FlowLegend(QWidget):
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)
         for index, box in enumerate(self._boxes(self.width())):
-            self.paint_entry(painter, index, box)
+            if box.bottom() < self.height():  # half a line cannot be read
+                self.paint_entry(painter, index, box)
         painter.end()
 
     def event(self, event: QEvent) -> bool:

@@ -329,3 +329,5 @@ class RoundView(QStackedWidget):
         else:
             self.legend.setMinimumWidth(0)
             self.legend.setMaximumWidth(16_777_215)
+        below = 0 if wanted else self.legend.heightForWidth(self.width() - 2 * _MARGIN)
+        self.legend.setVisible(2 * (below + _MARGIN) <= self.height())

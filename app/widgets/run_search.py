@@ -15,7 +15,7 @@ class RunSearch(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.field = QLineEdit()
-        self.field.setPlaceholderText("Search names, prompts, models, drafters")
+        self.field.setPlaceholderText("Name, prompt, model or drafter")
         self.field.setAccessibleName("Search runs")
         self.field.setClearButtonEnabled(True)
         self.field.textChanged.connect(self.changed)

@@ -51,7 +51,7 @@ class SpeedPlot(PlotSurface):
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self.colour_axes(theme)
-        self.name_axes("tokens/s", "n_max", theme)
+        self.name_axes("tok/s", "n_max", theme)
         self._line.setPen(plot_pen(theme.color("ui.accent")))
         self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
         self._line.setSymbolBrush(theme.color("ui.accent"))

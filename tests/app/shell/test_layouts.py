@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton, QTabBar
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QScreen
+from PySide6.QtWidgets import QApplication, QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -160,3 +161,49 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
     before = window.geometry()
     window.docks.fit_screen()
     assert window.geometry() == before, "what fits stays where it is"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_left_on_a_large_screen_fits_a_small_one(
+    make_window: Callable[[Bridge], MainWindow],
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    qtbot: QtBot,
+    name: str,
+) -> None:
+    screen = QRect(0, 0, 2560, 1440)
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: screen)
+    large = make_window(Bridge(engine))
+    large.setGeometry(screen)
+    for each in LAYOUTS:
+        choose(large, each)
+        for dock in ("model", "run", "what_if", "inspector"):
+            large.docks.reveal(dock)
+        QApplication.processEvents()
+    choose(large, name)
+    large.close()
+    screen = QRect(0, 0, 1280, 720)
+    small = make_window(Bridge(engine))
+    small.docks.fit_screen()
+    for each in (name, *LAYOUTS):
+        choose(small, each)
+        qtbot.wait(20)
+        assert screen.contains(small.frameGeometry()), each
+        docks = [small.docks[dock] for dock in shown(small)]
+        in_front = [dock.geometry() for dock in docks if dock.geometry().right() >= 0]
+        assert in_front and all(small.rect().contains(box) for box in in_front), each
+
+
+def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    for layout in LAYOUTS:
+        window.resize(853, 503)
+        choose(window, layout)
+        for name in TITLES:
+            opens = window.docks[name].isHidden()
+            window.docks.reveal(name)
+            qtbot.wait(1)
+            assert (window.width(), window.height()) == (853, 503), (layout, name)
+            if opens:
+                window.docks[name].close()

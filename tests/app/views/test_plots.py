@@ -261,8 +261,8 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     names, rows = view.table()
     speeds = [row[names.index("tokens_per_second")] for row in rows]
     best = int(np.argmax(np.array(speeds, float)))
-    assert f"best n_max {best}" in view.headline.text()
-    assert view.headline.text().startswith("Estimate from")
+    assert view.headline.text().startswith(f"Best n_max {best}: ")
+    assert " · estimate from " in view.headline.text()
     assert view.table_widget.item(best, 0).text() == f"★ {best}"
     assert "cost by their lengths alone" in view.note.text()
 

@@ -185,3 +185,49 @@ def test_retheme_reaches_areas_and_legend(view: TokensView) -> None:
 def test_a_trace_without_a_run_is_empty(view: TokensView) -> None:
     view.show_run(None)
     assert "Press Run (F5)" in words(view)
+
+
+def next_run(builder: TraceBuilder) -> tuple[TraceBuilder, RunRef]:
+    """Another run of the same trace, without a row yet."""
+    second = TraceBuilder(builder.store)
+    return second, RunRef(builder.store, second.run_id)
+
+
+def test_panels_are_taken_over_by_a_run_of_the_same_sequences(view: TokensView) -> None:
+    first = sample_trace(rounds=6, n_seqs=2)
+    view.show_run(first.run)
+    areas = view.areas
+    second, run = next_run(first)
+    view.show_run(run)
+    assert view.areas == {} and view.copy_text() == "", "nothing of the run before is left in them"
+    for seq_id, text in enumerate((" zero", " one")):
+        second.prompt(["p"], seq_id)
+        second.plain(text, seq_id)
+    view.refresh()
+    assert view.areas == areas, "the same widgets"
+    assert [area.copy_text() for area in view.areas.values()] == [" zero", " one"]
+    third, run = next_run(first)
+    view.show_run(run)
+    third.prompt(["p"])
+    view.refresh()
+    assert list(view.areas) == [0] and view.areas[0] is not areas[0]
+    assert "Sequence" not in words(view)
+
+
+def test_a_run_that_soon_has_tokens_does_not_say_what_it_waits_for(
+    view: TokensView, qtbot: QtBot
+) -> None:
+    first = sample_trace(rounds=6)
+    view.show_run(first.run)
+    page = view.currentWidget()
+    second, run = next_run(first)
+    view.show_run(run)
+    assert view.currentWidget() is page and view._late.interval() == 250
+    second.prompt(["p"])
+    view.refresh()
+    assert view.currentWidget() is page and not view._late.isActive()
+    _, run = next_run(first)
+    view.show_run(run)
+    assert "Reading the prompt" not in words(view)
+    qtbot.waitUntil(lambda: "Reading the prompt" in words(view), timeout=5000)
+    assert view.areas == {}
