@@ -29,28 +29,34 @@ _COLLAPSE = 25
 
 _POLITE = 10
 """Niceness of the thread: a run that begins meanwhile comes first."""
-_at_work: set[threading.Thread] = set()
+_WAIT_S = 2.0
+"""A model that is opened for a few tokens is done by then, and gains nothing."""
+_at_work: dict[threading.Thread, threading.Event] = {}
 
 
 def use_huge_pages_soon(views: Sequence[np.ndarray], wanted: Callable[[], bool]) -> None:
-    """Begin with `use_huge_pages` in the background: it takes as long as dozens of steps."""
+    """Begin with `use_huge_pages` in the background, a little later: it takes as long as dozens of
+    steps."""
+    at_once = threading.Event()
 
     def work() -> None:
+        at_once.wait(_WAIT_S)
         with suppress(OSError, AttributeError):  # a thread has a niceness of its own on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
         try:
             use_huge_pages(views, wanted)
         finally:
-            _at_work.discard(thread)
+            _at_work.pop(thread, None)
 
     thread = threading.Thread(target=work, name="huge-pages", daemon=True)
-    _at_work.add(thread)
+    _at_work[thread] = at_once
     thread.start()
 
 
 def wait_for_huge_pages() -> None:
     """For before something is timed: until nothing is moved or joined in the background."""
-    for thread in list(_at_work):
+    for thread, at_once in list(_at_work.items()):
+        at_once.set()
         thread.join()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.huge_pages import use_huge_pages, whole_pages
+from engine import huge_pages
+from engine.huge_pages import use_huge_pages, use_huge_pages_soon, wait_for_huge_pages, whole_pages
 
 MADV_COLLAPSE = 25
 MAPPINGS = """\
@@ -63,3 +64,19 @@ def test_contents_and_addresses_stay() -> None:
     if not joins_pages():
         pytest.skip("this system does not join pages when asked, as Linux before 6.1")
     assert huge_kib(address) >= 60 << 10
+
+
+def test_it_begins_later_but_at_once_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(huge_pages, "use_huge_pages", lambda views, wanted: asked.append(views))
+    monkeypatch.setattr(huge_pages, "_WAIT_S", 3600.0)
+    use_huge_pages_soon([], lambda: True)
+    assert not asked
+    wait_for_huge_pages()
+    assert asked == [[]]
+    assert not huge_pages._at_work
+    monkeypatch.setattr(huge_pages, "_WAIT_S", 0.01)
+    use_huge_pages_soon([], lambda: True)
+    for thread in list(huge_pages._at_work):
+        thread.join()
+    assert asked == [[], []]

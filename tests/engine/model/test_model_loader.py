@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine import huge_pages
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
@@ -148,6 +149,7 @@ def test_a_missing_tensor_is_found_before_any_is_read(variant, monkeypatch):
 def test_a_pass_gives_the_same_bits_while_weights_move_to_huge_pages(monkeypatch):
     still = _load(DEMO_TARGET, "q8")
     monkeypatch.setattr(loader, "_CACHED", 0)
+    monkeypatch.setattr(huge_pages, "_WAIT_S", 0.0)
     moving = _load(DEMO_TARGET, "q8")
 
     def logits(model):
