@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -19,6 +20,8 @@ from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 WARM_UP = 32
 RUNS = 3
 """Runs that count. The first shows a window what it has never shown before, the others do not."""
+REST_S = 1.0
+"""Between two runs, with the window or without: what it does behind one belongs to no other."""
 _SELDOM_MS = 500
 
 
@@ -58,6 +61,7 @@ def _headless(lengths: Sequence[int]) -> TraceStore:
     for length in lengths:
         run = session.start([prompt], options(length), store)
         run_to_end(run)
+        time.sleep(REST_S)
     return store
 
 
@@ -72,6 +76,8 @@ def _with_window(lengths: Sequence[int]) -> TraceStore:
         for length in lengths:
             bridge.start([demo_prompts()[0].text], options(length))
             wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
+            rested = time.monotonic() + REST_S
+            wait_until(lambda: time.monotonic() > rested, check_ms=_SELDOM_MS)
         assert bridge.live is not None
         return bridge.live.store
 
