@@ -66,7 +66,7 @@ def _headless(lengths: Sequence[int]) -> TraceStore:
 
 
 def _with_window(lengths: Sequence[int]) -> TraceStore:
-    from app.bench.scene import shown_window, wait_until
+    from app.bench.scene import settle, shown_window, wait_until
     from app.engine_thread.events import State
 
     with shown_window() as window:
@@ -76,8 +76,7 @@ def _with_window(lengths: Sequence[int]) -> TraceStore:
         for length in lengths:
             bridge.start([demo_prompts()[0].text], options(length))
             wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
-            rested = time.monotonic() + REST_S
-            wait_until(lambda: time.monotonic() > rested, check_ms=_SELDOM_MS)
+            settle(REST_S)
         assert bridge.live is not None
         return bridge.live.store
 
