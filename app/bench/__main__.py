@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints. Exit status: 0 done (goals met or not), 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m app.bench", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="streaming (default 10)")
-    parser.add_argument("--pairs", type=int, default=5, help="runs of the engine each way")
+    parser.add_argument("--pairs", type=int, default=7, help="processes each way")
     parser.add_argument("-n", "--n-predict", type=int, default=1500, help="tokens of such a run")
     parser.add_argument("--starts", type=int, default=5, help="starts, of which the median")
     parser.add_argument("--rows", type=int, default=500_000, help="rows of the opened trace")

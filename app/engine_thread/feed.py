@@ -24,7 +24,7 @@ NUMBERS_S = 0.4
 
 
 class TraceView(Protocol):
-    """A view that shows a run of the trace and can be refreshed as the run grows."""
+    """A view that shows a run of the trace, all of it by now, and can be refreshed as it grows."""
 
     def show_run(self, run: RunRef | None) -> None: ...
 
@@ -70,10 +70,11 @@ class Feed(QObject):
                 second = None
         self._send_overlay(None)
         self._run, self._cursor = run, None
+        self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
         for view in self._views:
             view.show_run(run)
         self.set_overlay(second)
-        self.refresh()
+        self.tell_numbers()
         self.run_shown.emit(run)
 
     @property

@@ -159,8 +159,10 @@ class RunTable(ColumnTable):
     def _is_found(self, row: RunRow) -> bool:
         if self._starred_only and not row.starred:
             return False
+        if not self._query:
+            return True
         words = [row.model, *(_text(row, name) for name in _SEARCHED)]
-        said = "\n".join(words).casefold() if self._query else ""
+        said = "\n".join(words).casefold()
         return all(word in said for word in self._query)
 
     def run_at(self, line: int) -> RunRef | None:

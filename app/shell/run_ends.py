@@ -8,6 +8,7 @@ from PySide6.QtCore import QObject
 
 from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
 from app.models.live_numbers import LiveNumbers
 from app.models.plain_speed import plain_run, plain_speed
@@ -49,7 +50,7 @@ class RunEnds(QObject):
         feed.numbers_changed.connect(self._show_numbers)
         bridge.run_ended.connect(self._end_run)
         bridge.listed_changed.connect(self._look_again)
-        bridge.state_changed.connect(self._look_again)
+        bridge.state_changed.connect(self._take_state)
 
     def measure_plain(self) -> None:
         """Run what the run on show was asked for without drafters, then show this run again."""
@@ -71,6 +72,12 @@ class RunEnds(QObject):
         self._find_plain(self._feed.run)
         self._show_card()
         self._feed.tell_numbers()
+
+    def _take_state(self, state: State) -> None:
+        if state is State.RUNNING:  # no run has ended that others could be measured by
+            self._show_card()
+        else:
+            self._look_again()
 
     def _find_plain(self, run: RunRef | None) -> None:
         self._plain = None if run is None else plain_run(run, self._bridge.listed)

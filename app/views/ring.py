@@ -215,8 +215,9 @@ class RingView(RoundView):
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
             # the rare and alarming ones are marked even where the cells are narrow
-            if len(x) > _MOST_MARKS or not (room >= _LEAST_MARK_PIXELS or state == "stale"):
-                marks.clear()
+            fits = room >= _LEAST_MARK_PIXELS or state == "stale"
+            if not len(x) or len(x) > _MOST_MARKS or not fits:
+                draw_nothing(marks)
                 continue
             if state != "stale" and marks.opts["size"] != size:
                 marks.setSize(size)

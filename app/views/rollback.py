@@ -139,6 +139,8 @@ class RollbackView(BarView):
         x = (starts + ends) / 2 + (lane + 0.5 - n_lanes / 2) * width
         for number, (group, bars) in enumerate(self._bars.items()):
             at = groups == number
+            if not at.any() and not len(bars.opts["x"]):
+                continue  # pyqtgraph works for no bars too
             height = np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB)
             columns = PixelColumns(x[at], *self.plot.x_range, n_pixels)
             middle, height = columns.first(x[at]), columns.most(height)

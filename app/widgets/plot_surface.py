@@ -40,6 +40,8 @@ class PlotSurface(pg.PlotWidget):
         plot = self.getPlotItem()
         plot.setMenuEnabled(False)
         plot.hideButtons()
+        for side in ("top", "right"):  # never shown, but they would follow every change of range
+            plot.getAxis(side).unlinkFromView()
         metrics = self.fontMetrics()
         figures.line_height = metrics.height()
         figures.setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())

@@ -188,8 +188,10 @@ class RoundPlot(PlotSurface):
 
     def begin_run(self) -> None:
         """Another run comes on show: the first zoom again, unless what is in sight is pinned."""
-        self.show_rounds(0)
-        if not self.pinned:
+        self._n_rounds = self._first = 0
+        if self.pinned:
+            self.show_rounds(0)
+        else:
             self.reset_zoom()
 
     def show_all(self) -> None:

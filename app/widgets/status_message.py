@@ -14,6 +14,7 @@ class StatusMessage(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
+        self._said: tuple[Theme, str, str, float] | None = None
         self._icon, self._label = QLabel(), QLabel()
         self._label.setWordWrap(True)
         self._label.setTextFormat(Qt.TextFormat.PlainText)
@@ -30,6 +31,10 @@ class StatusMessage(QWidget):
 
     def say(self, severity: str, text: str) -> None:
         """Show another sentence."""
+        said = self._theme, severity, text, self.devicePixelRatioF()
+        if said == self._said:  # an icon takes as long to draw as a line of tokens
+            return
+        self._said = said
         drawing = icon(severity, self._theme, f"status.{severity}")
         self._icon.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
         self._label.setText(text)

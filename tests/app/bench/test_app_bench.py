@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.bench import __main__ as bench
+from app.bench import processes
 from app.bench.figure import Figure, figure_table
 from app.bench.processes import run_child
 from app.bench.synthetic import N_PROMPT, SyntheticRun, trace_of
@@ -110,9 +111,24 @@ def test_a_start_and_an_engine_in_processes_of_their_own(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("display: offscreen")
     assert lines[2].split()[:3] == ["measure", "figure", "value"]
-    assert [line.split()[0] for line in lines[3:]] == ["start"] * 2 + ["engine"] * 3
+    assert [line.split()[0] for line in lines[3:]] == ["start"] * 2 + ["engine"] * 5
     seconds = [float(line.split(" s ")[0].split()[-1]) for line in lines[3:5]]
     assert 0 < seconds[0] < seconds[1]
+
+
+def test_the_slow_down_is_told_with_its_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = iter([10.0, 1.0, 2.0, 3.0, 4.0])
+
+    def child(_module: str, *arguments: str) -> dict[str, float]:
+        shown = "--window" in arguments
+        return {"tokens_per_second": 1000 / (1 + next(slower) / 100) if shown else 1000.0}
+
+    monkeypatch.setattr(processes, "run_child", child)
+    figures = {figure.name: figure for figure in processes.measure_slowdown(5, 100)}
+    assert figures["slow-down"].value == pytest.approx(3)
+    assert figures["slow-down"].met
+    low, high = (figures[f"slow-down, {q} quartile of the pairs"] for q in ("lower", "upper"))
+    assert (low.value, high.value) == (pytest.approx(2), pytest.approx(4))
 
 
 def test_a_child_that_fails_says_why() -> None:

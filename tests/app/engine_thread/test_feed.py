@@ -1,0 +1,41 @@
+"""The feed reads a run that comes on show once, and what joins it with the next frame."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.feed import Feed
+from app.models.position import Position
+from engine.trace.run_ref import RunRef
+from tests.support.timed_trace import add_rounds, timed_trace
+
+
+class _Counting:
+    def __init__(self) -> None:
+        self.shown = self.refreshed = 0
+
+    def show_run(self, run: RunRef | None) -> None:
+        self.shown += 1
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Does nothing."""
+
+
+def test_a_run_that_comes_on_show_is_read_once(qtbot: QtBot) -> None:
+    store, _, run_id = timed_trace(8)
+    owner, view = QObject(), _Counting()
+    feed = Feed(owner)
+    feed.add([view])
+    feed.show_run(RunRef(store, run_id))
+    assert (view.shown, view.refreshed) == (1, 0)
+    feed.start()
+    qtbot.wait(100)
+    assert view.refreshed == 0, "nothing is new"
+    add_rounds(store, run_id, 8, 12)
+    qtbot.waitUntil(lambda: view.refreshed == 1)
+    feed.stop()
+    assert view.refreshed == 2, "the last state is shown"
