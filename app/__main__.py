@@ -70,7 +70,9 @@ def _dispatch(argv: list[str]) -> int:
         return status
 
 
-def _tell(line: str) -> None:
+def _tell(text: str) -> None:
+    """One line, whatever is in the names of files: no terminal is told to do anything."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     with suppress(OSError):  # the terminal may be gone
         print(f"draftscope: {line}", file=sys.stderr)
 

@@ -123,15 +123,18 @@ def how_it_ended(status: int) -> str:
 
 def _probe(folder: Path | None, *, must_load: bool = True) -> dict[str, Any]:
     """What a child finds out about a library. Empty if it cannot load and need not."""
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        capture_output=True,
-        timeout=_PROBE_S,
-        env=environment(folder),
-        check=False,
-    )
+    found: dict[str, Any]
     try:
-        found: dict[str, Any] = json.loads(child.stdout)
+        child = subprocess.run(
+            [sys.executable, "-m", __name__],
+            capture_output=True,
+            timeout=_PROBE_S,
+            env=environment(folder),
+            check=False,
+        )
+        found = json.loads(child.stdout)
+    except subprocess.TimeoutExpired:
+        found = {"error": f"it was not loaded within {_PROBE_S:g} s"}
     except ValueError:
         found = {"error": how_it_ended(child.returncode)}
     if "missing" in found:

@@ -13,6 +13,7 @@ from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
 from tests.support.golden_files import DATA
 from tests.support.sweeps import write_results
+from tests.torture import idle_runs
 from tests.torture.real_window import RealWindow
 
 _SAVED = "saved"
@@ -21,15 +22,20 @@ _RECORD = DATA / "captures" / "mtp.json.gz"
 
 
 class IdleWindow:
-    """A window with a model and two runs at least, of which the last has not failed.
+    """A window with a model and two runs at least, of which the last two have not failed.
 
+    rollback: the policy of what is run.
     heard: how often each end was told, by the name of the signal; a failure is "failed".
     """
 
-    def __init__(self, real: RealWindow, folder: Path, model: Path) -> None:
-        self.real, self.folder, self.model = real, folder, model
+    def __init__(self, real: RealWindow, folder: Path, model: Path, rollback: str) -> None:
+        self.real, self.folder, self.model, self.rollback = real, folder, model, rollback
         self.heard: Counter[str] = Counter()
         bridge = real.window.bridge
+        self.runs = [RunRef(bridge.session_store, run_id) for run_id in bridge.session_store.runs][
+            -2:
+        ]
+        """Two that came to their end, so that they have drafts."""
         export_csv(bridge.session_store, folder / "trace")
         write_results(folder, 2, 2)
         names = {act.end for act in ACTS.values()} - {_SAVED} | {"failed"}
@@ -56,7 +62,7 @@ class IdleWindow:
             lambda: bridge.can_start and not bridge.reading and not bridge.exporting,
             f"rest after it: {name}",
         )
-        succeeded = self.heard["failed"] == before["failed"]
+        succeeded = self.heard["failed"] == before["failed"] and not act.tells(self)
         assert not succeeded or act.shows(self), f"it is not on show: {name}"
         bridge.hide_trace()
         bridge.opened = []
@@ -65,21 +71,6 @@ class IdleWindow:
     def hear(self, name: str, found: object = None) -> None:
         """found: None where a job that failed tells its end as well."""
         self.heard[name] += found is not None
-
-    @property
-    def runs(self) -> list[RunRef]:
-        """The first two."""
-        return self._all_runs[:2]
-
-    @property
-    def newest(self) -> RunRef:
-        """It has come to its end, so that it has drafts."""
-        return self._all_runs[-1]
-
-    @property
-    def _all_runs(self) -> list[RunRef]:
-        store = self.real.window.bridge.session_store
-        return [RunRef(store, run_id) for run_id in store.runs]
 
 
 def _save(idle: IdleWindow) -> None:
@@ -98,7 +89,7 @@ def _rescore(idle: IdleWindow) -> None:
 def _tune(idle: IdleWindow) -> None:
     """Choose the next rule in the Tune view, which asks for speeds under it."""
     view = idle.real.window.plots.tune
-    idle.real.window.feed.select_run(idle.newest)
+    idle.real.window.feed.select_run(idle.runs[-1])
     view.rule.setCurrentIndex((view.rule.currentIndex() + 1) % view.rule.count())
     view.rule.activated.emit(view.rule.currentIndex())
 
@@ -112,15 +103,36 @@ def _anything(_: IdleWindow) -> bool:
     return True
 
 
+def _nothing(_: IdleWindow) -> bool:
+    return False
+
+
 class _Act(NamedTuple):
     """end: the signal of the bridge, or _SAVED, that tells a good end. stages: see fault.Fault.
-    shows: whether the window shows what came of it."""
+    shows: whether the window shows what came of it; tells: whether it tells of a failure there.
+    after: the act that has to be done before it."""
 
     begin: Callable[[IdleWindow], None]
     end: str
     stages: tuple[str, ...]
     shows: Callable[[IdleWindow], bool] = _anything
+    tells: Callable[[IdleWindow], bool] = _nothing
+    after: str = ""
 
+
+_TURN = (
+    "engine.conversation.conversation:Conversation.start",
+    "engine.conversation.conversation:Conversation._rewritten_at",
+    "engine.conversation.conversation:TurnRun._close",
+    "engine.conversation.rendering:Rendering.behind",
+    "engine.decode.prompt_cache:PromptCache.take",
+    "engine.decode.prompt_cache:PromptCache.put",
+    "engine.decode.held_sequences:HeldSequences.resume",
+    "engine.decode.held_sequences:HeldSequences.checkpoint",
+    "engine.decode.held_sequences:HeldSequences.observe",
+    "engine.session:Session.start",
+    "engine.run:Run.results",
+)
 
 ACTS: dict[str, _Act] = {
     "open a model": _Act(
@@ -188,4 +200,33 @@ ACTS: dict[str, _Act] = {
         ("engine.report.run:summary", "engine.report.write:html_page"),
     ),
     "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),
+    "begin a conversation": _Act(
+        idle_runs.begin_conversation,
+        "run_ended",
+        (*_TURN, "engine.decode.prompt_cache:PromptCache.keep"),
+        idle_runs.is_answered,
+    ),
+    "go on in a conversation": _Act(
+        idle_runs.go_on, "run_ended", _TURN, idle_runs.is_answered, after="begin a conversation"
+    ),
+    "play a script": _Act(
+        idle_runs.play_script,
+        "run_ended",
+        (
+            "engine.compare.memory_engine:play_script",
+            "engine.compare.memory_engine:SessionEngine.context",
+            "engine.compare.memory_engine:SessionContext.decode",
+            "engine.compare.memory_engine:SessionContext.seq_rm",
+            "engine.compare.memory_engine:SessionContext.save",
+            "engine.compare.memory_engine:SessionContext.load",
+            "engine.compare.memory_engine:SessionContext.close_round",
+            "engine.compare.memory_engine:SessionEngine.compared",
+            "engine.compare.memory_engine:SessionEngine.states",
+            "engine.compare.memory_engine:SessionEngine.end",
+            "engine.compare.memory_player:MemoryPlay.step",
+            "engine.compare.memory_player:MemoryPlay.stop",
+        ),
+        idle_runs.has_played,
+        tells=idle_runs.script_error,
+    ),
 }

@@ -85,12 +85,12 @@ class ServerClient:
         Raises ServerError (ApiKeyError: it wants another key), and Cancelled once `cancelled` is
         set.
         """
-        return self._call(self._facts(waiting), cancelled)
+        return self._call(lambda: self._facts(waiting), cancelled)
 
     def slots(self, seconds: float = CONNECT_S) -> list[dict[str, Any]] | None:
         """The reply of /slots, None where the server tells nothing of them. seconds: how long it
         may take. Raises ServerError."""
-        reply = self._call(self._told("/slots", seconds))
+        reply = self._call(lambda: self._told("/slots", seconds))
         if not isinstance(reply, list):
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
@@ -98,11 +98,11 @@ class ServerClient:
     def metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
         None for a server without --metrics. seconds: how long it may take. Raises ServerError."""
-        return self._call(self._metrics(seconds))
+        return self._call(lambda: self._metrics(seconds))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
-        return self._call(self._json("GET" if body is None else "POST", path, body))
+        return self._call(lambda: self._json("GET" if body is None else "POST", path, body))
 
     def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
         """A user's message in the chat template of the server's model. kwargs: variables of the
@@ -123,19 +123,15 @@ class ServerClient:
 
         conversation: a name that nobody else uses, to find a lost stream again.
         """
-        loop, started = self._running(), []
+        loop, started = self._running(), list[asyncio.Task[None]]()
 
         def start() -> None:
             work = self._stream(request, path, body, inbox, conversation)
             started.append(self._kept(loop.create_task(work), self._streams))
 
-        def end() -> None:
-            with suppress(RuntimeError):  # the client was closed
-                loop.call_soon_threadsafe(lambda: started[0].cancel())
-
         loop.call_soon_threadsafe(start)
 
-        return end
+        return lambda: _end(loop, started)
 
     def close(self) -> None:
         """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
@@ -170,39 +166,34 @@ class ServerClient:
             if self._is_closed:
                 raise CancelledError
             if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
-
-                def serve() -> None:
-                    loop.run_forever()
-                    loop.close()
-
-                self._thread = threading.Thread(target=serve, name="server client", daemon=True)
-                self._thread.start()
+                begun: Future[asyncio.AbstractEventLoop] = Future()
+                thread = threading.Thread(
+                    target=_serve, args=(begun,), name="server client", daemon=True
+                )
+                thread.start()
+                self._loop, self._thread = begun.result(), thread
             return self._loop
 
-    def _call(self, work: Coroutine[Any, Any, _T], cancelled: threading.Event | None = None) -> _T:
-        """The result of work on the client's thread."""
+    def _call(
+        self, work: Callable[[], Coroutine[Any, Any, _T]], cancelled: threading.Event | None = None
+    ) -> _T:
+        """The result of work on the client's thread. It is begun there: a signal that interrupts
+        this thread leaves no coroutine that nobody awaits."""
+        loop, answer, begun = self._running(), Future[_T](), list[asyncio.Task[_T]]()
 
-        async def question() -> _T:
-            this = asyncio.current_task()
-            assert this is not None
-            self._kept(this, self._questions)
-            return await work
+        def begin() -> None:
+            begun.append(self._kept(loop.create_task(work()), self._questions))
+            begun[0].add_done_callback(lambda task: _settle(answer, task))
 
-        try:
-            loop = self._running()
-        except CancelledError:
-            work.close()
-            raise
-        task: Future[_T] = asyncio.run_coroutine_threadsafe(question(), loop)
+        loop.call_soon_threadsafe(begin)
         while True:
             try:
-                return task.result(None if cancelled is None else 0.05)
+                return answer.result(None if cancelled is None else 0.05)
             except TimeoutError:
-                if task.done():
+                if answer.done():
                     raise
                 if cancelled is not None and cancelled.is_set():
-                    task.cancel()
+                    _end(loop, begun)
                     raise Cancelled from None
 
     def _connected(self) -> httpx.AsyncClient:
@@ -464,6 +455,34 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower().rstrip(".") == "localhost"
+
+
+def _serve(begun: Future[asyncio.AbstractEventLoop]) -> None:
+    """A client's thread. It makes its loop itself: no signal interrupts it half-way."""
+    try:
+        loop = asyncio.new_event_loop()
+    except OSError as error:  # no more files may be open
+        begun.set_exception(error)
+        return
+    begun.set_result(loop)
+    loop.run_forever()
+    loop.close()
+
+
+def _settle(answer: Future[_T], task: asyncio.Task[_T]) -> None:
+    """Give the end of a task to the thread that waits for it."""
+    if task.cancelled():
+        answer.cancel()
+    elif error := task.exception():
+        answer.set_exception(error)
+    else:
+        answer.set_result(task.result())
+
+
+def _end(loop: asyncio.AbstractEventLoop, begun: list[asyncio.Task[_T]]) -> None:
+    """End a task that the loop has been asked to begin."""
+    with suppress(RuntimeError):  # the client was closed
+        loop.call_soon_threadsafe(lambda: begun[0].cancel())
 
 
 class _OverLong(Exception):  # noqa: N818 - becomes a ServerError with the path

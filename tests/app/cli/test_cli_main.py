@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.common import SUBCOMMANDS, module_of
+from engine.errors import OptionError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 
@@ -172,6 +173,29 @@ def test_a_full_disk_behind_standard_output_is_a_sentence() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("draftscope: error: The system refuses: No space left on device")
     assert done.stderr.count("\n") == 1
+
+
+AWKWARD = "a\n\x1b[31mb\x9b\udcff"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error", AWKWARD),
+        OptionError(f"{AWKWARD} is wrong.", "Name another."),
+    ],
+)
+def test_the_name_of_a_file_tells_a_terminal_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def open_file(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)
+    said = cli("info", "--demo").err
+    assert said.count("\n") == 1
+    assert said.rstrip("\n").isprintable()
+    assert r"a\n\x1b[31mb\x9b\udcff" in said
 
 
 def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,15 @@ def test_a_library_of_the_same_structs_fits(
     check(monkeypatch, tmp_path, probed(written=157), probed())
 
 
+def test_a_library_that_does_not_load_in_time_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(llama_library, "_PROBE_S", 0.0)
+    (tmp_path / "libllama.so").touch()
+    with pytest.raises(PeerLibraryError, match="not loaded within 0 s"):
+        check_library(tmp_path)
+
+
 def test_a_binding_without_a_library_of_its_own_is_judged_by_sizes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -287,6 +288,24 @@ def test_the_wall_clock_ends_it_where_no_other_limit_does(monkeypatch: pytest.Mo
     with pytest.raises(ChatTemplateError, match="too long"):
         render("{{ 7 ** 99999999 % 7 }}")
     assert time.monotonic() - began < 5
+
+
+def test_time_in_which_everything_is_stopped_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One look that takes longer than all may take: as after SIGSTOP and SIGCONT."""
+    communicate, answers = subprocess.Popen.communicate, []
+
+    def look(worker: subprocess.Popen[bytes], question: bytes | None, seconds: float) -> Any:
+        if answers:
+            return answers[0]
+        answers.append(communicate(worker, question))
+        time.sleep(chat.MAX_WALL)
+        raise subprocess.TimeoutExpired("", seconds)
+
+    monkeypatch.setattr(chat, "MAX_WALL", 3 * chat.LOOK_S)
+    monkeypatch.setattr(subprocess.Popen, "communicate", look)
+    assert render("{{ 1 + 1 }}") == "2"
 
 
 def test_a_child_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from app.engine_thread.jobs import CompareRequest
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
 from tests.support.golden_files import DATA
 from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
@@ -98,9 +99,15 @@ def _options(case: Case) -> RunOptions:
 
 def _fail_idle(real: RealWindow, name: str, fault: Fault, folder: Path, options: RunOptions) -> int:
     """An act without a run: it says that it failed, and the next time it does not."""
-    while _runs(real) < 2:
+    for _ in range(2):
         _go_on(real, options, folder)
-    idle = IdleWindow(real, folder, _MODEL)
+    idle, stored = (
+        IdleWindow(real, folder, _MODEL, options.rollback),
+        real.window.bridge.session_store,
+    )
+    if before := ACTS[name].after:
+        assert idle.do(before), f"it fails without a fault: {before}"
+    known = list(stored.runs)
     with fault:
         worked = idle.do(name)
     assert worked or fault.struck, f"it fails without a fault: {name}"
@@ -108,7 +115,9 @@ def _fail_idle(real: RealWindow, name: str, fault: Fault, folder: Path, options:
     real.window.banners.clear()
     assert idle.do(name), f"it works no longer: {name}"
     idle.leave()
-    return 0
+    _have_ends(stored, len(known))
+    assert list(stored.runs)[: len(known)] == known, "runs are lost"
+    return _runs(real) - len(known)
 
 
 def _fail_run(real: RealWindow, doing: str, fault: Fault, folder: Path, options: RunOptions) -> int:
@@ -125,8 +134,7 @@ def _fail_run(real: RealWindow, doing: str, fault: Fault, folder: Path, options:
             real.until(lambda: not bridge.exporting, "the end of the export")
         assert bridge.state is State.READY, f"the window is left {bridge.state.value}"
         stored = bridge.session_store
-        for run_id in list(stored.runs)[before:]:
-            assert "stops" in stored.runs[run_id], f"run {run_id} has no end"
+        _have_ends(stored, before)
         assert _runs(real) >= before, "runs are lost"
         made = _runs(real) - before
         if server is not None:
@@ -134,6 +142,11 @@ def _fail_run(real: RealWindow, doing: str, fault: Fault, folder: Path, options:
             real.window.open_model(_MODEL)
             real.until(lambda: real.n_loaded > n_loaded and bridge.can_start, "the model", 60.0)
     return made
+
+
+def _have_ends(stored: TraceStore, before: int) -> None:
+    for run_id in list(stored.runs)[before:]:
+        assert "stops" in stored.runs[run_id], f"run {run_id} has no end"
 
 
 def _go_on(real: RealWindow, options: RunOptions, folder: Path) -> None:

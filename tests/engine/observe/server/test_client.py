@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import gc
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -284,6 +288,37 @@ def test_closing_ends_a_question_of_another_thread(server: ScriptedServer) -> No
     held.release()
     with pytest.raises(CancelledError):
         client.metrics()
+
+
+def test_an_interrupt_while_the_loop_is_made_leaves_nothing_half_made(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal interrupts the main thread, wherever it is: the loop is made on another."""
+    makers, make = [], asyncio.new_event_loop
+
+    def interrupted() -> asyncio.AbstractEventLoop:
+        makers.append(threading.current_thread())
+        signal.raise_signal(signal.SIGINT)
+        return make()
+
+    client = ServerClient(server.url)
+    monkeypatch.setattr(asyncio, "new_event_loop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.facts()
+    monkeypatch.setattr(asyncio, "new_event_loop", make)
+    assert makers and makers[0] is not threading.main_thread()
+    assert client.facts().props
+    client.close()
+    gc.collect()  # a coroutine that nobody awaits says so, which fails the test
+
+
+def test_no_file_left_for_a_loop_is_told_to_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", refused)
+    with ServerClient("http://127.0.0.1:1") as client, pytest.raises(OSError, match="Too many"):
+        client.facts()
 
 
 @pytest.mark.parametrize(
