@@ -11,6 +11,7 @@ from app.models.live_numbers import LiveNumbers
 from app.models.number_text import significant
 from app.models.observed_facts import observed_text
 from app.models.run_notes import notes_of, prompt_text, started_at
+from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -56,6 +57,10 @@ class RunRow:
     on_disk: bool
 
 
+_PLAIN_LANES = (REFERENCE, NOISE, PEER_NOISE)
+"""Lanes that neither draft nor roll back, whatever the comparison's options are."""
+
+
 def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     """Two runs in words: what the user calls them, else their numbers; those name runs of one trace
     only, so that of others the model is told too, and the time where it is the same one."""
@@ -96,7 +101,7 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
         else LiveNumbers.read(run.store, run.run_id)
     )
     options, spec = _section(facts, "options"), _section(_section(facts, "options"), "spec")
-    drafts = bool(spec.get("types"))
+    drafts = bool(spec.get("types")) and facts.get("lane_kind") not in _PLAIN_LANES
     n_max = spec.get("n_max")
     return RunRow(
         run,

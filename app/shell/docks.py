@@ -271,6 +271,7 @@ class Docks:
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
+        self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()
         for name in names:
             self._docks[name].show()

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
 
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
@@ -210,7 +211,9 @@ class EngineNews(QObject):
             self._panels.divergence.header.editor.set_options(options)
 
     def _show_reported(self, path: Path) -> None:
-        self._panels.banners.add("info", f"Report written to {path}.")
+        page = QUrl.fromLocalFile(str(path.absolute()))
+        show = "&Open", lambda: QDesktopServices.openUrl(page)
+        self._panels.banners.add("info", f"Report written to {path}.", "", show)
 
     def _show_exported(self, event: events.TraceExported) -> None:
         self._panels.banners.add("info", f"Trace exported to {event.folder}.")

@@ -14,6 +14,7 @@ from app.models.live_numbers import LiveNumbers
 from app.models.plain_speed import plain_run, plain_speed
 from app.models.position import Position
 from app.models.run_end import COMPARE, FINDING, NextStep, run_end
+from app.models.run_facts import run_title
 from app.models.run_progress import progress_text
 from app.shell.docks import Docks
 from app.shell.panels import Panels
@@ -102,7 +103,8 @@ class RunEnds(QObject):
         drafts = run is not None and bool(_types(run))
         status.set_vs_plain(speed / plain if speed and plain and drafts else None)
         goes_on = run is not None and run == self._bridge.live and self._bridge.has_run
-        status.set_going(progress_text(run, numbers) if run is not None and goes_on else "")
+        words = "" if run is None else progress_text(run, numbers) if goes_on else _lane(run)
+        status.set_going(words)
 
     def _end_run(self, _run: RunRef) -> None:
         self._look_again()
@@ -126,3 +128,8 @@ def _types(run: RunRef) -> object:
     options = run.facts.get("options")
     spec = options.get("spec") if isinstance(options, dict) else None
     return spec.get("types") if isinstance(spec, dict) else None
+
+
+def _lane(run: RunRef) -> str:
+    """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
+    return run_title(run.facts) if run.facts.get("lane") else ""

@@ -32,8 +32,9 @@ from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import per_position
 
-_SIDES_FROM = 620
-_SIDE_CHARACTERS = 34
+_RATES_FROM, _BOTH_FROM = 620, 820
+"""Pixels across from which the rates by index stand beside the lines, and the table as well."""
+_SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _WINDOWED, _LIFETIME = range(2)
 
 
@@ -51,7 +52,6 @@ class AcceptanceView(OverlaidView):
             (
                 Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
                 Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
-                *SWATCHES,
             ),
             "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen.",
             parent,
@@ -219,9 +219,10 @@ class AcceptanceView(OverlaidView):
         self._show_sides()
 
     def _show_sides(self) -> None:
-        for widget in (self.rates, self.histogram):
-            fits = self.width() >= _SIDES_FROM and self.height() >= widget.sizeHint().height()
-            widget.setVisible(fits and not self._stacked)
+        high = self.height() >= _SIDE_LINES * self.fontMetrics().height()
+        for widget, least in ((self.rates, _RATES_FROM), (self.histogram, _BOTH_FROM)):
+            widget.setVisible(high and self.width() >= least and not self._stacked)
+        self._show_behind([] if self.is_plot_alone else SWATCHES)
 
 
 def _rates_words(curves: StepCurves, round_: int) -> str:

@@ -139,12 +139,13 @@ class BreaksView(QWidget):
     def _lay_out(self) -> None:
         row = QHBoxLayout()
         row.setSpacing(4)
-        row.addWidget(self.line, 1)
         for button in (self.add_button, self.examples_button, self.remove_button):
             row.addWidget(button)
+        row.addStretch(1)
         column = QVBoxLayout(self)
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(4)
+        column.addWidget(self.line)
         column.addLayout(row)
         column.addWidget(self._message)
         column.addWidget(self.list, 1)

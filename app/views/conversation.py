@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
@@ -38,7 +38,9 @@ from resources import DEMO_TARGET
 _MOST_CARDS = 60
 _PROMPT_LINES, _LEAST_LINES = 4, 2
 """Of what is said next; the fewest where the window is low, of the turns too."""
-_FRAME = 12
+_MEMORY_FROM = 20
+"""Lines from which on there is room for the context checkpoints."""
+_FRAME, _SPACING = 12, 4
 _NEW = -1
 _CHOICE_CHARACTERS = 14
 _PERIOD_MS = 200
@@ -243,21 +245,37 @@ class ConversationView(QWidget):
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())
         self.area.setWidget(page)
+        self._memory = QWidget()
+        memory = QVBoxLayout(self._memory)
+        memory.setContentsMargins(0, 0, 0, 0)
+        memory.setSpacing(_SPACING)
+        for part in (self.strip, self.summary, self.checkpoints):
+            memory.addWidget(part)
         below.addWidget(self.chat)
         below.addStretch(1)
         below.addWidget(self.cancel)
         below.addWidget(self.say)
         column = QVBoxLayout(self)
         column.setContentsMargins(8, 6, 8, 6)
-        column.setSpacing(4)
+        column.setSpacing(_SPACING)
         column.addLayout(top)
         column.addWidget(self.area, 1)
-        column.addWidget(self.strip)
-        column.addWidget(self.summary)
-        column.addWidget(self.checkpoints)
+        column.addWidget(self._memory)
         column.addWidget(self.box)
         column.addWidget(self.how)
         column.addLayout(below)
+
+    def minimumSizeHint(self) -> QSize:
+        """Without the context checkpoints, which go where the view is low."""
+        least = super().minimumSizeHint()
+        if not self._memory.isHidden():
+            least -= QSize(0, self._memory.minimumSizeHint().height() + _SPACING)
+        return least
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        lines = event.size().height() / self.fontMetrics().height()
+        self._memory.setVisible(lines >= _MEMORY_FROM)
 
     def _connect(self) -> None:
         bar = self.area.verticalScrollBar()
@@ -369,7 +387,7 @@ class ConversationView(QWidget):
         self.strip.setVisible(record is not None)
         self.summary.setVisible(record is not None)
         self.strip.set_turn(record, history)
-        self.summary.setText(_summary(history))
+        self.summary.setText(summary_words(history))
 
     def _say_how(self) -> None:
         words = "Messages go through the model's chat template"
@@ -388,9 +406,11 @@ class ConversationView(QWidget):
         self.say.setToolTip(self._why_not or ("Nothing is written yet." if empty else "Ctrl+Enter"))
 
 
-def _summary(history: CheckpointHistory) -> str:
+def summary_words(history: CheckpointHistory) -> str:
+    """The context checkpoints that are held, and what came of looking for them."""
     n_bytes = sum(mark.n_bytes for mark in history.held)
-    words = [f"{len(history.held)} context checkpoints ({size_text(n_bytes)})"]
+    n = len(history.held)
+    words = [f"{n} context checkpoint{'' if n == 1 else 's'} ({size_text(n_bytes)})"]
     hits = "1 hit" if history.n_hits == 1 else f"{history.n_hits} hits"
     misses = "1 miss" if len(history.misses) == 1 else f"{len(history.misses)} misses"
     words.append(f"{hits}, {misses}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, Qt, Signal
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QComboBox,
@@ -34,8 +35,13 @@ _MOST_CHARACTERS = 36
 _LEAST_CHARACTERS, _CHOICE_CHARACTERS = 8, 22
 """Of a choice of what is plotted."""
 _PAD = 18
+_MARGIN, _SPACING = 8, 4
 _MOST_SELECTED = 2000
 _NO_AXIS = "nothing"
+_BESIDE_FROM = 64
+"""Characters across from which the two plots stand side by side; in less, one under the other."""
+_PLOTS_FROM, _BOTH_FROM = 16, 26
+"""Lines from which on there is room for a plot below the table, and for one more below that."""
 _SAME = 10_000
 """Any size, given to both sides of a splitter."""
 
@@ -78,40 +84,56 @@ class ResultsView(QStackedWidget):
         self.map_figure.activated.connect(lambda _: self._draw_map())
         for box in (self.pareto_x, self.pareto_y):
             box.activated.connect(lambda _: self._draw_points())
-        self.addWidget(
-            EmptyState(
-                "No results",
-                "Shows the jobs of draftscope sweep or the settings of draftscope tune: a table, a "
-                "heat map and the best trade-offs.",
-                [actions["file.open_results"]],
-            )
+        self.empty = EmptyState(
+            "No results",
+            "Shows the jobs of draftscope sweep or the settings of draftscope tune: a table, a "
+            "heat map and the best trade-offs.",
+            [actions["file.open_results"]],
         )
+        self.addWidget(self.empty)
         self.addWidget(self._page())
         self.retheme(theme)
 
     def _page(self) -> QWidget:
-        head = QHBoxLayout()
+        head = self._head = QHBoxLayout()
         head.addWidget(self.headline)
         head.addWidget(self.note, 1)
         head.addWidget(self.again)
-        plots = QSplitter(Qt.Orientation.Horizontal)
-        plots.setChildrenCollapsible(False)
-        plots.addWidget(
-            _plot_part(self.grid, (self.map_figure, "by", self.map_x, "and", self.map_y))
-        )
-        plots.addWidget(_plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x)))
+        choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
+        self._map_part = _plot_part(self.grid, choices)
+        self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
+        plots = self._plots = QSplitter(Qt.Orientation.Horizontal)
+        plots.addWidget(self._map_part)
+        plots.addWidget(self._pareto_part)
         parts = QSplitter(Qt.Orientation.Vertical)
-        parts.setChildrenCollapsible(False)
         parts.addWidget(self.table)
         parts.addWidget(plots)
         for splitter in (plots, parts):
+            splitter.setChildrenCollapsible(False)
             splitter.setSizes([_SAME, _SAME])
         column = QVBoxLayout(page := QWidget())
-        column.setContentsMargins(8, 4, 8, 4)
-        column.setSpacing(4)
+        column.setContentsMargins(_MARGIN, _SPACING, _MARGIN, _SPACING)
+        column.setSpacing(_SPACING)
         column.addLayout(head)
         column.addWidget(parts, 1)
         return page
+
+    def minimumSizeHint(self) -> QSize:
+        """With one plot across and none below the table: the others go where the view is small."""
+        parts = self._map_part, self._pareto_part, self.empty
+        wide = max(part.minimumSizeHint().width() for part in parts)
+        high = self._head.minimumSize().height() + self.table.minimumHeight() + 3 * _SPACING
+        return QSize(wide + 2 * _MARGIN, max(high, self.empty.minimumSizeHint().height()))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        metrics = self.fontMetrics()
+        lines = event.size().height() / metrics.height()
+        beside = event.size().width() >= _BESIDE_FROM * metrics.averageCharWidth()
+        across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+        self._plots.setOrientation(across if beside else down)
+        self._plots.setVisible(lines >= _PLOTS_FROM)
+        self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
     @property
     def results(self) -> Results | None:

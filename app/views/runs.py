@@ -35,7 +35,7 @@ _CHARACTERS = {
     "started": 0,
     "stop": 12,
 }
-_SAMPLES = {"started": "2000-00-00 00:00:00"}
+_SAMPLES = {"policy": "checkpoint", "started": "2000-00-00 00:00:00"}
 _PAD = 12
 
 

@@ -26,7 +26,9 @@ _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
 _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
-_CARD_FROM = 16
+_CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
+"""Lines from which on there is room for all of the card, for that of a view that is narrower than
+so many characters too, where its sentences take several lines."""
 """Lines from which on the card at the end of a run has more than one."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
@@ -100,7 +102,10 @@ class TokensView(QStackedWidget):
         super().resizeEvent(event)
         size = event.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
-        self.end_card.set_low(size.height() < _CARD_FROM * self.fontMetrics().height())
+        metrics = self.fontMetrics()
+        narrow = size.width() < _NARROW * metrics.averageCharWidth()
+        least = _NARROW_CARD_FROM if narrow else _CARD_FROM
+        self.end_card.set_low(size.height() < least * metrics.height())
 
     @property
     def areas(self) -> dict[int, TokenArea]:

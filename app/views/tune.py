@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -34,6 +34,13 @@ from engine.trace.what_if.rules import FIXED, RULES
 
 _BESIDE_FROM = 120
 """Characters across from which the drafter's quality stands beside the heat map."""
+_ONE_LINE_FROM = 56
+"""Characters across from which what can be chosen stands in one line."""
+_READOUT_FROM, _NOTE_FROM = 14, 16
+"""Lines from which on there is room below the map for what is pointed at, and for the note."""
+_SPACING = 3
+_LEAST_CHARACTERS = 8
+"""Of a choice, where there is no room for all of it."""
 _HINT = "★ frame: best · dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
 
@@ -90,20 +97,25 @@ class TuneView(WholeRunView):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        fields = QHBoxLayout()
+        self._named: list[QHBoxLayout] = []
+        fields = self._fields = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         fields.setSpacing(6)
         for name, field in (("rule", self.rule), ("drafter", self.drafter)):
             label = QLabel(name)
             label.setBuddy(field)
-            fields.addWidget(label)
-            fields.addWidget(field)
-        fields.addStretch(1)
+            named = QHBoxLayout()
+            named.setSpacing(6)
+            named.addWidget(label)
+            named.addWidget(field)
+            named.addStretch(1)
+            fields.addLayout(named)
+            self._named.append(named)
         self._head = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._head.setSpacing(6)
         self._head.addWidget(self.headline, 1)
         self._head.addLayout(fields)
         left = QVBoxLayout()
-        left.setSpacing(3)
+        left.setSpacing(_SPACING)
         left.addWidget(self.grid, 1)
         left.addWidget(self.readout)
         left.addWidget(self.note)
@@ -112,7 +124,7 @@ class TuneView(WholeRunView):
         body.setSpacing(10)
         body.addLayout(left, 5)
         body.addWidget(self.quality, 4)
-        column = QVBoxLayout(self.page)
+        column = self._column = QVBoxLayout(self.page)
         column.setContentsMargins(8, 4, 8, 4)
         column.setSpacing(4)
         column.addLayout(self._head)
@@ -213,11 +225,29 @@ class TuneView(WholeRunView):
         if found is not None and found.request.rule == FIXED.name:
             self.setting_chosen.emit(found.request.run, *found.setting(column, row))
 
+    def minimumSizeHint(self) -> QSize:
+        """With one choice below the other and no text below the map, however it is now."""
+        least = super().minimumSizeHint()
+        for label in (self.readout, self.note):
+            if not label.isHidden():
+                least -= QSize(0, label.minimumSizeHint().height() + _SPACING)
+        across = [part.minimumSize().width() for part in self._named]
+        across.append(self.grid.minimumSizeHint().width())
+        margins = self._column.contentsMargins()
+        wide = max(across) + margins.left() + margins.right()
+        return QSize(max(wide, self.empty.minimumSizeHint().width()), least.height())
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        wide = event.size().width() / self.fontMetrics().averageCharWidth() >= _BESIDE_FROM
+        characters = event.size().width() / self.fontMetrics().averageCharWidth()
+        wide = characters >= _BESIDE_FROM
         direction = QBoxLayout.Direction
         self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        lines = event.size().height() / self.fontMetrics().height()
+        self.readout.setVisible(lines >= _READOUT_FROM)
+        self.note.setVisible(lines >= _NOTE_FROM)
+        one_line = characters >= _ONE_LINE_FROM
+        self._fields.setDirection(direction.LeftToRight if one_line else direction.TopToBottom)
         if wide is self.quality.isHidden():
             self.quality.setVisible(wide)
             if wide and self._facts is not None and self.has_rounds:
@@ -236,4 +266,6 @@ def _choice(name: str) -> QComboBox:
     box = QComboBox()
     box.setAccessibleName(name)
     box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+    box.setMinimumContentsLength(_LEAST_CHARACTERS)
     return box

@@ -43,11 +43,12 @@ _HEADS = {
 _PARTS = ("draft_ms", "verify_ms", "rest_ms")
 """Of the time of a round: left out where there is no room for all columns."""
 _EMPTY, _PAGE = range(2)
-_ALL_FROM = 70
-"""Characters across from which all columns stand beside the plot; in less, it stands below."""
+_TABLE_SHARE, _PLOT_SHARE = 5, 2
+"""Of the width, where all columns stand beside the plot; where that is too little, some are left
+out and the plot stands below."""
 _NOTE_FROM, _PLOT_FROM = 9, 16
 """Lines from which on there is room for the note, and for the plot below the table."""
-_SPACING = 3
+_SPACING, _MARGIN = 3, 8
 _LEAST_ROWS = 2
 """With the head; there is more to scroll to."""
 _PERIOD_MS = 250
@@ -69,15 +70,17 @@ class WhatIfView(QStackedWidget):
         self.note = ElidedLabel()
         self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
         self.table_widget = _table()
+        head = self.table_widget.horizontalHeader()
+        self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
         self.plot = SpeedPlot(theme)
         self.page = QWidget()
         """The table, the plot and the text, as pictures show them."""
         self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._parts.setSpacing(8)
-        self._parts.addWidget(self.table_widget, 5)
-        self._parts.addWidget(self.plot, 2)
+        self._parts.addWidget(self.table_widget, _TABLE_SHARE)
+        self._parts.addWidget(self.plot, _PLOT_SHARE)
         column = QVBoxLayout(self.page)
-        column.setContentsMargins(8, 4, 8, 4)
+        column.setContentsMargins(_MARGIN, 4, _MARGIN, 4)
         column.setSpacing(_SPACING)
         column.addWidget(self.headline)
         column.addLayout(self._parts, 1)
@@ -208,13 +211,22 @@ class WhatIfView(QStackedWidget):
         super().resizeEvent(event)
         metrics = self.fontMetrics()
         lines = event.size().height() / metrics.height()
-        wide = event.size().width() >= _ALL_FROM * metrics.averageCharWidth()
+        head, table = self.table_widget.horizontalHeader(), self.table_widget
+        widest = self._widest_head
+        across = event.size().width() - 2 * _MARGIN - self._parts.spacing()
+        bar = table.verticalScrollBar().sizeHint().width() + 2 * table.frameWidth()
+        beside = across * _TABLE_SHARE // (_TABLE_SHARE + _PLOT_SHARE) - bar
+        wide = beside >= len(_HEADS) * widest
         direction = QBoxLayout.Direction
         self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
         self.plot.setVisible(wide or lines >= _PLOT_FROM)
         self.note.setVisible(lines >= _NOTE_FROM)
         for name in _PARTS:
-            self.table_widget.setColumnHidden(list(_HEADS).index(name), not wide)
+            table.setColumnHidden(list(_HEADS).index(name), not wide)
+        n_shown = len(_HEADS) - (0 if wide else len(_PARTS))
+        modes = QHeaderView.ResizeMode
+        same = wide or across - bar >= n_shown * widest
+        head.setSectionResizeMode(modes.Stretch if same else modes.ResizeToContents)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.looks.theme import Theme
 
+_X_NAME, _Y_NAME = "drafted", "accepted"
 _LEAST_TEXT_SHARE = 1.15
 _LEAST_CELL_PIXELS = 2
 _MOST_TOLD = 64
@@ -45,6 +46,13 @@ class DraftHistogram(QWidget):
         )
         self.update()
 
+    @property
+    def x_name(self) -> str:
+        """What stands below: it names both axes where there is no room for a name beside."""
+        room = self._area().height()
+        fits = self.fontMetrics().horizontalAdvance(_Y_NAME) <= room
+        return _X_NAME if fits else f"{_Y_NAME} by {_X_NAME}"
+
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
@@ -63,16 +71,15 @@ class DraftHistogram(QWidget):
         area, n = self._area(), len(self._counts) - 1
         painter.setPen(theme.color("plot.text"))
         centred = Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignBottom
-        painter.drawText(
-            QRectF(area.left(), 0, area.width(), self.height() - 2), centred, "drafted"
-        )
-        painter.save()
-        painter.translate(0, area.bottom())
-        painter.rotate(-90)
-        painter.drawText(
-            QRectF(0, 0, area.height(), metrics.height()), Qt.AlignmentFlag.AlignCenter, "accepted"
-        )
-        painter.restore()
+        below = QRectF(area.left(), 0, area.width(), self.height() - 2)
+        painter.drawText(below, centred, self.x_name)
+        if self.x_name == _X_NAME:
+            painter.save()
+            painter.translate(0, area.bottom())
+            painter.rotate(-90)
+            beside = QRectF(0, 0, area.height(), metrics.height())
+            painter.drawText(beside, Qt.AlignmentFlag.AlignCenter, _Y_NAME)
+            painter.restore()
         if n < 1:
             painter.end()
             return

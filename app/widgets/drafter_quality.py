@@ -117,7 +117,7 @@ class _Part(QWidget):
 
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
-        name, self._figure = QLabel(title), ElidedLabel()
+        name, self._figure = ElidedLabel(title), ElidedLabel()
         font = name.font()
         font.setBold(True)
         name.setFont(font)

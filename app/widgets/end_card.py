@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout
 
@@ -15,7 +15,8 @@ _STEPS = {
     TUNE: ("Tune", "Estimate the speed under other settings from this run"),
     COMPARE: ("Compare", "Decode the prompt in several lanes and show where they come apart"),
 }
-_WHY_CHARACTERS = 44
+_WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
+"""Across from which there is room for the sentence, and for both buttons on a single line."""
 """Least width for the sentence beside the button of the next step."""
 
 
@@ -29,7 +30,7 @@ class EndCard(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self._end: RunEnd | None = None
-        self._low = False
+        self._low = self._offers_plain = False
         self.setObjectName("tokens.end_card")
         self.setFrameShape(QFrame.Shape.StyledPanel)
         self.setAutoFillBackground(True)
@@ -109,6 +110,13 @@ class EndCard(QFrame):
             self._next.addWidget(self.step)
         self._fit()
 
+    def minimumSizeHint(self) -> QSize:
+        """On a single line there is room for one of the buttons."""
+        least = super().minimumSizeHint()
+        if self._low and not self.plain.isHidden() and not self.step.isHidden():
+            least -= QSize(self.plain.minimumSizeHint().width() + self._head.spacing(), 0)
+        return least
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
@@ -119,6 +127,8 @@ class EndCard(QFrame):
         has_step = self._end is not None and self._end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         self.figures.setHidden(self._low)
+        one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
+        self.plain.setVisible(self._offers_plain and not (one and has_step))
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
         """The figures, and the speed beside plain decoding or the button that measures it."""
@@ -127,7 +137,8 @@ class EndCard(QFrame):
             figures.append(f"{significant(end.vs_plain)}× plain decoding")
         self.figures.setText(" · ".join(figures))
         self.reason.setToolTip(plain_tip(self.figures.text()))
-        self.plain.setVisible(can_measure and end.vs_plain is None and not end.is_plain)
+        self._offers_plain = can_measure and end.vs_plain is None and not end.is_plain
+        self._fit()
 
     def _take_step(self) -> None:
         step: NextStep | None = self._end.next_step if self._end is not None else None

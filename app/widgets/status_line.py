@@ -76,7 +76,7 @@ class StatusLine(QStatusBar):
 
     @property
     def going_text(self) -> str:
-        """How far the run is."""
+        """How far the run is, or which lane is on show."""
         return self._texts["going"]
 
     def set_model(self, text: str) -> None:
@@ -85,7 +85,7 @@ class StatusLine(QStatusBar):
         self._show_texts()
 
     def set_going(self, text: str) -> None:
-        """Show how far the run is, before the model; empty while none goes on."""
+        """Show how far the run is, or which lane it was, before the model; empty else."""
         if text != self._texts["going"]:
             self._texts["going"] = text
             self._show_texts()

@@ -157,6 +157,16 @@ def test_figures_read_beside_the_end_are_the_final_ones() -> None:
     assert (row.ended, row.tokens) == (True, 2), "or not ended: then it is read again"
 
 
+@pytest.mark.parametrize("kind", ["reference", "noise", "peer noise", "policy"])
+def test_lanes_that_never_draft_have_no_rollback(kind: str) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["a"])
+    options = {"rollback": "planes", "spec": {"types": ["draft-mtp"], "n_max": 3}}
+    builder.store.runs[builder.run_id] |= {"lane": "x", "lane_kind": kind, "options": options}
+    row = run_row(builder.run)
+    assert (row.policy, row.n_max) == (("planes", 3) if kind == "policy" else ("", None))
+
+
 def test_two_runs_are_compared_by_their_final_figures(qtbot: QtBot) -> None:
     first = TraceBuilder()
     first.prompt(["a"])

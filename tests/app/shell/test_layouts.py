@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QRect, Qt
@@ -11,10 +12,16 @@ from PySide6.QtWidgets import QApplication, QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
+from app.models.run_end import COMPARE, NextStep, RunEnd
 from app.shell.docks import LAYOUTS, TITLES, known_layout
 from app.shell.window import MainWindow
 from app.widgets.empty_state import EmptyState
+from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
+from tests.support.sweeps import write_results
+from tests.support.timed_trace import timed_trace
+
+STEP = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
 
 
 def shown(window: MainWindow) -> set[str]:
@@ -195,15 +202,41 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
 
 
 def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
-    window: MainWindow, qtbot: QtBot
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
+    """With something in every panel, and with a title bar."""
+    width, height = 853, 503
+    store, _, _ = timed_trace(60)
+    window.opened_results.open(write_results(tmp_path, 3, 8))
+    qtbot.waitUntil(lambda: window.panels.results.results is not None, timeout=5000)
+    export_csv(store, tmp_path / "trace")
+    window.sessions.open(tmp_path / "trace")
+    qtbot.waitUntil(lambda: window.feed.run is not None, timeout=5000)
+    tune = window.plots.whole["tune"]
+    window.docks.reveal("tune")
+    qtbot.waitUntil(lambda: tune.has_rounds, timeout=5000)
+    end = RunEnd("It came to its limit of 128 tokens.", ("128 tokens",), None, False, STEP)
     for layout in LAYOUTS:
-        window.resize(853, 503)
+        window.tokens.end_card.show_end(end, can_measure=True, can_compare=True)
+        window.resize(width, height)
         choose(window, layout)
+        window.docks.reset()
         for name in TITLES:
             opens = window.docks[name].isHidden()
             window.docks.reveal(name)
             qtbot.wait(1)
-            assert (window.width(), window.height()) == (853, 503), (layout, name)
+            least = window.minimumSizeHint()
+            assert least.width() <= width and least.height() <= height, (layout, name, least)
+            assert (window.width(), window.height()) == (width, height), (layout, name)
             if opens:
                 window.docks[name].close()
+
+
+def test_a_panel_opened_as_another_closes_has_its_room(window: MainWindow, qtbot: QtBot) -> None:
+    window.docks.reveal("findings")
+    qtbot.wait(10)
+    wide = window.docks["findings"].width()
+    window.docks["findings"].close()
+    window.docks.reveal("runs")
+    qtbot.wait(10)
+    assert window.docks["runs"].width() >= wide - 8

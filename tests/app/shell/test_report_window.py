@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtCore import QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.shell.window import MainWindow
@@ -47,9 +49,19 @@ def test_a_run_with_hostile_tokens(
 def test_a_comparison(
     window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    page = tmp_path / "page.html"
     with qtbot.waitSignal(window.bridge.reported, timeout=5000):
-        write(window, qtbot, monkeypatch, faulty_comparison().store, tmp_path / "page.html")
-    assert "beyond their bounds" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        write(window, qtbot, monkeypatch, faulty_comparison().store, page)
+    assert "beyond their bounds" in page.read_text(encoding="utf-8")
+    opened: list[QUrl] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", opened.append)
+    (banner,) = window.banners.banners
+    (show,) = [one for one in banner.findChildren(QPushButton) if one.text() == "&Open"]
+    show.click()
+    assert [url.toLocalFile() for url in opened] == [str(page)]
+    run = window.feed.run
+    assert run is not None
+    qtbot.waitUntil(lambda: window.status.going_text == f"lane {run.facts['lane']}", timeout=5000)
 
 
 def test_a_file_that_cannot_be_written(

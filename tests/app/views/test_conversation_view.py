@@ -12,6 +12,8 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.shell.window import MainWindow
+from app.views.conversation import summary_words
+from engine.conversation.checkpoint_history import CheckpointHistory, CheckpointMark
 from engine.conversation.turns import TurnTree
 
 TEXT = "def quicksort(arr):\n" + "    # sorts the list and gives it back\n" * 6
@@ -39,6 +41,12 @@ def say(window: MainWindow, qtbot: QtBot, text: str, *, by_key: bool = False) ->
         view.say.click()
     qtbot.waitUntil(lambda: len(window.bridge.session_store.runs) > n_runs, timeout=30_000)
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=60_000)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_checkpoints_are_counted(n: int) -> None:
+    words = summary_words(CheckpointHistory([CheckpointMark(6 + i, 1024, 0) for i in range(n)]))
+    assert words.startswith(f"{n} context checkpoint{'s' * (n - 1)} ({n} KiB)")
 
 
 def shown(window: MainWindow) -> list[str]:

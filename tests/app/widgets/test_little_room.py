@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QPoint
 from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
+from app.models.results import read
 from app.models.run_end import COMPARE, NextStep, RunEnd
 from app.shell.window import MainWindow
+from app.views.acceptance import AcceptanceView
+from app.views.breaks import BreaksView
 from app.views.conversation import ConversationView
+from app.views.results import ResultsView
 from app.views.rollback import RollbackView
 from app.views.runs import RunsView
 from app.views.tokens import TokensView
 from app.views.tune import TuneView
 from app.views.what_if import WhatIfView
+from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.drafter_quality import DrafterQuality
+from app.widgets.end_card import EndCard
 from engine.trace.run_ref import RunRef
+from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
 from tests.support.trace_builder import sample_trace
 
@@ -36,6 +45,18 @@ def show(qtbot: QtBot, view: QWidget, width: int, height: int) -> None:
     view.show()
     qtbot.waitExposed(view)
     QApplication.processEvents()
+
+
+def show_inside(qtbot: QtBot, view: QWidget, width: int, height: int) -> QWidget:
+    """As in a dock: a window of its own would be as large as all that is in it needs. What is
+    returned holds the view and must be kept."""
+    host = QWidget()
+    view.setParent(host)
+    show(qtbot, host, WIDE, WIDE)
+    view.resize(width, height)
+    view.show()
+    QApplication.processEvents()
+    return host
 
 
 def is_whole(label: QLabel) -> bool:
@@ -84,6 +105,16 @@ def test_a_narrow_estimate_leaves_the_parts_of_a_round_out(qtbot: QtBot, theme: 
     assert len(columns(view)) == 7 and view.plot.x() > table.geometry().right()
 
 
+@pytest.mark.parametrize("width", [260, 300, 420, 520, 640, WIDE])
+def test_no_head_of_an_estimate_is_cut(qtbot: QtBot, theme: Theme, width: int) -> None:
+    view = estimated(qtbot, theme, width, 100)
+    head = view.table_widget.horizontalHeader()
+    for at in range(head.count()):
+        if not head.isSectionHidden(at):
+            assert head.sectionSize(at) >= head.sectionSizeHint(at)
+    assert head.length() <= view.table_widget.viewport().width()
+
+
 def test_the_best_is_told_where_the_rest_is_cut(qtbot: QtBot, theme: Theme) -> None:
     text = estimated(qtbot, theme, NARROW, 100).headline.text()
     assert text.startswith("Best n_max ") and text.index("tok/s") < text.index("estimate from")
@@ -124,6 +155,14 @@ def test_the_conversation_names_itself_whole(qtbot: QtBot, theme: Theme) -> None
     needed = box.fontMetrics().horizontalAdvance(box.currentText()) + arrow
     assert box.currentText() == "New conversation" and needed <= box.width()
     assert "No chat template" in view.how.text() and is_whole(view.how)
+
+
+def test_the_longest_policy_has_room(qtbot: QtBot, theme: Theme) -> None:
+    root = QObject()
+    view = RunsView(theme, Actions(root))
+    show(qtbot, view, NARROW, 400)
+    text = view.table.fontMetrics().horizontalAdvance("checkpoint")
+    assert text + 6 <= view.table.columnWidth(view.model.column_of("policy"))
 
 
 def test_the_time_of_a_start_has_room(qtbot: QtBot, theme: Theme) -> None:
@@ -181,13 +220,115 @@ def test_the_card_at_the_end_leaves_room_for_the_text(qtbot: QtBot, theme: Theme
     assert card.reason.isVisible() and card.plain.isVisible() and card.step.isVisible()
     assert 2 * card.height() < view.areas[0].height()
     assert "176 tok/s" in card.reason.toolTip()
+    view.resize(NARROW, 300)
+    QApplication.processEvents()
+    assert not card.figures.isVisible(), "its sentences would take several lines"
     view.resize(600, 400)
     QApplication.processEvents()
     assert card.figures.isVisible() and card.why.isVisible()
     assert card.plain.y() > card.reason.y(), "beside the figures again"
 
 
+def test_a_low_and_narrow_card_has_one_button(qtbot: QtBot) -> None:
+    card = EndCard()
+    host = show_inside(qtbot, card, WIDE, 60)
+    end = RunEnd("It was stopped.", ("9 tokens",), None, False, NextStep(COMPARE, "See whether."))
+    card.show_end(end, can_measure=True, can_compare=True)
+    card.set_low(True)
+    least = card.minimumSizeHint().width()
+    assert card.plain.isVisible() and card.step.isVisible() and least < NARROW
+    card.resize(NARROW, 60)
+    QApplication.processEvents()
+    assert not card.plain.isVisible() and card.step.isVisible()
+    assert card.minimumSizeHint().width() == least
+    card.set_low(False)
+    assert card.plain.isVisible() and card.step.isVisible()
+    assert host.isVisible()
+
+
+def test_a_break_rule_has_room_to_be_written(qtbot: QtBot, theme: Theme) -> None:
+    view = BreaksView(theme)
+    _host = show_inside(qtbot, view, view.minimumSizeHint().width(), 300)
+    needed = view.line.fontMetrics().horizontalAdvance("accept_rate < 0.25")
+    assert view.width() < NARROW and view.line.width() > needed
+
+
 def test_nothing_is_under_way_before_the_first_comparison(window: MainWindow) -> None:
     window.actions_by_id["view.layout_divergence"].trigger()
     header = window.divergence.header
     assert header.isVisible() and not header.progress.isVisible()
+
+
+def test_results_in_little_room_keep_their_table(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    view = ResultsView(load_theme("light"), window.actions_by_id)
+    empty = view.minimumSizeHint()
+    view.show_results(read(write_results(tmp_path, 3, 8)))
+    _host = show_inside(qtbot, view, WIDE, 500)
+    least = view.minimumSizeHint()
+    assert least.width() < NARROW and least.height() < 130 and empty == least
+    assert view.pareto.x() + view.pareto.mapTo(view, QPoint()).x() > view.grid.width()
+    view.resize(NARROW, 500)
+    QApplication.processEvents()
+    map_end = view.grid.mapTo(view, QPoint(0, view.grid.height())).y()
+    assert view.pareto.isVisible() and view.pareto.mapTo(view, QPoint()).y() > map_end
+    view.resize(NARROW, 300)
+    QApplication.processEvents()
+    assert view.table.isVisible() and view.grid.isVisible() and not view.pareto.isVisible()
+    view.resize(least)
+    QApplication.processEvents()
+    assert view.table.isVisible() and not view.grid.isVisible()
+    assert view.minimumSizeHint() == least
+
+
+def test_the_choices_of_the_tune_view_stand_below_each_other(qtbot: QtBot, theme: Theme) -> None:
+    view = TuneView(theme)
+    _host = show_inside(qtbot, view, WIDE, 500)
+    view.setCurrentWidget(view.page)
+    view.drafter.addItem("draft-simple, ngram-simple")
+    least = view.minimumSizeHint()
+    assert least.width() < 260
+    view.resize(least.width(), 400)
+    QApplication.processEvents()
+    assert view.drafter.y() > view.rule.geometry().bottom()
+    assert view.readout.isVisible() and view.note.isVisible()
+    low = view.minimumSizeHint().height()
+    view.resize(least.width(), low)
+    QApplication.processEvents()
+    assert not view.readout.isVisible() and not view.note.isVisible()
+    assert view.minimumSizeHint().height() == low
+
+
+def test_a_low_conversation_has_no_room_for_its_checkpoints(qtbot: QtBot, theme: Theme) -> None:
+    view = ConversationView(theme)
+    _host = show_inside(qtbot, view, NARROW, 500)
+    assert view.checkpoints.isVisible()
+    least = view.minimumSizeHint()
+    view.resize(NARROW, least.height())
+    QApplication.processEvents()
+    assert not view.checkpoints.isVisible() and view.box.isVisible() and view.area.isVisible()
+    assert view.minimumSizeHint().height() == least.height()
+
+
+def test_rates_are_in_the_legend_of_acceptance_where_they_are_drawn(
+    qtbot: QtBot, theme: Theme
+) -> None:
+    view = AcceptanceView(theme)
+    show(qtbot, view, WIDE, 100)
+    view.show_run(sample_trace(rounds=6).run)
+    QApplication.processEvents()
+    assert view.rates.isVisible() and "conditional" in view.legend.trailing_labels
+    for width, height in ((NARROW, 300), (WIDE, 60)):
+        view.resize(width, height)
+        QApplication.processEvents()
+        assert not view.rates.isVisible() and not view.legend.trailing_labels
+
+
+def test_the_table_of_drafts_names_both_axes(qtbot: QtBot, theme: Theme) -> None:
+    table = DraftHistogram(theme)
+    show(qtbot, table, 200, 200)
+    assert table.x_name == "drafted"
+    table.resize(200, 80)
+    assert table.x_name == "accepted by drafted"
+    assert table.fontMetrics().horizontalAdvance(table.x_name) < 160
