@@ -427,4 +427,5 @@ class AttentionKV:
         self._take([seq], free, positions[None], table.tokens(seq, cells)[None])
         source, target = self._storage.index(cells), self._storage.index(free[0])
         for tensor in self._storage.by_cell():
-            tensor[stream, target] = tensor[stream, source]
+            # not a view: what it is written to may lie around it
+            tensor[stream, target] = tensor[stream, source].clone()

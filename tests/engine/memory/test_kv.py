@@ -303,6 +303,21 @@ def test_shifting_a_shared_cell_needs_a_free_one():
     assert kv.state(0).k[0][:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_free_cells_around_a_shared_one_take_its_copy():
+    one_head = {0: CellSize(1, 4, 4)}  # there neighbouring cells are one piece of memory
+    kv = AttentionKV(one_head, 3, 4, CPU, unified=True, rotate={0: shifted_by_marker})
+    for seq, n in ((2, 4), (0, 3)):  # cells 0 to 3, and 4 to 6
+        kv.begin(ubatch_of(Span(seq, 0, [0] * n, [])))
+        k = torch.arange(n).float().view(1, n, 1, 1).expand(-1, -1, -1, 4)
+        kv.update(0, k, -k)
+    kv.seq_cp(0, 1)
+    kv.seq_rm(2, 1, 3)
+    kv.seq_add(1, 0, -1, 1)  # to cells 1, 2 and 7
+    assert kv.state(1).positions.tolist() == [1, 2, 3]
+    assert kv.state(1).k[0][:, 0, 0].tolist() == [100000, 100001, 100002]
+    assert kv.state(0).k[0][:, 0, 0].tolist() == [0, 1, 2]
+
+
 def test_latent_keys_turn_behind_their_first_columns():
     rope = RopeConfig(n_rot=4, freq_base=100.0)
     raw = torch.randn(3, 1, 7)
