@@ -36,6 +36,7 @@ class IdleWindow:
             -2:
         ]
         """Two that came to their end, so that they have drafts."""
+        idle_runs.answers(model, bridge.compute)
         export_csv(bridge.session_store, folder / "trace")
         write_results(folder, 2, 2)
         names = {act.end for act in ACTS.values()} - {_SAVED} | {"failed"}

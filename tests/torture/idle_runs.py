@@ -51,7 +51,7 @@ def is_answered(idle: IdleWindow) -> bool:
     """Whether the newest turn has the answer of a model that remembers nothing."""
     tree = _newest(idle)
     said = [turn.answer["content"] for turn in tree.path(max(tree.turns)) if turn.answer]
-    return said == _answers(idle.model, idle.real.window.bridge.compute)[: len(said)]
+    return said == answers(idle.model, idle.real.window.bridge.compute)[: len(said)]
 
 
 def _newest(idle: IdleWindow) -> TurnTree:
@@ -62,8 +62,9 @@ def _newest(idle: IdleWindow) -> TurnTree:
 
 
 @cache
-def _answers(model: Path, compute: str) -> list[str]:
-    """What is answered turn by turn, each prompt processed from its first token on."""
+def answers(model: Path, compute: str) -> list[str]:
+    """What is answered turn by turn, each prompt processed from its first token on. To be asked
+    for a first time where no fault is planted: it decodes here."""
     session, parent = Session.open(model, compute=compute), None
     alone = replace(options("checkpoint"), spec=SpecOptions())
     said = Conversation(session, TraceStore(), Rendering(session, is_chat=False), None)
