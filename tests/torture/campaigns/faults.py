@@ -101,10 +101,8 @@ def _fail_idle(real: RealWindow, name: str, fault: Fault, folder: Path, options:
     """An act without a run: it says that it failed, and the next time it does not."""
     for _ in range(2):
         _go_on(real, options, folder)
-    idle, stored = (
-        IdleWindow(real, folder, _MODEL, options.rollback),
-        real.window.bridge.session_store,
-    )
+    stored = real.window.bridge.session_store
+    idle = IdleWindow(real, folder, _MODEL, options.rollback)
     if before := ACTS[name].after:
         assert idle.do(before), f"it fails without a fault: {before}"
     known = list(stored.runs)
