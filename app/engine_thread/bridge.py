@@ -12,7 +12,7 @@ from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.engine_thread import events
 from app.engine_thread.events import ModelFiles, State
@@ -492,6 +492,7 @@ class Bridge(QObject):
                     self._requests[run], self._asked = self._asked, None
                 self.hide_trace()
                 self.run_started.emit(run)
+                QTimer.singleShot(0, self, self._flags.shown.set)  # behind the painting
             case events.RunEnded(run):
                 self.run_ended.emit(run)
             case events.FidelityMeasured(fidelity):

@@ -15,7 +15,7 @@ from app.models.run_axis import RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33
-SLOWEST_FRAME_MS = 200
+SLOWEST_FRAME_MS = 300
 SHARE = 0.02
 """Part of its time that the window's thread may compute before frames come more slowly: what it
 takes, the engine lacks, for both are Python."""
@@ -48,7 +48,7 @@ class Feed(QObject):
         self._overlay: RunOverlay | None = None
         self._size_shown = -1
         self._told = 0.0
-        self._computed = 0.0
+        self._computed: float | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
         self._timer.timeout.connect(self._tick)
@@ -103,8 +103,8 @@ class Feed(QObject):
 
     def start(self) -> None:
         """Refresh with the frames from now on."""
-        self._computed = time.thread_time()
-        self._timer.start()
+        self._computed = None  # what the window does to begin a run is no frame
+        self._timer.start(FRAME_MS)
 
     def stop(self) -> None:
         """Refresh a last time, then rest."""
@@ -158,7 +158,7 @@ class Feed(QObject):
     def _pace(self) -> None:
         """Set the time to the next frame by the CPU time of the last one, painting included."""
         before, self._computed = self._computed, time.thread_time()
-        wanted = 1e3 * (self._computed - before) / SHARE
+        wanted = 0.0 if before is None else 1e3 * (self._computed - before) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def tell_numbers(self) -> None:

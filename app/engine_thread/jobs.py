@@ -56,10 +56,12 @@ class RescoreRequest:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Flags that the window sets and the worker reads between rounds."""
+    """Flags that the window sets and the worker reads between rounds. shown: the run is on show,
+    which the worker waits for a little before its first round."""
 
     pause: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
+    shown: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)

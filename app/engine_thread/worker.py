@@ -87,8 +87,13 @@ class _JobInHand:
 
 
 # A forward pass runs beside the window's Python, and this thread asks for its turn at the end of
-# each. Python's 5 ms until the window has to give way are several rounds of a small model.
-_SWITCH_S = 0.0005
+# each: Python's 5 ms until the window has to give way are several rounds of a small model, and half
+# a millisecond still is a part of one.
+_SWITCH_S = 0.00002
+
+_SHOWN_S = 0.1
+"""How long a run waits at most until the window has brought it on show. Both are Python: what the
+window does meanwhile would be in the times of the prompt and of the first rounds."""
 
 
 class EngineWorker:
@@ -349,6 +354,7 @@ class EngineWorker:
                 TraceWriter(store, run_id).set_facts(**{STARTED: now})
         going.run = RunRef(store, going.job.run_id)
         self._post(RunStarted(going.run))
+        flags.shown.wait(_SHOWN_S)
         return self._advance(flags, rounds)
 
     def _advance(self, flags: RunFlags, rounds: int | None) -> State | None:

@@ -89,6 +89,24 @@ def test_a_run_goes_into_the_store_and_runs_accumulate(
     assert len(store.rounds) == 2 * engine.rounds
 
 
+def test_the_first_round_waits_until_the_run_is_on_show(
+    bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
+) -> None:
+    bridge.open(model_file)
+    wait_for(State.READY)
+    sizes: list[int] = []
+
+    def show(_: object) -> None:
+        time.sleep(0.05)  # as a window that has much to do
+        sizes.append(bridge.store.size())
+
+    bridge.run_started.connect(show)
+    bridge.start(["one two"], OPTIONS)
+    wait_for(State.READY)
+    assert bridge.live is not None and bridge.live.facts["stops"] == ["limit"]
+    assert sizes == [0], "nothing was decoded while the window was busy with the run's beginning"
+
+
 def test_pause_step_resume_stop(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.feed import Feed
+from app.engine_thread.feed import FRAME_MS, Feed
 from app.models.position import Position
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, timed_trace
@@ -39,3 +41,23 @@ def test_a_run_that_comes_on_show_is_read_once(qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: view.refreshed == 1)
     feed.stop()
     assert view.refreshed == 2, "the last state is shown"
+
+
+def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(qtbot: QtBot) -> None:
+    store, _, run_id = timed_trace(8)
+    owner, view = QObject(), _Counting()
+    feed = Feed(owner)
+    feed.add([view])
+    feed.show_run(RunRef(store, run_id))
+    feed.start()
+    _compute(0.05)  # a frame of that much would be followed by the longest pause
+    add_rounds(store, run_id, 8, 12)
+    qtbot.waitUntil(lambda: view.refreshed == 1)
+    assert feed._timer.interval() == FRAME_MS
+    feed.stop()
+
+
+def _compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
