@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
     """What the server says of itself; its clients bring keys of their own, so ours may lack."""
     from engine.observe.rounds.observed_run import ServerFacts
-    from engine.observe.server.client import server_address
+    from engine.observe.server.address import server_address
 
     if args.sources:
         raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")

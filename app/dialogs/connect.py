@@ -114,7 +114,7 @@ class ConnectDialog(QDialog):
         self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
 
     def accept(self) -> None:
-        from engine.observe.server.client import server_address
+        from engine.observe.server.address import server_address
 
         written = self.log.text().strip()
         log = Path(written) if written else None

@@ -47,7 +47,8 @@ class ServerEngine:
     ) -> ServedSession:
         """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
         has taken it."""
-        from engine.observe.server.client import ServerClient, server_address
+        from engine.observe.server.address import server_address
+        from engine.observe.server.client import ServerClient
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")

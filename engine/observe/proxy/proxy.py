@@ -22,8 +22,9 @@ from urllib.request import getproxies, proxy_bypass
 from engine.errors import OptionError
 from engine.observe.proxy.added_fields import REPLIES, FieldRemover, add_fields
 from engine.observe.proxy.tape import Recording, Tape
-from engine.observe.server.client import CONNECT_S, is_loopback, server_address
+from engine.observe.server.address import is_loopback, server_address
 from engine.observe.server.errors import cut_short, unreachable
+from engine.observe.server.reply import CONNECT_S
 
 if TYPE_CHECKING:
     import httpx

@@ -22,7 +22,7 @@ import numpy as np
 from engine.gguf.binary import check_cancelled, never
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.observe.server.client import is_loopback
+from engine.observe.server.address import is_loopback
 from engine.sampling.distribution import softmax
 from engine.trace.run_ref import same_model
 from engine.trace.writer import this_engine

@@ -7,7 +7,6 @@ one other thread empties.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import ssl
 import threading
@@ -20,24 +19,18 @@ from urllib.parse import urlsplit
 
 from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
-from engine.observe.server.errors import cut_short, is_loading, refusal, unreachable
+from engine.observe.server.address import is_loopback, server_address
+from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
 from engine.observe.server.inbox import Arrival, Inbox
-from engine.observe.server_words import server_words
+from engine.observe.server.reply import AGAIN_S, CONNECT_S, OverLong, Reply, read_body
 
 if TYPE_CHECKING:
     import httpx
 
 _T = TypeVar("_T")
 
-CONNECT_S = 10.0
-"""How long a connection, or the answer to a question about the server, may take, seconds."""
-RESUME_S = 5.0
-"""How long a lost stream is looked for at a server that does not answer, seconds."""
-_AGAIN_S = 0.25
 _CLOSE_S = 2.0
 _LARGEST_FACTS = 16 * 2**20
-_LARGEST_ERROR = 2**20
-_CONVERSATION = "X-Conversation-Id"
 
 ReportWaiting = Callable[[str], None]
 """Called with a sentence as long as a server is not ready."""
@@ -112,7 +105,7 @@ class ServerClient:
             body["chat_template_kwargs"] = dict(kwargs)
         reply = self.ask("/apply-template", body)
         if not isinstance(reply, dict) or not isinstance(reply.get("prompt"), str):
-            raise self._foreign("/apply-template")
+            raise foreign(self.address, "/apply-template")
         return str(reply["prompt"])
 
     def stream(
@@ -222,10 +215,10 @@ class ServerClient:
             if not is_loading(status, raw):
                 break
             waiting(f"{self.address} loads its model.")
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
         props = await self._json("GET", "/props")
         if not isinstance(props, dict):
-            raise self._foreign("/props")
+            raise foreign(self.address, "/props")
         models = await self._told("/v1/models")
         return ServerFacts(
             self.address, props=props, models=models if isinstance(models, dict) else {}
@@ -239,10 +232,10 @@ class ServerClient:
     async def _metrics(self, seconds: float) -> tuple[str, str] | None:
         try:
             async with self._opened("GET", "/metrics", seconds=seconds) as response:
-                raw = await _body(response, _LARGEST_FACTS)
+                raw = await read_body(response, _LARGEST_FACTS)
                 start = response.headers.get("Process-Start-Time-Unix", "")
-        except _OverLong as error:
-            raise self._foreign("/metrics") from error
+        except OverLong as error:
+            raise foreign(self.address, "/metrics") from error
         if response.status_code in (404, 501):
             return None
         if response.status_code != 200:
@@ -259,7 +252,7 @@ class ServerClient:
         try:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise self._foreign(path, kind) from error
+            raise foreign(self.address, path, kind) from error
 
     async def _fetch(
         self, method: str, path: str, body: Any = None, *, seconds: float = CONNECT_S
@@ -267,11 +260,11 @@ class ServerClient:
         """Status, content type and body of a short reply."""
         try:
             async with self._opened(method, path, body, seconds) as response:
-                raw = await _body(response, _LARGEST_FACTS)
+                raw = await read_body(response, _LARGEST_FACTS)
                 kind = response.headers.get("Content-Type", "").split(";")[0]
                 return response.status_code, kind, raw
-        except _OverLong as error:
-            raise self._foreign(path) from error
+        except OverLong as error:
+            raise foreign(self.address, path) from error
 
     @asynccontextmanager
     async def _opened(
@@ -287,24 +280,17 @@ class ServerClient:
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             raise unreachable(self.address, error) from error
 
-    def _foreign(self, path: str, kind: str = "") -> ServerError:
-        what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
-        return ServerError(
-            f"{self.address} answers {path} with {what} that is no llama-server's.",
-            "Name the address and port of a llama-server.",
-        )
-
     # ---------------------------------------------------------------- streams
 
     async def _stream(
-        self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None
+        self, request: int, path: str, content: bytes, inbox: Inbox, conversation: str | None
     ) -> None:
         def tell(kind: Any, **more: Any) -> None:
             inbox.put(Arrival(request, kind, perf_counter(), **more))
 
-        reply = _Reply(self, path, body, inbox, conversation, tell)
         try:
-            await reply.read()
+            http = self._connected()
+            await Reply(http, self.address, path, content, inbox, conversation, tell).read()
             tell("done")
         except ServerError as error:
             tell("broke", reason=error.message, error=error)
@@ -328,133 +314,6 @@ class ServerClient:
     async def _give_up(self, conversation: str) -> None:
         with suppress(ServerError):
             await self._fetch("DELETE", f"/v1/stream?conv_id={conversation}")
-
-
-Tell = Callable[..., None]
-
-
-class _Reply:
-    """A reply that is read to its end, over several connections if need be."""
-
-    def __init__(
-        self,
-        client: ServerClient,
-        path: str,
-        body: bytes,
-        inbox: Inbox,
-        conversation: str | None,
-        tell: Tell,
-    ) -> None:
-        self._client, self._inbox, self._tell = client, inbox, tell
-        self._path, self._body, self._conversation = path, body, conversation
-        self._n_read = 0
-        self._has_begun = False
-
-    async def read(self) -> None:
-        """Raises ServerError where it is refused or breaks for good."""
-        while not await self._ask():
-            await asyncio.sleep(_AGAIN_S)
-
-    async def _ask(self) -> bool:
-        """Send the request and read the reply; False: the server is not ready yet."""
-        import httpx
-
-        headers = {"Content-Type": "application/json"}
-        if self._conversation is not None:
-            headers[_CONVERSATION] = self._conversation
-        try:
-            async with self._client._connected().stream(
-                "POST", self._path, content=self._body, headers=headers, timeout=_patience()
-            ) as response:
-                kind = response.headers.get("Content-Type", "").split(";")[0]
-                if response.status_code != 200:
-                    raw = await _body(response, _LARGEST_ERROR, cut=True)
-                    if is_loading(response.status_code, raw):
-                        return False
-                    self._tell("head", status=response.status_code, headers=dict(response.headers))
-                    raise refusal(self._client.address, self._path, response.status_code, raw)
-                self._has_begun = True
-                self._tell("head", status=200, headers=dict(response.headers))
-                if kind != "text/event-stream":
-                    raise self._client._foreign(self._path, kind)
-                await self._pass_on(response)
-        except (httpx.TransportError, ssl.SSLError, OSError) as error:
-            if not self._has_begun:
-                raise unreachable(self._client.address, error) from error
-            await self._resume(cut_short(self._client.address))
-        return True
-
-    async def _resume(self, lost: ServerError) -> None:
-        """Read on behind a broken connection, again and again. Raises `lost` if that cannot be."""
-        import httpx
-
-        if self._conversation is None:
-            raise lost
-        self._tell("lost", reason=lost.message)
-        until = perf_counter() + RESUME_S
-        while perf_counter() < until:
-            place = {"conv_id": self._conversation, "from": str(self._n_read)}
-            try:
-                async with self._client._connected().stream(
-                    "GET", "/v1/stream", params=place, timeout=_patience()
-                ) as response:
-                    if response.status_code == 200:
-                        self._tell("resumed")
-                        before = self._n_read
-                        try:
-                            await self._pass_on(response)
-                            return
-                        finally:
-                            if self._n_read > before:
-                                until = perf_counter() + RESUME_S
-                    raw = await _body(response, _LARGEST_ERROR, cut=True)
-                    if not is_loading(response.status_code, raw):
-                        raise lost  # started again, or it kept too little
-            except (httpx.TransportError, ssl.SSLError, OSError):
-                pass
-            await asyncio.sleep(_AGAIN_S)
-        raise lost
-
-    async def _pass_on(self, response: httpx.Response) -> None:
-        is_plain = not response.headers.get("Content-Encoding")
-        if not is_plain:  # against our wish: places in it cannot be told to the server
-            self._conversation = None
-        pieces = response.aiter_raw() if is_plain else response.aiter_bytes()
-        async for piece in pieces:
-            self._n_read += len(piece)
-            self._tell("data", data=piece)
-            while self._inbox.is_full:
-                await asyncio.sleep(0.01)
-
-
-def server_address(text: str) -> str:
-    """An address as a user writes it, with a scheme and without what every path begins with.
-
-    Raises OptionError for one that names no server.
-    """
-    shown, remedy = text.strip()[:80], "Write it like http://127.0.0.1:8080."
-    whole = shown if "://" in shown else f"http://{shown}"
-    try:
-        url = urlsplit(whole)
-        is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or len(text.strip()) > len(shown) or not whole.isprintable() or " " in whole:
-        raise OptionError(f"{shown!r} is not the address of a server.", remedy)
-    if "@" in url.netloc:
-        raise OptionError("The address holds a name or a password.", f"{remedy} Keys go elsewhere.")
-    if url.query or url.fragment:
-        raise OptionError(f"{shown!r} has more than an address.", remedy)
-    path = url.path.rstrip("/").removesuffix("/v1")
-    return f"{url.scheme}://{url.netloc}{path}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine itself."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
 
 
 def _serve(begun: Future[asyncio.AbstractEventLoop]) -> None:
@@ -483,25 +342,3 @@ def _end(loop: asyncio.AbstractEventLoop, begun: list[asyncio.Task[_T]]) -> None
     """End a task that the loop has been asked to begin."""
     with suppress(RuntimeError):  # the client was closed
         loop.call_soon_threadsafe(lambda: begun[0].cancel())
-
-
-class _OverLong(Exception):  # noqa: N818 - becomes a ServerError with the path
-    """A short reply that is none."""
-
-
-async def _body(response: httpx.Response, most: int, *, cut: bool = False) -> bytes:
-    raw = bytearray()
-    async for piece in response.aiter_bytes():
-        raw += piece
-        if len(raw) > most:
-            if cut:
-                break
-            raise _OverLong
-    return bytes(raw)
-
-
-def _patience() -> httpx.Timeout:
-    """A prompt may take minutes before the first token comes."""
-    import httpx
-
-    return httpx.Timeout(CONNECT_S, read=None)

@@ -73,6 +73,15 @@ def cut_short(address: str) -> ServerError:
     )
 
 
+def foreign(address: str, path: str, kind: str = "") -> ServerError:
+    """The error of a reply that is no llama-server's. kind: its content type, if it has one."""
+    what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
+    return ServerError(
+        f"{address} answers {path} with {what} that is no llama-server's.",
+        "Name the address and port of a llama-server.",
+    )
+
+
 def _reason(error: BaseException | None) -> str:
     known: dict[type[BaseException], str] = {
         ConnectionRefusedError: "nothing listens there",

@@ -14,9 +14,10 @@ from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
 from engine.observe.rounds.counters import Movement, movement, read_counters
 from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
-from engine.observe.server.client import CONNECT_S, ServerClient
+from engine.observe.server.client import ServerClient
 from engine.observe.server.inbox import Arrival, Inbox
 from engine.observe.server.log_file import JoinedLog
+from engine.observe.server.reply import CONNECT_S
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import LOOK_S, TraceStore

@@ -1,0 +1,38 @@
+"""Addresses of servers, as users write them."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from engine.errors import OptionError
+
+
+def server_address(text: str) -> str:
+    """An address as a user writes it, with a scheme and without what every path begins with.
+
+    Raises OptionError for one that names no server.
+    """
+    shown, remedy = text.strip()[:80], "Write it like http://127.0.0.1:8080."
+    whole = shown if "://" in shown else f"http://{shown}"
+    try:
+        url = urlsplit(whole)
+        is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or len(text.strip()) > len(shown) or not whole.isprintable() or " " in whole:
+        raise OptionError(f"{shown!r} is not the address of a server.", remedy)
+    if "@" in url.netloc:
+        raise OptionError("The address holds a name or a password.", f"{remedy} Keys go elsewhere.")
+    if url.query or url.fragment:
+        raise OptionError(f"{shown!r} has more than an address.", remedy)
+    path = url.path.rstrip("/").removesuffix("/v1")
+    return f"{url.scheme}://{url.netloc}{path}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
