@@ -18,7 +18,8 @@ from engine.trace.timings import summary
 
 if TYPE_CHECKING:
     from engine.observe.proxy.proxy_run import ProxyRun
-    from engine.observe.rounds.observed_run import ObservedRequest, ServerFacts
+    from engine.observe.rounds.observed_request import ObservedRequest
+    from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.rounds.stream import Timings
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.rounds.fill import Vocabulary
-from engine.observe.rounds.observed_run import Attachment, ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
 from engine.observe.rounds.raw import RawStore
 from engine.observe.rounds.request_facts import as_fact
 from engine.observe.rounds.stream import UnreadableError, read_json

@@ -10,7 +10,8 @@ from engine.errors import DraftscopeError, OptionError
 from engine.findings.check import record_findings
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.tape import Note, Tape
-from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.log_file import JoinedLog
 from engine.trace.store import LOOK_S, TraceStore
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,26 +27,11 @@ from engine.observe.rounds.counters import (
 from engine.observe.rounds.fill import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
 from engine.observe.rounds.join import LogJoin
 from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.raw import RawRequest, RawStore
-from engine.observe.rounds.request_facts import (
-    as_fact,
-    messages_of,
-    model_of,
-    prompt_text,
-    server_of,
-    settings_of,
-    stop_of,
-)
+from engine.observe.rounds.request_facts import model_of, server_of
 from engine.observe.rounds.shares import PlaneReach
-from engine.observe.rounds.stream import (
-    MOST_ANSWERS,
-    Chunk,
-    EventReader,
-    Timings,
-    UnreadableError,
-    read_json,
-)
-from engine.observe.rounds.stream_rounds import ContradictionError
+from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 
@@ -67,218 +52,6 @@ class ServerFacts:
     engine: str = "llama-server"
     props: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
-
-
-class ObservedRequest:
-    """One request within a run, and so one sequence or, for several prompts, several of them.
-
-    Times are milliseconds since the run began, on this machine's clock.
-    """
-
-    def __init__(
-        self, run: ObservedRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
-    ) -> None:
-        self._run, self._body, self._sent_ms = run, body, at_ms
-        self._raw = run.keep(path, body, at_ms)
-        self._reader = EventReader()
-        self._status: int | None = None
-        self._is_over = False
-        self._answers: dict[int, Answer] = {}
-        self.facts: dict[str, Any] = {
-            "number": number,
-            "path": path,
-            "sent_ms": at_ms,
-            "settings": settings_of(body),
-            "prompt": prompt_text(body),
-            "messages": messages_of(body),
-            "complete": False,
-        }
-        if run.has_room:
-            self._answer(0)
-        else:
-            self._is_over = True
-            run.leave_out()
-
-    @property
-    def seq_ids(self) -> tuple[int, ...]:
-        """Its sequences in the trace, by index of the reply."""
-        return tuple(self._answers[index].seq_id for index in sorted(self._answers))
-
-    @property
-    def text(self) -> str:
-        """What was generated so far."""
-        return "\n".join(self.texts)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The same of each answer, as `seq_ids`."""
-        return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
-
-    @property
-    def told(self) -> tuple[Timings | None, ...]:
-        """The server's own counters by index of the reply, as they were told last."""
-        return tuple(self._answers[index].told for index in sorted(self._answers))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the reply has ended, or is not read any further."""
-        return self._is_over
-
-    def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
-        """The reply began. headers: of the reply."""
-        kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
-        self._reader = EventReader(kinds[0] if kinds else "")
-        self._status = status
-        self.learn(status=status)
-        if self._raw is not None:
-            self._raw.status, self._raw.head_ms = status, at_ms
-            self._raw.content_type = kinds[0] if kinds else ""
-
-    def data(self, piece: bytes, at_ms: float) -> None:
-        """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
-        if self._is_over:
-            return
-        if self._raw is not None and self._run.raw is not None:
-            self._run.raw.data(self._raw, piece, at_ms)
-        try:
-            for chunk in self._reader.feed(piece):
-                self._take(chunk, at_ms)
-        except UnreadableError as error:
-            self._refuse("stream-unreadable", f"The server {error}", at_ms)
-        self._run.release(at_ms)
-
-    def done(self, at_ms: float) -> None:
-        """The reply ended by itself."""
-        if self._is_over:
-            return
-        try:
-            for chunk in self._reader.end():
-                self._take(chunk, at_ms)
-        except UnreadableError as error:
-            self._refuse("stream-unreadable", f"The server {error}", at_ms)
-            return
-        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
-        if self._status is not None and self._status >= 400:
-            self._fail(f"The server answered {self._status}.")
-        elif open_ones:
-            reason = self.facts.get("error", "The reply ended before the answer was complete.")
-            self._cut(reason, open_ones)
-        else:
-            self.learn(complete="error" not in self.facts)
-        self._end(at_ms)
-
-    def broke(self, reason: str, at_ms: float) -> None:
-        """The reply was cut short. reason: one sentence for the user."""
-        if self._is_over:
-            return
-        if self._raw is not None:
-            self._raw.broke = reason
-        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
-        if open_ones:
-            self._cut(reason, open_ones)
-        else:
-            self.learn(complete=True)
-        self._end(at_ms)
-
-    def left(self, at_ms: float) -> None:
-        """The client has left, or was told to: no fault of the server."""
-        if self._is_over:
-            return
-        if self._raw is not None:
-            self._raw.has_left = True
-        for answer in self._answers.values():
-            answer.stop = answer.stop or "stopped"
-        self._end(at_ms)
-
-    def learn(self, **facts: Any) -> None:
-        """Add to what is known of the request, and so of each of its sequences."""
-        self.facts.update(facts)
-        for answer in self._answers.values():
-            answer.facts.update(facts)
-
-    def _fail(self, error: str) -> None:
-        """The first error counts."""
-        if "error" not in self.facts:
-            self.learn(error=error)
-
-    def _cut(self, reason: str, answers: Iterable[Answer]) -> None:
-        self._fail(reason)
-        for answer in answers:
-            answer.stop = answer.stop or "lost"
-            self._run.find(
-                "stream-cut", reason, f"{answer.n_tokens} tokens had arrived", seq_id=answer.seq_id
-            )
-
-    def _end(self, at_ms: float) -> None:
-        self._is_over = True
-        if self._raw is not None and math.isfinite(at_ms):
-            self._raw.done_ms = at_ms
-        for answer in self._answers.values():
-            try:
-                answer.end(at_ms)
-            except ContradictionError as error:
-                self._contradicts(answer, error)
-        self._run.release(at_ms)
-
-    def _answer(self, index: int) -> Answer:
-        while len(self._answers) <= index:
-            number = len(self._answers)
-            answer = Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
-            answer.facts.update(self.facts, index=number, seq_ids=[answer.seq_id])
-            self._run.join(answer)
-            self._answers[number] = answer
-        return self._answers[index]
-
-    def _take(self, chunk: Chunk, at_ms: float) -> None:
-        if chunk.error:
-            self._fail(f"The server reported: {chunk.error}")
-            for answer in self._answers.values():
-                answer.stop = answer.stop or "error"
-            return
-        if chunk.index not in self._answers and not self._run.has_room:
-            return
-        answer = self._answer(chunk.index)
-        if answer.is_broken:
-            return
-        try:
-            answer.take(chunk, at_ms)
-        except ContradictionError as error:
-            self._contradicts(answer, error)
-        if chunk.last:
-            self._learn_final(answer, chunk)
-
-    def _contradicts(self, answer: Answer, error: ContradictionError) -> None:
-        answer.is_broken, answer.stop = True, answer.stop or "failed"
-        self._run.find(
-            "counters-contradict",
-            f"The counters of sequence {answer.seq_id} contradict each other: {error}.",
-            f"behind token {answer.n_tokens}; nothing behind it is shown",
-            seq_id=answer.seq_id,
-        )
-
-    def _refuse(self, rule: str, message: str, at_ms: float) -> None:
-        """The reply is not read any further; what came before stays."""
-        self._fail(f"{message}.")
-        for answer in self._answers.values():
-            if not answer.is_last:
-                answer.stop = answer.stop or "failed"
-                self._run.find(
-                    rule, f"{message}.", f"behind token {answer.n_tokens}", seq_id=answer.seq_id
-                )
-        self._end(at_ms)
-
-    def _learn_final(self, answer: Answer, chunk: Chunk) -> None:
-        final = chunk.final
-        answer.is_last = True
-        answer.stop = answer.stop or stop_of(final)
-        for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
-            if name in final:
-                answer.facts[name] = as_fact(final[name])
-        settings = final.get("generation_settings")
-        if isinstance(settings, dict):
-            types = settings.get("speculative.types")
-            if isinstance(types, str):
-                self._run.learn_drafters(types)
 
 
 class ObservedRun:

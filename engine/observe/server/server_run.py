@@ -13,7 +13,8 @@ from typing import Any
 from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
 from engine.observe.rounds.counters import Movement, movement, read_counters
-from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.client import ServerClient
 from engine.observe.server.inbox import Arrival, Inbox
 from engine.observe.server.log_file import JoinedLog

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.findings.check import find
-from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import EventReader, UnreadableError
 from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds

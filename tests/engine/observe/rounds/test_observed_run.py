@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from engine.findings.check import find
-from engine.observe.rounds.observed_run import ObservedRequest, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.store import TraceStore
 
 
