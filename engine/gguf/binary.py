@@ -13,10 +13,14 @@ from engine.errors import Cancelled, ModelFileError
 
 DAMAGED = "The file is incomplete or damaged: download or copy it again."
 UNUSUAL = "No known model needs that many: convert or download the model again."
+TOO_LONG = "No known model needs one of more than 32 MiB: convert or download the model again."
 BLOCK = 8192
 """Strings handled between two looks at whether opening is cancelled: a few milliseconds."""
 
 _LENGTH = struct.Struct("<Q")
+_LONGEST_TEXT = 32 * 2**20
+"""Bytes of one string: a tokenizer's JSON may take some, and what is no text takes most memory,
+several times its bytes, while it is decoded."""
 
 
 def never() -> bool:
@@ -155,6 +159,9 @@ class Cursor:
             if pos > limit:
                 self.pos = start
                 self.need(pos - start)
+            if pos - start > _LONGEST_TEXT:
+                self.pos = start
+                raise self.error(f"a string of {pos - start} bytes", TOO_LONG)
             found.append(data[start:pos].decode("utf-8", "replace"))
         self.pos = pos
 
