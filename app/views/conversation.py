@@ -76,6 +76,7 @@ class ConversationView(QWidget):
         self._make()
         self._lay_out()
         self._connect()
+        self.setFocusProxy(self.box)
         self.set_ready("Open a model first.")
         self.set_files(None)
         self._list()
