@@ -116,6 +116,27 @@ def test_searched_by_words_and_stars(window: MainWindow) -> None:
     assert [row.run.run_id for row in rows(window)] == [3]
 
 
+def test_the_prompt_of_a_run_that_goes_on_is_kept(
+    start: Callable[[], MainWindow], model_file: Path, engine: FakeEngine, qtbot: QtBot
+) -> None:
+    """A run that the program did not live to end is listed with it."""
+    window = start()
+    engine.rounds = 10**9
+    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+        window.open_model(model_file)
+    wait(qtbot, window, State.READY)
+    trigger(window, "run.step")
+    wait(qtbot, window, State.PAUSED)
+    live = window.bridge.live
+    assert live is not None and not notes_of(live.facts).prompt
+    live.store.pieces[7] = b"def f():"
+    live.store.tokens.append(run_id=live.run_id, seq_id=0, kind="prompt", token_id=7)
+    window.feed.tell_numbers()
+    assert notes_of(live.facts).prompt == "def f():"
+    window.bridge.stop()
+    wait(qtbot, window, State.READY)
+
+
 def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     start: Callable[[], MainWindow], model_file: Path, engine: FakeEngine, qtbot: QtBot
 ) -> None:
