@@ -14,7 +14,7 @@ from app.dialogs.unexported import QuitChoice
 from app.engine_thread import worker
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.models.run_facts import RunRow
+from app.models.run_facts import ModelRuns, RunRow
 from app.models.run_notes import note, notes_of
 from app.shell import run_library
 from app.shell.window import MainWindow
@@ -167,6 +167,18 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     assert window.feed.run is None
     window.close()
     assert rows(start()) == [], "nothing is left of a trace without runs"
+
+
+def test_arrow_keys_go_from_run_to_run(window: MainWindow, qtbot: QtBot) -> None:
+    first, second = sample_trace(rounds=2), sample_trace(rounds=2)
+    window.runs.set_recorded([ModelRuns("a", first.store), ModelRuns("b", second.store)])
+    window.runs.show_run(second.run)
+    assert [str(line) for line in window.runs.model.lines if isinstance(line, str)] == ["a", "b"]
+    window.docks.reveal("runs")
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Up)
+    with qtbot.waitSignal(window.runs.run_selected) as chosen:
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
+    assert chosen.args == [first.run]
 
 
 def test_lanes_go_together(window: MainWindow) -> None:
