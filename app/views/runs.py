@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
@@ -61,6 +61,7 @@ class RunsView(QStackedWidget):
         self.table.customContextMenuRequested.connect(self._ask)
         self.table.clicked.connect(self._on_click)
         self.table.activated.connect(self._show)
+        self.table.installEventFilter(self)
         self.model.modelReset.connect(self._span_headings)
         for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
             shortcut = QShortcut(QKeySequence(key), self.table)
@@ -150,6 +151,17 @@ class RunsView(QStackedWidget):
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self.model.retheme(theme)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Where no run is chosen, an arrow key chooses the first one: Qt would try
+        the name of its model."""
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            arrow = event.key() in (Qt.Key.Key_Down, Qt.Key.Key_Up)
+            if arrow and self.model.rows and not self.table.currentIndex().isValid():
+                line = self.model.line_of(self.model.rows[0].run)
+                self.table.setCurrentIndex(self.model.index(line or 0, 0))
+                return True
+        return super().eventFilter(watched, event)
 
     def _mark_current(self) -> None:
         line = self.model.line_of(self.model.shown)

@@ -179,6 +179,12 @@ def test_arrow_keys_go_from_run_to_run(window: MainWindow, qtbot: QtBot) -> None
     with qtbot.waitSignal(window.runs.run_selected) as chosen:
         qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
     assert chosen.args == [first.run]
+    window.runs.show_run(None)
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
+    with qtbot.waitSignal(window.runs.run_selected) as chosen:
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
+    assert chosen.args == [second.run]
 
 
 def test_lanes_go_together(window: MainWindow) -> None:
