@@ -194,7 +194,7 @@ class Sessions(QObject):
                 "info",
                 "The last session ended in the middle of a run.",
                 "What had been recorded half a minute before is in Runs.",
-                ("Show &Runs", self.runs_asked.emit),
+                ("&Show runs", self.runs_asked.emit),
             )
 
     def _tell_damaged(self, damaged: DamagedTrace) -> None:
