@@ -124,7 +124,7 @@ def known_layout(name: str) -> str:
 def _first_for_keys(view: QWidget) -> QWidget | None:
     """The first widget of a view that Tab would come to."""
     widget = view.nextInFocusChain()
-    while widget is not view:
+    while widget is not None and widget is not view:
         takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and widget.isEnabled()
         if takes and view.isAncestorOf(widget) and widget.isVisibleTo(view):
             return widget
