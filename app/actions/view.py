@@ -134,7 +134,8 @@ PLOT = (
     ActionSpec(
         "plot.overlay",
         "&Overlay a Run",
-        "Draw the run chosen in the Runs panel, else the newest other one, over the one on show",
+        "Draw the run chosen in the Runs panel, else the newest other one, over the one on show, "
+        "and compare their figures",
         "O",
         "overlay",
         needs="a second run",

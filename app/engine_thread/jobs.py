@@ -17,6 +17,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from app.engine_thread.events import ModelFiles, Post, RunRescored
     from engine.compare.fidelity import Fidelity
+    from engine.conversation.turns import Message
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.trace.run_ref import RunRef
 
@@ -83,8 +84,9 @@ class RunRequest:
 @dataclass(frozen=True)
 class TurnRequest:
     """A turn of a conversation of the model's trace. conversation: its number, None for a new one;
-    parent: the turn that it follows, None for a first one. text: what the user says. cache: the
-    first turn with others than the one before finds nothing in memory."""
+    parent: the turn that it follows, None for a first one. text: what the user says. before: what
+    else was said in this turn, ahead of the text. cache: the first turn with others than the one
+    before finds nothing in memory."""
 
     conversation: int | None
     parent: int | None
@@ -92,6 +94,7 @@ class TurnRequest:
     options: RunOptions
     chat: ChatWrap | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
+    before: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)

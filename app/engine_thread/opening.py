@@ -199,7 +199,7 @@ class LocalSession:
         if held is None:
             held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
         message = {"role": "user", "content": request.text}
-        turn = held.start([message], request.parent, request.options)
+        turn = held.start([*request.before, message], request.parent, request.options)
         self._held[id(trace), held.number, how] = held
         self._learn_content(turn)
         return turn

@@ -190,7 +190,7 @@ class RunTable(ColumnTable):
     def flags(self, index: _Index) -> Qt.ItemFlag:
         flags = super().flags(index)
         if isinstance(self.lines[index.row()], str):
-            return Qt.ItemFlag.ItemIsEnabled
+            return Qt.ItemFlag.NoItemFlags  # arrow keys go from run to run
         return flags | Qt.ItemFlag.ItemIsEditable if index.column() == 0 else flags
 
     def setData(self, index: _Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
@@ -223,6 +223,8 @@ class RunTable(ColumnTable):
     def _heading(self, group: str, name: str, role: int) -> Any:
         if name == "run" and role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
             return group
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self._theme.color("ui.text")  # what takes no part is greyed else
         return _bold() if role == Qt.ItemDataRole.FontRole else None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from app.models.heat_map import BEST, CURRENT, HeatMap
 from app.models.number_text import significant
+from engine.trace.baseline import speed
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.cost_curve import LEAST_TIMES
 from engine.trace.what_if.costs import RoundCosts
@@ -21,6 +22,8 @@ from engine.trace.what_if.surface import Surface, surface
 MOST_ROUNDS = 4000
 """That a surface is estimated from, the newest ones."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
+_APART = 1.25
+"""A measured speed that is so many times away from the estimated one is worth a word."""
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules that p_min matters to."""
 
@@ -38,7 +41,7 @@ class TuneSurface:
     """surface: of n_rounds rounds. current: row and column of the run's own setting among them,
     None for one that is not there. recorded_floor: the p_min that the run had; below it nothing
     was recorded. rare_widths: of the verify passes that are asked for, those timed a few times
-    only."""
+    only. measured: the tokens per second that the run had, 0 for none."""
 
     request: SurfaceRequest
     surface: Surface
@@ -46,6 +49,7 @@ class TuneSurface:
     current: tuple[int, int] | None
     recorded_floor: float
     rare_widths: tuple[int, ...]
+    measured: float = 0.0
 
     @property
     def is_timed(self) -> bool:
@@ -74,7 +78,8 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     current = None
     if rule.runs_here and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
-    return TuneSurface(request, found, len(rounds), current, own_p, _rare(costs, lengths[-1] + 1))
+    rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
+    return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
 
 
 def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
@@ -144,7 +149,7 @@ def headline(found: TuneSurface) -> str:
 def note(found: TuneSurface) -> str:
     """What the estimate rests on."""
     rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
-    words = f"Estimated from {rounds}."
+    words = f"Estimated from {rounds}.{_measured(found)}"
     if rare := found.rare_widths:
         words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
     if missing := found.surface.unmeasured_widths:
@@ -153,6 +158,21 @@ def note(found: TuneSurface) -> str:
     if found.recorded_floor > 0:
         words += f" Below p_min {found.recorded_floor:g} nothing was recorded."
     return f"{words} Assumed: {'; '.join(ASSUMPTIONS)}."
+
+
+def _measured(found: TuneSurface) -> str:
+    """What the run itself had, where that is not what is estimated for its setting."""
+    if found.request.run.facts.get("lane"):
+        return " Lanes draft together: the time of drafting is left out."
+    if found.current is None or not found.is_timed or not found.measured:
+        return ""
+    estimated = float(found.surface.tokens_per_second[found.current])
+    if 1 / _APART < estimated / found.measured < _APART:
+        return ""
+    return (
+        f" The run itself had {significant(found.measured)} tok/s: rounds that took far longer "
+        "than others are left out here."
+    )
 
 
 def _listed(widths: tuple[int, ...]) -> str:

@@ -40,7 +40,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     drafters = _section(options, "spec").get("types")
     lane = str(run.get("lane", "")).partition(",")[0]
     if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):
-        found.append(WhyNotReason("off", "info", "Speculation is off: no drafter is chosen."))
+        found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
     return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
 
 

@@ -28,6 +28,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
+SOON_MS = 2000
 PREFIX = "session-"
 """Names of the folders begin with it, and go on with the time: in order of age."""
 _JOIN_TIMEOUT = 5.0
@@ -46,19 +47,24 @@ class _SavedTrace:
 
 
 class Autosave(QObject):
-    """Saves those of `stores` that have grown. `folder`: the parent of all autosaves."""
+    """Saves those of `stores` that have grown. `folder`: the parent of all autosaves. `is_busy`:
+    whether a run goes on."""
 
     saved = Signal()
     failed = Signal(object)  # events.CommandFailed; told once, until something could be saved again
     _posted = Signal(object)
 
     def __init__(
-        self, folder: Path, stores: Callable[[], Sequence[TraceStore]], parent: QObject
+        self,
+        folder: Path,
+        stores: Callable[[], Sequence[TraceStore]],
+        parent: QObject,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(parent)
         self._parent_folder = folder
         self._name = time.strftime(f"{PREFIX}%Y%m%d-%H%M%S") + f"-{os.getpid()}-{id(self):x}"
-        self._stores = stores
+        self._stores, self._is_busy = stores, is_busy
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
         self._job: TraceJob | None = None
@@ -67,11 +73,19 @@ class Autosave(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self.save)
+        self._soon = QTimer(self)
+        self._soon.setInterval(SOON_MS)
+        self._soon.setSingleShot(True)
+        self._soon.timeout.connect(self._save_at_rest)
         self._posted.connect(self._receive)
 
     def start(self) -> None:
         """Save every half minute from now on."""
         self._timer.start()
+
+    def save_soon(self) -> None:
+        """Save in a moment: a run has ended, which a crash would take."""
+        self._soon.start()
 
     def folder_of(self, store: TraceStore) -> Path:
         """Where a trace is saved."""
@@ -149,6 +163,7 @@ class Autosave(QObject):
     def close(self, *, discarded: Collection[TraceStore] = ()) -> None:
         """A clean end: what was saved is left for the next start, but for traces discarded."""
         self._timer.stop()
+        self._soon.stop()
         self._join()
         for store, copy in self._copies.items():
             if store in discarded and (copy.lock is not None or copy.is_earlier):
@@ -175,6 +190,10 @@ class Autosave(QObject):
                     problem or f"{lock_path(copy.folder)} cannot be made.",
                     "Export the runs to another folder (Ctrl+E).",
                 )
+
+    def _save_at_rest(self) -> None:
+        if not self._is_busy():  # writing would cost the next run time, so that waits its turn
+            self.save()
 
     def _save_next(self) -> None:
         if self._waiting:

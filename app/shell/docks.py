@@ -121,6 +121,17 @@ def known_layout(name: str) -> str:
     return name if name in LAYOUTS else next(iter(LAYOUTS))
 
 
+def _first_for_keys(view: QWidget) -> QWidget | None:
+    """The first widget of a view that Tab would come to."""
+    widget = view.nextInFocusChain()
+    while widget is not None and widget is not view:
+        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and widget.isEnabled()
+        if takes and view.isAncestorOf(widget) and widget.isVisibleTo(view):
+            return widget
+        widget = widget.nextInFocusChain()
+    return None
+
+
 class Docks:
     """All docks of a window. Their widgets are set later, with `fill`."""
 
@@ -154,11 +165,11 @@ class Docks:
         self._docks[name].setWidget(widget)
 
     def connect_action(self, name: str, action: QAction) -> None:
-        """Let a checkable action bring a dock into sight and close it. It is checked while the
-        dock is in sight; Qt's own would also be while it is behind another tab, and then close
-        what the user asked to see."""
+        """Let a checkable action bring a dock into sight, with the keys, and close it. It is
+        checked while the dock is in sight; Qt's own would also be while it is behind another tab,
+        and then close what the user asked to see."""
         dock = self._docks[name]
-        action.triggered.connect(lambda wanted: self.reveal(name) if wanted else dock.close())
+        action.triggered.connect(lambda wanted: self._enter(name) if wanted else dock.close())
         dock.visibilityChanged.connect(action.setChecked)
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
@@ -285,6 +296,18 @@ class Docks:
             wide = min(wide, max(centre - text, round(centre * _LEAST_SHARE)))
             widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
+
+    def _enter(self, name: str) -> None:
+        """Bring a dock into sight, and the keys to what is used most in it."""
+        self.reveal(name)
+        view = self._docks[name].widget()
+        if view is None:  # it comes behind the first painting
+            return
+        chosen = view.focusProxy()
+        if chosen is None or not chosen.isVisibleTo(view):
+            chosen = _first_for_keys(view)
+        if chosen is not None:
+            chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def count(self, name: str, n: int) -> None:
         """Say in a panel's title how many entries it has."""

@@ -211,9 +211,16 @@ class EngineNews(QObject):
             self._panels.divergence.header.editor.set_options(options)
 
     def _show_reported(self, path: Path) -> None:
-        page = QUrl.fromLocalFile(str(path.absolute()))
-        show = "&Open", lambda: QDesktopServices.openUrl(page)
+        show = "&Open", lambda: self._open_page(path)
         self._panels.banners.add("info", f"Report written to {path}.", "", show)
+
+    def _open_page(self, path: Path) -> None:
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
+            self._panels.banners.add(
+                "warning",
+                f"Nothing on this desktop opens {path}.",
+                "Open it in a browser; the page needs no other file.",
+            )
 
     def _show_exported(self, event: events.TraceExported) -> None:
         self._panels.banners.add("info", f"Trace exported to {event.folder}.")

@@ -137,22 +137,26 @@ class RunControl:
             self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
-        """Begin a turn of a conversation with the options of the Run panel."""
+        """Begin a turn of a conversation with the options of the Run panel. One of another trace,
+        an earlier session's or another model's, goes on as a new one with all that was said."""
         self._panels.banners.clear()
-        store = self._panels.conversation.store
-        if conversation is not None and store is not self._bridge.session_store:
+        if not self._options_are_sound():
+            return
+        panel, view = self._panels.run_panel, self._panels.conversation
+        before = view.kept_of_edit()
+        if conversation is not None and view.store is not self._bridge.session_store:
+            before = [*view.said_up_to(parent), *before]
+            conversation = parent = None
             self._panels.banners.add(
-                "warning",
-                "This conversation is of another model or of a trace: it cannot go on here.",
-                "New begins one with the model in use.",
+                "info",
+                "This conversation goes on as a new one of the model in use.",
+                "All that was said before is part of its first turn.",
             )
-        elif self._options_are_sound():
-            panel = self._panels.run_panel
-            chat = (panel.chat() or ChatWrap()) if is_chat else None
-            cache = self._panels.conversation.cache_options()
-            self._bridge.converse(
-                TurnRequest(conversation, parent, text, panel.options(), chat, cache)
-            )
+        chat = (panel.chat() or ChatWrap()) if is_chat else None
+        cache = view.cache_options()
+        self._bridge.converse(
+            TurnRequest(conversation, parent, text, panel.options(), chat, cache, tuple(before))
+        )
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of

@@ -13,7 +13,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.feed import Feed
 from app.models.compared_lanes import lanes_of
-from app.models.run_notes import FACT, describe_prompt, note, notes_of
+from app.models.run_notes import FACT, describe_prompt, note, notes_of, prompt_text
 from app.saved.autosave import Autosave
 from app.shell.engine_news import EngineNews
 from app.shell.panels import Panels
@@ -63,6 +63,7 @@ class RunLibrary(QObject):
         bridge.loaded.connect(self.make_room)
         bridge.connected.connect(self.make_room)
         feed.run_shown.connect(self._note_use)
+        feed.numbers_changed.connect(self._note_prompt)
         if autosave is not None:
             autosave.saved.connect(self.make_room)
 
@@ -195,6 +196,13 @@ class RunLibrary(QObject):
     def _note_use(self, run: RunRef | None) -> None:
         if run is not None:
             self._used[run.store] = 1 + max(self._used.values(), default=0)
+
+    def _note_prompt(self, *_: object) -> None:
+        """Of a run that goes on, so that its trace has it if the program ends before the run."""
+        live = self._bridge.live
+        for run in (lanes_of(live) or (live,)) if live and self._bridge.has_run else ():
+            if not notes_of(run.facts).prompt and (prompt := prompt_text(run)):
+                note(run, prompt=prompt)
 
     def _end_run(self, run: RunRef) -> None:
         for one in lanes_of(run) or (run,):

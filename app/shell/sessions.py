@@ -41,6 +41,8 @@ class Sessions(QObject):
 
     told = Signal(str, int)
     """What is worth a line for some milliseconds."""
+    runs_asked = Signal()
+    """The user wants to see the list of all runs."""
     library_read = Signal()
     """The runs of earlier sessions are listed."""
     _posted = Signal(object)
@@ -64,8 +66,11 @@ class Sessions(QObject):
         self.autosave: Autosave | None = None
         self._posted.connect(self._receive)
         if data is not None:
-            self.autosave = Autosave(data / _AUTOSAVES, self._own_traces, self)
+            self.autosave = Autosave(
+                data / _AUTOSAVES, self._own_traces, self, lambda: bridge.has_run
+            )
             self.autosave.failed.connect(self._tell_unsaved)
+            bridge.run_ended.connect(lambda _: self._save_soon())
             bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
         bridge.trace_shown.connect(self._remember)
@@ -139,6 +144,10 @@ class Sessions(QObject):
         if self.autosave is not None:
             self.autosave.close(discarded=self._discarded)
 
+    def _save_soon(self) -> None:
+        if self.autosave is not None and not self._is_closed:
+            self.autosave.save_soon()
+
     def _own_traces(self) -> list[TraceStore]:
         """Those that this program keeps, and not the user in folders of her own."""
         return [runs.store for runs in (*self._bridge.earlier, *self._bridge.recorded)]
@@ -177,12 +186,15 @@ class Sessions(QObject):
         n = sum(not notes_of(facts).deleted for facts in runs)
         if n:
             word = "run" if n == 1 else "runs"
-            self.told.emit(f"{n:,} {word} of earlier sessions can be found in Runs.", _TOLD_MS)
+            self.told.emit(
+                f"{n:,} {word} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
+            )
         if self._n_interrupted:
             self._banners.add(
                 "info",
                 "The last session ended in the middle of a run.",
                 "What had been recorded half a minute before is in Runs.",
+                ("&Show runs", self.runs_asked.emit),
             )
 
     def _tell_damaged(self, damaged: DamagedTrace) -> None:

@@ -250,6 +250,7 @@ class MainWindow(QMainWindow):
         self.tokens.cancel_asked.connect(control.cancel_sequence)
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
+        self.sessions.runs_asked.connect(lambda: self.docks.reveal("runs"))
         panels.conversation.run_selected.connect(self.library.select)
         self.bridge.inspected.connect(panels.conversation.set_files)
         self.breaks.rules_changed.connect(control.use_break_rules)

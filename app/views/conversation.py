@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QShowEvent, QTextCursor
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
@@ -27,7 +27,7 @@ from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
 from app.widgets.turn_card import TurnCard
 from engine.conversation.checkpoint_history import CheckpointHistory
-from engine.conversation.turns import Turn, TurnTree, conversations
+from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
 from engine.option_fields import build, options_in
 from engine.options import CacheOptions
 from engine.size_text import size_text
@@ -65,6 +65,10 @@ class ConversationView(QWidget):
         self._shown: list[int] = []
         self._parent_of_edit: int | None = None
         self._edits: int | None = None
+        self._left: int | None = None
+        """The turn that was on show last before a branch was begun behind an earlier one."""
+        self._place_words = ""
+        """Where the next turn goes, if not behind the last one."""
         self._has_template = False
         self._to_end = True
         """Whether the newest turn stays in sight while it grows."""
@@ -72,6 +76,7 @@ class ConversationView(QWidget):
         self._make()
         self._lay_out()
         self._connect()
+        self.setFocusProxy(self.box)
         self.set_ready("Open a model first.")
         self.set_files(None)
         self._list()
@@ -102,6 +107,7 @@ class ConversationView(QWidget):
         """Whether a turn can begin; why_not: empty if it can."""
         self._why_not = why_not
         self._enable()
+        self._say_how()
         if self.isVisible():
             self._pacer.now()
 
@@ -109,13 +115,18 @@ class ConversationView(QWidget):
         """The conversation that a run is a turn of; else the newest one of its trace."""
         store = None if run is None else run.store
         turn = None if run is None else run.facts.get("turn")
+        before = self._store, self._number
         if store is not self._store:
             known = [] if store is None else conversations(store.runs)
             self._store, self._number, self._leaf = store, known[-1] if known else None, None
         if isinstance(turn, dict):
+            if self._left is not None:
+                self._drop_change()
             self._number, self._leaf = turn["conversation"], turn["number"]
             if turn["messages"][-1:] == [{"role": "user", "content": self.box.toPlainText()}]:
                 self._begun()
+        if before != (self._store, self._number):  # turns have the numbers of another one
+            self._drop_change()
         self._list()
         self._pacer.stop()
         self._refresh()
@@ -144,6 +155,16 @@ class ConversationView(QWidget):
         for card in self.cards:
             card.retheme(theme)
 
+    # -- what goes along with the next turn -------------------------------------------------
+
+    def said_up_to(self, number: int | None) -> list[Message]:
+        """All that was said in the conversation on show up to the answer of a turn."""
+        return self._tree.messages(number)
+
+    def kept_of_edit(self) -> list[Message]:
+        """What else was said in the turn that is edited: the box has the last of its messages."""
+        return [] if self._edits is None else list(self._tree.turns[self._edits].messages[:-1])
+
     # -- what the user does ----------------------------------------------------------------
 
     def send(self) -> None:
@@ -152,26 +173,34 @@ class ConversationView(QWidget):
         if self._why_not or not text:
             return
         parent = self._parent_of_edit if self._edits is not None else self._leaf
+        self.box.setFocus()  # a button that is disabled now would leave the keys to nobody
         self.say_asked.emit(self._number, parent, text, self.chat.isChecked())
 
     def edit_turn(self, number: int) -> None:
         """Put a turn's text into the box, to be said in its place."""
         turn = self._tree.turns[number]
         self._edits, self._parent_of_edit = number, turn.parent
-        self.box.setPlainText(turn.text)
+        self.box.setPlainText(content_of(turn.messages[-1]) if turn.messages else "")
+        self.box.moveCursor(QTextCursor.MoveOperation.End)
+        self.cancel.setText("Cancel edit")
+        self._place_words = f"In place of turn {self._place(number)}, as a branch"
         self._say_how()
         self.box.setFocus()
 
     def branch_behind(self, number: int) -> None:
         """Go on behind a turn that others follow."""
-        self._drop_edit()
-        self._leaf = number
+        left = self._leaf if self._left is None else self._left
+        self._drop_change()
+        self._leaf, self._left = number, left
+        self.cancel.setText("Cancel branch")
+        self._place_words = f"Behind turn {self._place(number)}, as a branch: later turns stay"
+        self._say_how()
         self._refresh()
         self.box.setFocus()
 
     def begin_new(self) -> None:
         """The next turn begins a conversation."""
-        self._drop_edit()
+        self._drop_change()
         self._number, self._leaf = None, None
         self._list()
         self._refresh()
@@ -285,7 +314,7 @@ class ConversationView(QWidget):
         self.new.clicked.connect(self.begin_new)
         self.chat.toggled.connect(self._say_how)
         self.say.clicked.connect(self.send)
-        self.cancel.clicked.connect(self._drop_edit)
+        self.cancel.clicked.connect(self._cancel)
         self.box.textChanged.connect(self._enable)
         for key in ("Ctrl+Return", "Ctrl+Enter"):
             shortcut = QShortcut(QKeySequence(key), self.box)
@@ -304,13 +333,25 @@ class ConversationView(QWidget):
     def _begun(self) -> None:
         """The turn that was asked for goes on: its text has left the box."""
         self.box.clear()
-        self._drop_edit()
+        self._drop_change()
 
-    def _drop_edit(self) -> None:
+    def _cancel(self) -> None:
+        """The next turn goes behind the last one again, which comes back into sight."""
+        self._leaf = self._leaf if self._left is None else self._left
+        self._drop_change()
+        self._refresh()
+
+    def _drop_change(self) -> None:
+        """No turn is edited, and no branch begun."""
         if self._edits is not None:
             self.box.clear()
-        self._edits = self._parent_of_edit = None
+        self._edits = self._parent_of_edit = self._left = None
+        self._place_words = ""
         self._say_how()
+
+    def _place(self, number: int) -> int:
+        """Which turn of its branch it is, counted from 1."""
+        return len(self._tree.path(number))
 
     def _list(self) -> None:
         known = [] if self._store is None else conversations(self._store.runs)
@@ -325,7 +366,7 @@ class ConversationView(QWidget):
 
     def _choose(self, index: int) -> None:
         number = self.choice.itemData(index)
-        self._drop_edit()
+        self._drop_change()
         self._number, self._leaf = (None if number == _NEW else number), None
         self._list()
         self._refresh()
@@ -353,7 +394,8 @@ class ConversationView(QWidget):
         place = ""
         if len(siblings) > 1:
             place = f"{siblings.index(turn.number) + 1}/{len(siblings)}"
-        card.show_turn(f"Turn {turn.number + 1}", said_text(turn), fact_lines(turn), place)
+        title = f"Turn {self._place(turn.number)}"
+        card.show_turn(title, said_text(turn), fact_lines(turn), place)
         if self._store is not None:
             card.set_answer(answer_text(self._store, turn))
         card.branch.setVisible(turn.number != self._leaf)
@@ -375,7 +417,7 @@ class ConversationView(QWidget):
         siblings = self._tree.siblings(number)
         at = siblings.index(number) + step
         if 0 <= at < len(siblings):
-            self._drop_edit()
+            self._drop_change()
             self._leaf = self._tree.newest_behind(siblings[at])
             self._refresh()
 
@@ -395,10 +437,8 @@ class ConversationView(QWidget):
             words = "Turns are plain text, joined as they are"
             if not self._has_template:
                 words = f"No chat template in the model: {words[0].lower()}{words[1:]}"
-        if self._edits is not None:
-            words = f"In place of turn {self._edits + 1}, as a branch"
-        self.cancel.setVisible(self._edits is not None)
-        self.how.setText(words)
+        self.cancel.setVisible(bool(self._place_words))
+        self.how.setText(self._why_not or self._place_words or words)
 
     def _enable(self) -> None:
         empty = not self.box.toPlainText()

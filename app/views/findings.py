@@ -61,6 +61,7 @@ class FindingsView(QStackedWidget):
             EmptyState("Nothing found", "No rule has anything to say about what is on show.")
         )
         self.addWidget(both)
+        self.setFocusProxy(self.table)
         self.setAccessibleName("Findings")
 
     def show_run(self, run: RunRef | None) -> None:

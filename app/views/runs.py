@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut, QShowEvent
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
@@ -17,6 +17,7 @@ from app.models.run_facts import ModelRuns, effective
 from app.models.run_notes import notes_of
 from app.models.run_table import RunTable
 from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
 from app.widgets.run_pair import RunPair
 from app.widgets.run_search import RunSearch
@@ -41,7 +42,7 @@ _PAD = 12
 
 class RunsView(QStackedWidget):
     """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
-    undone. A second run can be laid over it, here and in the plots."""
+    undone. A second run, by Ctrl and a click, can be laid over it, here and in the plots."""
 
     position_selected = Signal(object)  # never: a run is no position
     run_selected = Signal(object)  # RunRef
@@ -60,6 +61,7 @@ class RunsView(QStackedWidget):
         self.table.customContextMenuRequested.connect(self._ask)
         self.table.clicked.connect(self._on_click)
         self.table.activated.connect(self._show)
+        self.table.installEventFilter(self)
         self.model.modelReset.connect(self._span_headings)
         for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
             shortcut = QShortcut(QKeySequence(key), self.table)
@@ -71,6 +73,9 @@ class RunsView(QStackedWidget):
         self.search = RunSearch()
         self.search.changed.connect(self._search)
         self.pair = RunPair()
+        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare the two.")
+        self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
+        self.hint.setContentsMargins(8, 4, 8, 0)
         self.detail = QLabel()
         self.detail.setAccessibleName("Parameters in effect")
         self.detail.setWordWrap(True)
@@ -87,6 +92,7 @@ class RunsView(QStackedWidget):
         column.addWidget(self.table, 1)
         column.addWidget(self.undo, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(self.pair, 2)
+        column.addWidget(self.hint)
         column.addWidget(self.detail)
         self.addWidget(
             EmptyState(
@@ -94,6 +100,7 @@ class RunsView(QStackedWidget):
             )
         )
         self.addWidget(page)
+        self.setFocusProxy(self.table)
         self.setAccessibleName("Runs")
         self._fit_columns()
         self._show_what_is_offered()
@@ -145,6 +152,17 @@ class RunsView(QStackedWidget):
         """Take the colours of a theme."""
         self.model.retheme(theme)
 
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Where no run is chosen, an arrow key chooses the first one: Qt would try
+        the name of its model."""
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            arrow = event.key() in (Qt.Key.Key_Down, Qt.Key.Key_Up)
+            if arrow and self.model.rows and not self.table.currentIndex().isValid():
+                line = self.model.line_of(self.model.rows[0].run)
+                self.table.setCurrentIndex(self.model.index(line or 0, 0))
+                return True
+        return super().eventFilter(watched, event)
+
     def _mark_current(self) -> None:
         line = self.model.line_of(self.model.shown)
         self.table.setCurrentIndex(QModelIndex() if line is None else self.model.index(line, 0))
@@ -157,8 +175,11 @@ class RunsView(QStackedWidget):
 
     def _on_click(self, index: QModelIndex) -> None:
         run = self.model.run_at(index.row())
+        with_ctrl = QGuiApplication.keyboardModifiers() & Qt.KeyboardModifier.ControlModifier
         if run is not None and index.column() == self.model.column_of("star"):
             self.star_asked.emit(run, not notes_of(run.facts).starred)
+        elif run is not None and with_ctrl and self.model.can_overlay(run):
+            self.overlay_asked.emit(run)
         else:
             self._show(index)
 
@@ -192,7 +213,9 @@ class RunsView(QStackedWidget):
     def _show_what_is_offered(self) -> None:
         self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)
         self.search.show_count(len(self.model.rows), self.model.n_known)
-        self._lay_over.setEnabled(self.model.other(None) is not None)
+        has_other = self.model.other(None) is not None
+        self._lay_over.setEnabled(has_other)
+        self.hint.setVisible(has_other and self.model.overlaid is None)
         self._lay_off.setEnabled(self.model.overlaid is not None)
 
     def _ask(self, where: QPoint) -> None:

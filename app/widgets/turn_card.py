@@ -39,7 +39,7 @@ class TurnCard(QFrame):
         self.place = QLabel()
         self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
         self.branch = _button("Branch", "Go on behind this turn with another one")
-        self.run = _button("Run", "Show this turn's run in all panels")
+        self.run = _button("Show run", "Show this turn's run in all panels")
         self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
         for label in (self.said, self.answer, self.facts):
             label.setTextFormat(Qt.TextFormat.PlainText)

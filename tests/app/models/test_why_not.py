@@ -67,7 +67,7 @@ def test_tokens_that_the_draft_model_lacks() -> None:
 
 
 def test_speculation_off() -> None:
-    assert sentences(store_of(RunOptions())) == ["Speculation is off: no drafter is chosen."]
+    assert sentences(store_of(RunOptions())) == ["Speculation is off: this run has no drafter."]
     assert sentences(store_of(RunOptions(), lane="reference")) == []
 
 

@@ -35,6 +35,12 @@ def in_sight(dock: QDockWidget) -> bool:
     return there is view or view.isAncestorOf(there)
 
 
+def in_it(dock: QDockWidget) -> list[QWidget]:
+    """What there is to see and use in a panel."""
+    view = dock.widget()
+    return [w for w in view.findChildren(QWidget) if w.isVisibleTo(view) and w.isEnabled()]
+
+
 @pytest.fixture
 def small(window: MainWindow, qtbot: QtBot) -> MainWindow:
     window.resize(1280, 800)
@@ -78,6 +84,28 @@ def test_a_panel_behind_a_tab_is_raised_not_closed(
     behind.trigger()
     qtbot.waitUntil(lambda: in_sight(small.docks["findings"]), timeout=2000)
     assert not small.docks["runs"].isHidden(), "a tab beside it stays open"
+
+
+def test_the_keys_go_into_the_panel_that_is_asked_for(
+    small: MainWindow, qtbot: QtBot, model_file: Path
+) -> None:
+    for name in TITLES:
+        small.run_panel.prompt.setFocus()
+        dock, action = small.docks[name], small.actions_by_id[f"view.panel_{name}"]
+        if action.isChecked():
+            action.trigger()
+        action.trigger()
+        focus = small.focusWidget()
+        empty = not any(w.focusPolicy() & Qt.FocusPolicy.TabFocus for w in in_it(dock))
+        assert empty or dock.widget().isAncestorOf(focus), f"the panel {name}"
+    small.actions_by_id["view.panel_conversation"].trigger()
+    assert small.focusWidget() is small.panels.conversation.box
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    small.actions_by_id["view.panel_runs"].trigger()
+    assert small.focusWidget() is small.runs.table
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -54,11 +54,12 @@ def test_a_comparison(
         write(window, qtbot, monkeypatch, faulty_comparison().store, page)
     assert "beyond their bounds" in page.read_text(encoding="utf-8")
     opened: list[QUrl] = []
-    monkeypatch.setattr(QDesktopServices, "openUrl", opened.append)
+    monkeypatch.setattr(QDesktopServices, "openUrl", opened.append)  # which opens nothing
     (banner,) = window.banners.banners
     (show,) = [one for one in banner.findChildren(QPushButton) if one.text() == "&Open"]
     show.click()
     assert [url.toLocalFile() for url in opened] == [str(page)]
+    assert any("Nothing on this desktop opens" in message for message in messages(window))
     run = window.feed.run
     assert run is not None
     qtbot.waitUntil(lambda: window.status.going_text == f"lane {run.facts['lane']}", timeout=5000)

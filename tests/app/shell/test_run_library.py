@@ -14,7 +14,7 @@ from app.dialogs.unexported import QuitChoice
 from app.engine_thread import worker
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.models.run_facts import RunRow
+from app.models.run_facts import ModelRuns, RunRow
 from app.models.run_notes import note, notes_of
 from app.shell import run_library
 from app.shell.window import MainWindow
@@ -116,6 +116,27 @@ def test_searched_by_words_and_stars(window: MainWindow) -> None:
     assert [row.run.run_id for row in rows(window)] == [3]
 
 
+def test_the_prompt_of_a_run_that_goes_on_is_kept(
+    start: Callable[[], MainWindow], model_file: Path, engine: FakeEngine, qtbot: QtBot
+) -> None:
+    """A run that the program did not live to end is listed with it."""
+    window = start()
+    engine.rounds = 10**9
+    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+        window.open_model(model_file)
+    wait(qtbot, window, State.READY)
+    trigger(window, "run.step")
+    wait(qtbot, window, State.PAUSED)
+    live = window.bridge.live
+    assert live is not None and not notes_of(live.facts).prompt
+    live.store.pieces[7] = b"def f():"
+    live.store.tokens.append(run_id=live.run_id, seq_id=0, kind="prompt", token_id=7)
+    window.feed.tell_numbers()
+    assert notes_of(live.facts).prompt == "def f():"
+    window.bridge.stop()
+    wait(qtbot, window, State.READY)
+
+
 def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     start: Callable[[], MainWindow], model_file: Path, engine: FakeEngine, qtbot: QtBot
 ) -> None:
@@ -146,6 +167,24 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     assert window.feed.run is None
     window.close()
     assert rows(start()) == [], "nothing is left of a trace without runs"
+
+
+def test_arrow_keys_go_from_run_to_run(window: MainWindow, qtbot: QtBot) -> None:
+    first, second = sample_trace(rounds=2), sample_trace(rounds=2)
+    window.runs.set_recorded([ModelRuns("a", first.store), ModelRuns("b", second.store)])
+    window.runs.show_run(second.run)
+    assert [str(line) for line in window.runs.model.lines if isinstance(line, str)] == ["a", "b"]
+    window.docks.reveal("runs")
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Up)
+    with qtbot.waitSignal(window.runs.run_selected) as chosen:
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
+    assert chosen.args == [first.run]
+    window.runs.show_run(None)
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
+    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
+    with qtbot.waitSignal(window.runs.run_selected) as chosen:
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
+    assert chosen.args == [second.run]
 
 
 def test_lanes_go_together(window: MainWindow) -> None:

@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.saved import autosave as saving
 from app.saved.settings import Settings
 from app.shell.window import MainWindow
 from engine.trace.export import SESSION_FILE, export_csv
@@ -251,6 +252,23 @@ def test_runs_are_saved_and_a_clean_end_takes_them_away(
     assert list((data / "autosave").iterdir()) == []
 
 
+def test_a_run_that_has_ended_is_saved_soon(
+    saving_window: Callable[[], MainWindow],
+    model_file: Path,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "SOON_MS", 10)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    saves = window.sessions.autosave
+    assert saves is not None
+    with qtbot.waitSignal(saves.saved, timeout=5000):
+        window.actions_by_id["run.start"].trigger()
+    assert not window.bridge.has_run and saves.is_saved(window.bridge.store)
+
+
 def test_what_a_crash_left_is_listed_and_stays(
     saving_window: Callable[[], MainWindow], data: Path, qtbot: QtBot
 ) -> None:
@@ -260,6 +278,9 @@ def test_what_a_crash_left_is_listed_and_stays(
     assert message.startswith("info: The last session ended in the middle of a run.")
     (row,) = window.runs.model.rows
     assert row.stop == "interrupted"
+    (show,) = window.banners.banners[0].offer_buttons
+    show.click()
+    assert window.docks["runs"].isVisible()
     with qtbot.waitSignal(window.bridge.rows_read, timeout=5000):
         window.runs.run_selected.emit(row.run)
     assert window.tokens.copy_text() == " saved"
@@ -280,7 +301,7 @@ def test_a_damaged_one_is_told_and_the_rest_opens(
     assert len(window.runs.model.rows) == 1
     (message,) = [text for text in messages(window) if text.startswith("error")]
     assert str(broken / SESSION_FILE) in message
-    (banner,) = [one for one in window.banners.banners if one.offer_buttons]
+    (banner,) = [one for one in window.banners.banners if one.severity == "error"]
     banner.offer_buttons[0].click()
     assert not broken.exists()
 

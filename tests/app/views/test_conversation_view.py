@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -15,6 +16,9 @@ from app.shell.window import MainWindow
 from app.views.conversation import summary_words
 from engine.conversation.checkpoint_history import CheckpointHistory, CheckpointMark
 from engine.conversation.turns import TurnTree
+from engine.trace.export import export_csv
+from engine.trace.run_ref import RunRef
+from tests.support.window_acts import messages
 
 TEXT = "def quicksort(arr):\n" + "    # sorts the list and gives it back\n" * 6
 
@@ -68,7 +72,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.cards[0].edit.click()
     assert view.box.toPlainText() == TEXT and "turn 1, as a branch" in view.how.text()
     say(demo, qtbot, TEXT + "x = 1\n")
-    assert shown(demo) == ["Turn 3"] and view.cards[0].place.text() == "2/2"
+    assert shown(demo) == ["Turn 1"] and view.cards[0].place.text() == "2/2"
     assert "context checkpoint at" in view.cards[0].facts.text()
     # one more where the first answer ended by itself
     assert re.search(r"[12] hits?, 0 misses", view.summary.text())
@@ -79,9 +83,12 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.cards[0].earlier.click()
     assert shown(demo) == ["Turn 1", "Turn 2"]
     view.cards[0].branch.click()
-    assert shown(demo) == ["Turn 1"]
+    assert shown(demo) == ["Turn 1"] and "Behind turn 1" in view.how.text()
+    view.cancel.click()
+    assert shown(demo) == ["Turn 1", "Turn 2"] and view.cancel.isHidden()
+    view.cards[0].branch.click()
     say(demo, qtbot, "\n\nclass B:\n")
-    assert shown(demo) == ["Turn 1", "Turn 4"] and view.cards[1].place.text() == "2/2"
+    assert shown(demo) == ["Turn 1", "Turn 2"] and view.cards[1].place.text() == "2/2"
     tree = TurnTree.of(demo.bridge.session_store.runs, 0)
     assert [turn.number for turn in tree.path(3)] == [0, 3]
     # every turn is a run among the others
@@ -102,6 +109,51 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.chat.setChecked(True)
     say(demo, qtbot, "y")
     assert demo.bridge.session_store.runs[5]["turn"]["is_chat"] is True
+
+
+def test_an_edit_ends_where_another_conversation_comes_on_show(
+    demo: MainWindow, qtbot: QtBot
+) -> None:
+    view = demo.panels.conversation
+    say(demo, qtbot, "x")
+    view.begin_new()
+    say(demo, qtbot, "y")
+    view.cards[0].edit.click()
+    assert "In place of turn 1" in view.how.text()
+    demo.library.select(RunRef(demo.bridge.session_store, 0))
+    assert view.choice.currentText() == "Conversation 1" and view.cancel.isHidden()
+    assert view.box.toPlainText() == "" and "In place" not in view.how.text()
+
+
+def test_a_conversation_of_another_trace_goes_on(
+    demo: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    view = demo.panels.conversation
+    say(demo, qtbot, "def add(a, b):")
+    store = demo.bridge.session_store
+    answer = store.runs[0]["turn"]["answer"]["content"]
+    export_csv(store, tmp_path / "trace")
+    with qtbot.waitSignal(demo.bridge.trace_shown, timeout=5000):
+        demo.sessions.open(tmp_path / "trace")
+    assert shown(demo) == ["Turn 1"] and view.store is not store
+    view.say.setFocus()
+    say(demo, qtbot, "\n\nx = 1")
+    assert demo.focusWidget() is view.box
+    assert view.store is store and view.choice.currentText() == "Conversation 2"
+    assert any("goes on as a new one" in message for message in messages(demo))
+    said = store.runs[1]["turn"]["messages"]
+    assert [message["content"] for message in said] == ["def add(a, b):", answer, "\n\nx = 1"]
+    # the last of these is what can be said otherwise
+    view.cards[0].edit.click()
+    assert view.box.toPlainText() == "\n\nx = 1"
+    say(demo, qtbot, "\n\nx = 2")
+    said = store.runs[2]["turn"]["messages"]
+    assert [message["content"] for message in said] == ["def add(a, b):", answer, "\n\nx = 2"]
+    assert view.cards[0].place.text() == "2/2"
+
+
+def test_without_a_model_the_panel_says_what_is_missing(window: MainWindow) -> None:
+    assert window.panels.conversation.how.text() == "Open a model first."
 
 
 def test_the_number_of_checkpoints_is_chosen_in_the_panel(demo: MainWindow, qtbot: QtBot) -> None:

@@ -262,6 +262,25 @@ def test_one_run_has_none_to_lay_over(window: MainWindow) -> None:
     assert window.feed.overlay is None
 
 
+def test_by_ctrl_and_a_click(window: MainWindow, store: TraceStore, qtbot: QtBot) -> None:
+    window.resize(1280, 800)
+    window.feed.show_run(RunRef(store, 0))
+    window.docks.reveal("runs")
+    window.runs.refresh_numbers()
+    QApplication.processEvents()
+    assert window.runs.hint.isVisible()
+    table = window.runs.table
+    qtbot.mouseClick(
+        table.viewport(),
+        Qt.MouseButton.LeftButton,
+        Qt.KeyboardModifier.ControlModifier,
+        table.visualRect(window.runs.model.index(2, 2)).center(),
+    )
+    assert window.feed.run == RunRef(store, 0) and window.feed.overlay is not None
+    assert window.feed.overlay.run == RunRef(store, 2)
+    assert window.runs.pair.isVisible() and not window.runs.hint.isVisible()
+
+
 def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
     window.feed.show_run(RunRef(store, 1))
     window.docks.reveal("runs")

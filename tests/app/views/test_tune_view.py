@@ -3,6 +3,8 @@ puts what is chosen into the Run panel."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PySide6.QtCore import Qt
@@ -11,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
 from app.models.heat_map import BEST, CURRENT, cell_colours, contrast
-from app.models.tune_surface import SurfaceRequest, estimate, heat_map, recorded_setting
+from app.models.tune_surface import SurfaceRequest, estimate, heat_map, note, recorded_setting
 from app.shell.window import MainWindow
 from app.views.tune import TuneView
 from engine.trace.run_ref import RunRef
@@ -57,6 +59,16 @@ def test_the_map_is_that_of_the_surface(run: RunRef) -> None:
     emitted = int(run.store.rounds.column("num_emitted")[1:].sum())
     speed = 1e3 * emitted / (t_ms[-1] - 20)
     assert one.tokens_per_second[3, 0] == pytest.approx(speed, rel=0.05)
+
+
+def test_a_run_far_from_its_estimate_is_told() -> None:
+    run = confident_trace(60)
+    found = estimate(SurfaceRequest(run, "fixed"))
+    assert found is not None and "The run itself" not in note(found)
+    slow = note(replace(found, measured=found.measured / 3))
+    assert f"The run itself had {found.measured / 3:.3g} tok/s" in slow
+    run.facts["lane"] = "planes"
+    assert "Lanes draft together" in note(found)
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:

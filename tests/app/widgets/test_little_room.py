@@ -149,6 +149,7 @@ def test_the_tune_view_can_be_narrow_again(qtbot: QtBot, theme: Theme) -> None:
 
 def test_the_conversation_names_itself_whole(qtbot: QtBot, theme: Theme) -> None:
     view = ConversationView(theme)
+    view.set_ready("")
     show(qtbot, view, view.minimumSizeHint().width(), 500)
     box = view.choice
     arrow = box.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent)
