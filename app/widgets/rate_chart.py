@@ -13,7 +13,7 @@ from app.widgets.line_styles import plot_pen
 
 _TICKS = ((0.0, "0"), (0.5, "0.5"), (1.0, "1"))
 _GAP = 4
-_LEAST_LINES, _MOST_LINES = 7, 24
+_LEAST_LINES, _MOST_LINES = 7, 36
 
 
 class RateChart(QWidget):
