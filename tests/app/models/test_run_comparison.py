@@ -11,6 +11,7 @@ from app.models import run_comparison
 from app.models.run_axis import RunOverlay
 from app.models.run_comparison import FigurePair, compare_runs
 from app.models.run_facts import run_row
+from app.models.run_pair_table import RunPairTable
 from app.widgets.run_pair import RunPair
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
@@ -197,3 +198,13 @@ def test_prompts_differ_only_where_both_runs_have_them() -> None:
     one.prompt(["another"], seq_id=1)
     said = run_comparison.text_difference(one.run, two.run)
     assert said == "The prompts of sequence 1 differ, so the texts do too."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [(4.68, 1290, "0.00363×"), (1290, 4.68, "275.64×"), (3, 4, "0.75×"), (0, 4, "0.00×")],
+)
+def test_a_small_multiple_is_not_rounded_to_nothing(first: float, second: float, told: str) -> None:
+    table = RunPairTable()
+    table.show_pairs(("run 1", "run 0"), [FigurePair("prompt", (first, second), "ms", "")])
+    assert table.index(0, 3).data() == told
