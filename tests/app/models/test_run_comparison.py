@@ -200,6 +200,17 @@ def test_prompts_differ_only_where_both_runs_have_them() -> None:
     assert said == "The prompts of sequence 1 differ, so the texts do too."
 
 
+def test_no_name_of_a_figure_is_cut(qtbot: QtBot) -> None:
+    store, plain, drafted = timed_trace(8)
+    pair = RunPair()
+    qtbot.addWidget(pair)
+    pair.resize(220, 200)
+    pair.set_overlay(RunOverlay(RunRef(store, plain), RunRef(store, drafted)))
+    assert pair.table.columnWidth(0) >= pair.table.sizeHintForColumn(0)
+    header = pair.table.horizontalHeader()
+    assert header.length() <= pair.table.viewport().width()
+
+
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [(4.68, 1290, "0.00363×"), (1290, 4.68, "275.64×"), (3, 4, "0.75×"), (0, 4, "0.00×")],
