@@ -51,7 +51,8 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
         app.setStyle("Fusion")
     palette = _palette(theme)
     app.setPalette(palette)
-    app.setPalette(_box_palette(palette, theme), "QCheckBox")
+    # PySide's stubs ask for bytes, which it then refuses
+    app.setPalette(_box_palette(palette, theme), "QCheckBox")  # type: ignore[arg-type]
     QToolTip.setPalette(palette)
 
 
