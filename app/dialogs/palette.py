@@ -14,6 +14,7 @@ from PySide6.QtGui import (
     QKeySequence,
     QPainter,
     QPaintEvent,
+    QResizeEvent,
 )
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -29,7 +30,9 @@ from PySide6.QtWidgets import (
 
 from app.models.fuzzy import score
 
-_CHARACTERS = 100
+_CHARACTERS = 132
+_NAME_SHARE = 0.45
+"""Part of the width that names take at most: what a command does stands behind its name."""
 _ROWS = 14
 _ROW_PADDING = 8
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
@@ -168,8 +171,7 @@ class CommandPalette(QFrame):
         for item in items:
             item.setSizeHint(1, QSize(0, height))  # the column that stretches
         self.list.addTopLevelItems(items)
-        for column in (0, 2):
-            self.list.resizeColumnToContents(column)
+        self._fit_columns()
         self.none.setVisible(not items)
         if items:
             self.list.setCurrentItem(items[0])
@@ -181,6 +183,16 @@ class CommandPalette(QFrame):
         self.setGeometry(
             (window.width() - width) // 2, 40, width, min(height, window.height() - 80)
         )
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_columns()
+
+    def _fit_columns(self) -> None:
+        for column in (0, 2):
+            self.list.resizeColumnToContents(column)
+        names = min(self.list.columnWidth(0), round(_NAME_SHARE * self.width()))
+        self.list.setColumnWidth(0, names)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -130,15 +130,16 @@ def read(path: Path) -> Results:
     """Read a result file, of a sweep or of `tune --json`. Raises TraceFileError for one that cannot
     be read or is something else."""
     is_json = path.suffix.lower() == ".json" or is_tune_json(path)
-    return of_sweep(read_tune_json(path) if is_json else read_results(path))
+    if is_json:
+        return of_sweep(read_tune_json(path), "setting")
+    return of_sweep(read_results(path))
 
 
-def of_sweep(found: SweepResults) -> Results:
-    """The results of a sweep. Settings that do not vary are told once, in the note."""
+def of_sweep(found: SweepResults, row: str = "job") -> Results:
+    """The results of a sweep. Settings that do not vary are told once, in the note. row: what a
+    row is called."""
     values = found.columns
-    columns = [
-        ResultColumn("number", "job", "Place of the job in the plan", values["number"] * 1.0)
-    ]
+    columns = [ResultColumn("number", row, f"Number of the {row}", values["number"] * 1.0)]
     columns += [
         ResultColumn(name, _setting_title(name), f"Setting {name}", values[name])
         for name in found.axes
@@ -151,9 +152,8 @@ def of_sweep(found: SweepResults) -> Results:
     ]
     columns.append(ResultColumn("result", "result", "done, or why it failed", _outcome(found)))
     failed = int((~found.done).sum())
-    parts = [
-        f"{found.n:,} of {found.planned:,} jobs" if found.n < found.planned else f"{found.n:,} jobs"
-    ]
+    of = f" of {found.planned:,}" if found.n < found.planned else ""
+    parts = [f"{found.n:,}{of} {row}s"]
     if failed:
         parts.append(f"{failed:,} failed")
     same = sorted(found.setting_names - set(found.axes))

@@ -158,7 +158,15 @@ def make_menus(
 
 
 class FlatToolBar(QToolBar):
-    """Without the lines that Fusion draws around a tool bar."""
+    """Without the lines that Fusion draws around a tool bar, and with a sign of more buttons in the
+    colour of text: Fusion's can hardly be seen on a dark ground."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        more = self.findChild(QToolButton, "qt_toolbar_ext_button")
+        assert more is not None
+        more.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
+        more.setText("»")
 
     def paintEvent(self, event: QPaintEvent) -> None:
         pass  # buttons and separators paint themselves

@@ -35,6 +35,8 @@ from engine.trace.step_sums import per_position
 _RATES_FROM, _BOTH_FROM = 620, 820
 """Pixels across from which the rates by index stand beside the lines, and the table as well."""
 _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
+_PLOT_CHARACTERS = 24
+"""Least width of the lines: where a long legend would leave them less, what is beside them goes."""
 _WINDOWED, _LIFETIME = range(2)
 
 
@@ -218,11 +220,27 @@ class AcceptanceView(OverlaidView):
         super().resizeEvent(event)
         self._show_sides()
 
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        super().set_overlay(overlay)
+        self._show_sides()  # the legend has become wider, or narrower
+
     def _show_sides(self) -> None:
         high = self.height() >= _SIDE_LINES * self.fontMetrics().height()
-        for widget, least in ((self.rates, _RATES_FROM), (self.histogram, _BOTH_FROM)):
-            widget.setVisible(high and self.width() >= least and not self._stacked)
-        self._show_behind([] if self.is_plot_alone else SWATCHES)
+        can_show = high and not self._stacked
+        self._show_rates(can_show and self.width() >= _RATES_FROM)
+        if not self.is_plot_alone and not self._has_room_beside(1):
+            self._show_rates(False)
+        both = not self.is_plot_alone and self.width() >= _BOTH_FROM
+        self.histogram.setVisible(both and self._has_room_beside(2))
+
+    def _show_rates(self, shown: bool) -> None:
+        self.rates.setVisible(shown)
+        self._show_behind(SWATCHES if shown else [])
+
+    def _has_room_beside(self, n_sides: int) -> bool:
+        legend = self.legend.minimumWidth() if self.legend_width else 0
+        left = self.width() - legend - n_sides * self.rates.minimumWidth()
+        return left >= _PLOT_CHARACTERS * self.fontMetrics().averageCharWidth()
 
 
 def _rates_words(curves: StepCurves, round_: int) -> str:

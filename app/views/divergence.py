@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
@@ -107,7 +107,7 @@ class DivergenceView(QWidget):
             self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None
             self._run_id, self._pos = -1, None
             self.header.set_lanes(self._lanes)
-            self._stack.setCurrentIndex(_EMPTY if self._lanes is None else _LANES)
+            self._show_page(_EMPTY if self._lanes is None else _LANES)
         if self._lanes is not None and run is not None:
             wanted = run.run_id if run.run_id in self._lanes.followers else self._run_id
             if wanted not in self._lanes.followers:
@@ -174,12 +174,13 @@ class DivergenceView(QWidget):
     # -- internals -------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        both = QSplitter(Qt.Orientation.Vertical)
+        both = self._both = QSplitter(Qt.Orientation.Vertical)
         both.addWidget(self.plots)
         both.addWidget(self.tables)
         both.setChildrenCollapsible(False)
         both.setSizes([580, 420])
         self._stack.addWidget(both)
+        self._show_page(_EMPTY)
         column = QVBoxLayout()
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
@@ -188,6 +189,12 @@ class DivergenceView(QWidget):
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(ScrollPage(column))
+
+    def _show_page(self, page: int) -> None:
+        """Without lanes no room is kept for them: the page would scroll with nothing on it."""
+        kept = QSizePolicy.Policy.Ignored if page == _EMPTY else QSizePolicy.Policy.Expanding
+        self._both.setSizePolicy(kept, kept)
+        self._stack.setCurrentIndex(page)
 
     def _choose(self, run_id: int) -> None:
         """Choose a lane in the cards, the plots and the tables."""

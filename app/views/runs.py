@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtGui import (
+    QFontMetrics,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShortcut,
+    QShowEvent,
+)
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
@@ -38,6 +46,10 @@ _CHARACTERS = {
 }
 _SAMPLES = {"policy": "checkpoint", "started": "2000-00-00 00:00:00"}
 _PAD = 12
+_GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
+"""Columns with texts that may be longer: their share of the room that is left in a wide view, and
+the most characters that they take."""
+_MARKS_CHARACTERS = 24
 
 
 class RunsView(QStackedWidget):
@@ -247,12 +259,33 @@ class RunsView(QStackedWidget):
             )
         menu.popup(self.table.viewport().mapToGlobal(where))
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._widen_columns()
+
     def _fit_columns(self) -> None:
         character, header = self.fontMetrics().averageCharWidth(), self.table.horizontalHeader()
-        figures = self.table.fontMetrics()
+        bold = self.table.font()
+        bold.setBold(True)  # the run on show
+        figures = QFontMetrics(bold)
+        self._widths: dict[str, int] = {}
         for name, n_characters in _CHARACTERS.items():
             column = self.model.column_of(name)
             sample = figures.horizontalAdvance(_SAMPLES.get(name, "")) + _PAD
             width = max(n_characters * character, header.sectionSizeHint(column), sample)
+            self._widths[name] = width
             self.table.setColumnWidth(column, width)
         header.setStretchLastSection(True)
+        self._given = {name: self._widths[name] for name in _GROWS}
+
+    def _widen_columns(self) -> None:
+        """Give long texts the room that the marks do not need; a width of the user's stays."""
+        character = self.fontMetrics().averageCharWidth()
+        taken = sum(self._widths.values()) + _MARKS_CHARACTERS * character
+        left = self.width() - self.table.verticalScrollBar().sizeHint().width() - taken
+        for name, (share, most) in _GROWS.items():
+            column, least = self.model.column_of(name), self._widths[name]
+            if self.table.columnWidth(column) == self._given[name]:
+                width = max(least, min(least + round(share * left), most * character))
+                self.table.setColumnWidth(column, width)
+                self._given[name] = width

@@ -38,6 +38,11 @@ _ONE_LINE_FROM = 56
 """Characters across from which what can be chosen stands in one line."""
 _READOUT_FROM, _NOTE_FROM = 14, 16
 """Lines from which on there is room below the map for what is pointed at, and for the note."""
+_MAP_CHARACTERS = 110
+"""Width of the map's side, unless its cells take more: beside it the drafter has the rest."""
+_WRAPPED_FROM = 40
+"""Lines from which on there is room for all of the note."""
+_UNLIMITED = 16_777_215
 _SPACING = 3
 _LEAST_CHARACTERS = 8
 """Of a choice, where there is no room for all of it."""
@@ -154,6 +159,7 @@ class TuneView(WholeRunView):
             self.headline.setText(headline(found))
             self.note.setText(note(found))
             self.grid.set_map(heat_map(found))
+            self._fit_sides()
             self._tell(None)
         if self._is_stale:
             self._ask()
@@ -246,12 +252,23 @@ class TuneView(WholeRunView):
         lines = event.size().height() / self.fontMetrics().height()
         self.readout.setVisible(lines >= _READOUT_FROM)
         self.note.setVisible(lines >= _NOTE_FROM)
+        self.note.setWordWrap(lines >= _WRAPPED_FROM)
         one_line = characters >= _ONE_LINE_FROM
         self._fields.setDirection(direction.LeftToRight if one_line else direction.TopToBottom)
         if wide is self.quality.isHidden():
             self.quality.setVisible(wide)
             if wide and self._facts is not None and self.has_rounds:
                 self.quality.show_facts(self._facts)
+        self._fit_sides()
+
+    def _fit_sides(self) -> None:
+        """Give the drafter's quality the width that the map does not fill."""
+        most = _UNLIMITED
+        if not self.quality.isHidden():
+            least = _MAP_CHARACTERS * self.fontMetrics().averageCharWidth()
+            most = max(self.grid.most_wide, least)
+        for part in (self.grid, self.readout, self.note):
+            part.setMaximumWidth(most)
 
 
 def drafter_name(run: RunRef) -> str:

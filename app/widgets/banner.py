@@ -32,6 +32,8 @@ SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
 _BESIDE_CHARACTERS = 60
 """Least room for the text beside its buttons."""
+_LINE_CHARACTERS = 200
+"""A line at most: longer ones are hard to read on."""
 
 
 class Banner(QFrame):
@@ -59,6 +61,7 @@ class Banner(QFrame):
         self.setAccessibleName(f"{severity}: {message} {remedy}".strip())
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
+        self.text.setMaximumWidth(_LINE_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.details = QToolButton()
         self.details.setText("Details")
         self.details.setAutoRaise(True)
@@ -74,7 +77,6 @@ class Banner(QFrame):
         self._close.clicked.connect(self.dismissed)
         self.offer_buttons = [QPushButton(text) for text, _ in offers]
         self._offers = QHBoxLayout()
-        self._offers.addStretch(1)
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
             button.clicked.connect(lambda _=False, run=act: run())
             self._offers.addWidget(button)
@@ -82,6 +84,8 @@ class Banner(QFrame):
         self._body.setSpacing(6)
         self._body.addWidget(self.text, 1)
         self._body.addLayout(self._offers)
+        self._body.setAlignment(self._offers, Qt.AlignmentFlag.AlignRight)
+        self._body.addStretch()
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 5, 5, 5)
         row.setSpacing(8)

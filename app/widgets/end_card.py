@@ -17,7 +17,8 @@ _STEPS = {
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
 """Across from which there is room for the sentence, and for both buttons on a single line."""
-"""Least width for the sentence beside the button of the next step."""
+_MOST_CHARACTERS = 100
+"""Of a text in a wide window, whose button would stand far from what it is about."""
 
 
 class EndCard(QFrame):
@@ -53,14 +54,20 @@ class EndCard(QFrame):
         self._close.clicked.connect(self.hide)
         self._head, self._measured, self._next = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
         self._head.addWidget(self.reason, 1)
+        self._head.addStretch()
         self._head.addWidget(self._close, 0, Qt.AlignmentFlag.AlignTop)
         self._measured.addWidget(self.figures, 1)
         self._measured.addWidget(self.plain)
+        self._measured.addStretch()
         self._next.addWidget(self.why, 1)
         self._next.addWidget(self.step)
+        self._next.addStretch()
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 4, 6, 6)
         column.setSpacing(2)
+        most = _MOST_CHARACTERS * self.fontMetrics().averageCharWidth()
+        for text in (self.reason, self.figures, self.why):
+            text.setMaximumWidth(most)
         for row in (self._head, self._measured, self._next):
             row.setSpacing(8)
             column.addLayout(row)
@@ -106,8 +113,8 @@ class EndCard(QFrame):
             self._head.insertWidget(1, self.plain)
             self._head.insertWidget(2, self.step)
         else:
-            self._measured.addWidget(self.plain)
-            self._next.addWidget(self.step)
+            self._measured.insertWidget(1, self.plain)
+            self._next.insertWidget(1, self.step)
         self._fit()
 
     def minimumSizeHint(self) -> QSize:

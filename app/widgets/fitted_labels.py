@@ -10,7 +10,8 @@ from app.models.plain_tip import plain_tip
 
 
 class ElidedLabel(QLabel):
-    """A label that asks for no width and shows its text as it is written."""
+    """A label that asks for no width and shows its text as it is written; on more lines than one
+    only while it wraps words."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -24,7 +25,10 @@ class ElidedLabel(QLabel):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, super().minimumSizeHint().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if self.wordWrap():
+            super().paintEvent(event)
+            return
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
         room = self.contentsRect()

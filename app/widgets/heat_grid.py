@@ -17,7 +17,7 @@ _GAP = 1.0
 _FRAME = 2.0
 _STAR = "★ "
 _PAD = 6
-_MOST_WIDE, _MOST_HIGH = 11.0, 2.8
+_MOST_WIDE, _MOST_HIGH = 22.0, 5.0
 """A cell at most, in characters and lines."""
 _STEPS = {
     Qt.Key.Key_Left: (0, -1),
@@ -82,6 +82,13 @@ class HeatGrid(QWidget):
         metrics = self.fontMetrics()
         return QSize(24 * metrics.averageCharWidth(), 6 * metrics.height())
 
+    @property
+    def most_wide(self) -> int:
+        """The width that all of its cells take where there is room for them."""
+        n_x = self._map.values.shape[1] if self._map is not None else 1
+        cells = n_x * _MOST_WIDE * self.fontMetrics().averageCharWidth()
+        return round(self._left() + cells) + 2
+
     def cell_box(self, row: int, column: int) -> QRectF:
         """Where a cell is drawn, the gaps around it included."""
         area, width, height = self._area()
@@ -103,15 +110,19 @@ class HeatGrid(QWidget):
         """Where the cells are, and the width and height of one."""
         metrics, heat_map = self.fontMetrics(), self._map
         n_y, n_x = heat_map.values.shape if heat_map is not None else (1, 1)
-        labels = heat_map.y_labels if heat_map is not None else ()
-        widest = max((metrics.horizontalAdvance(text) for text in labels), default=0)
-        left = min(widest + 2 * _PAD, self.width() / 3)
+        left = min(self._left(), self.width() / 3)
         top = metrics.height() + 2
         width = (self.width() - left - 2) / max(1, n_x)
         height = (self.height() - _lines_around(metrics.height())) / max(1, n_y)
         width = max(1.0, min(width, _MOST_WIDE * metrics.averageCharWidth()))
         height = max(1.0, min(height, _MOST_HIGH * metrics.height()))
         return QRectF(left, top, width * n_x, height * n_y), width, height
+
+    def _left(self) -> int:
+        """Width of the labels beside the cells."""
+        labels = self._map.y_labels if self._map is not None else ()
+        widest = max(map(self.fontMetrics().horizontalAdvance, labels), default=0)
+        return widest + 2 * _PAD
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         heat_map = self._map

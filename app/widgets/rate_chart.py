@@ -13,7 +13,9 @@ from app.widgets.line_styles import plot_pen
 
 _TICKS = ((0.0, "0"), (0.5, "0.5"), (1.0, "1"))
 _GAP = 4
-_LEAST_LINES, _MOST_LINES = 7, 24
+_LEAST_LINES, _MOST_LINES = 7, 36
+_MOST_SLENDER = 1.2
+"""Height of the area by its width."""
 
 
 class RateChart(QWidget):
@@ -46,9 +48,9 @@ class RateChart(QWidget):
         left = metrics.horizontalAdvance("0.5") + 2 * _GAP
         bottom = 2 * metrics.height() + _GAP
         top = metrics.height() // 2 + 1
-        return QRectF(
-            left, top, max(1, self.width() - left - 2 * _GAP), max(1, self.height() - bottom - top)
-        )
+        wide = max(1, self.width() - left - 2 * _GAP)
+        high = min(self.height() - bottom - top, round(_MOST_SLENDER * wide))
+        return QRectF(left, top, wide, max(1, high))
 
     def place(self, x: float, rate: float) -> QPointF:
         """The point of a rate at a fraction of the width."""
@@ -86,9 +88,8 @@ class RateChart(QWidget):
             middle = self.place(x, 0).x()
             box = QRectF(middle - wide, area.bottom() + 2, 2 * wide, metrics.height())
             painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
-        under = QRectF(
-            area.left(), self.height() - metrics.height(), area.width(), metrics.height()
-        )
+        under = area.translated(0, area.height() + metrics.height() + _GAP)
+        under.setHeight(metrics.height())
         painter.drawText(under, Qt.AlignmentFlag.AlignCenter, self._below)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_rates(painter)

@@ -270,9 +270,11 @@ class RoundPlot(PlotSurface):
         self._chip.retheme(theme)
 
     def _name_axis(self) -> None:
-        """Label the axes; a selected round is named in the colour of its line."""
+        """Label the axes; a selected round is named in the colour of its line. pyqtgraph brings a
+        label into sight whenever it is written."""
         self._write_names()
         self.getPlotItem().getAxis("bottom").showLabel(self._has_axis)
+        self._fit_name()
 
     def _write_names(self) -> None:
         counts_rounds = self._unit == "round"

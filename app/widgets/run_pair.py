@@ -29,6 +29,8 @@ class RunPair(QWidget):
         self.table = plain_table(self.model, "Run on show and overlaid run")
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        # cut, the names of figures begin alike
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.ResizeToContents)
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.text = ElidedLabel()
         self.text.setContentsMargins(8, 4, 8, 4)

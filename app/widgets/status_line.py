@@ -157,6 +157,7 @@ class _Words(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
+        self.setObjectName("status.words")
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.setContentsMargins(8, 0, 8, 0)
 
@@ -172,7 +173,9 @@ class _Words(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
-        painter.drawText(self.contentsRect(), Qt.AlignmentFlag.AlignVCenter, self.accessibleName())
+        room, text = self.contentsRect(), self.accessibleName()
+        text = self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
         painter.end()
 
 

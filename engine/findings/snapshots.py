@@ -106,8 +106,8 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
                 "The convolution window is wrong behind a rollback that left the state right."
                 if has_state
                 else "The window is wrong behind a rollback.",
-                f"relative error {rows['conv_error'][first]:.1e} of the window"
-                + (f", {rows['state_error'][first]:.1e} of the state; " if has_state else "; ")
+                f"relative error {rows['conv_error'][first]:.2g} of the window"
+                + (f", {rows['state_error'][first]:.2g} of the state; " if has_state else "; ")
                 + rounds_text(rows["round"][chosen]),
             )
 
@@ -149,7 +149,7 @@ def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
     rows = run.divergence
     here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
     errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]
-    return f"; relative error of the state {errors[-1]:.1e}" if errors.size else ""
+    return f"; relative error of the state {errors[-1]:.2g}" if errors.size else ""
 
 
 RULES = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
 from app.actions import SPECS
 from app.actions.actions import submenu_of
 from app.dialogs.help import ShortcutsDialog
-from app.dialogs.palette import CommandPalette
+from app.dialogs.palette import Command, CommandPalette
 from app.shell.window import MainWindow
 
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
@@ -128,3 +129,13 @@ def test_it_says_that_nothing_was_found(palette: CommandPalette, qtbot: QtBot) -
     qtbot.keyClicks(palette.field, "qqqq")
     assert palette.lines == []
     assert palette.none.isVisible()
+
+
+def test_behind_a_long_name_there_is_room_for_what_it_does(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    action = QAction("A scenario with a name that goes on and on " * 4)
+    palette = CommandPalette(lambda: [Command(action, "What it does")], window)
+    palette.open()
+    names, tips = (palette.list.columnWidth(column) for column in (0, 1))
+    assert names < 0.5 * palette.width() and tips > 0.3 * palette.width()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QColor, QIcon, QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QCheckBox
 from pytestqt.qtbot import QtBot
 
 import app.looks.theme
@@ -111,6 +111,18 @@ def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None
         assert palette.color(QPalette.ColorRole.Text) == theme.color("ui.text")
         group, role = QPalette.ColorGroup.Disabled, QPalette.ColorRole.Text
         assert palette.color(group, role) == theme.color("ui.disabled")
+
+
+@pytest.mark.parametrize("name", THEME_NAMES)
+def test_a_check_box_can_be_seen(qtbot: QtBot, qapp: QApplication, name: str) -> None:
+    theme = load_theme(name)
+    apply_theme(qapp, theme)
+    box = QCheckBox()
+    qtbot.addWidget(box)
+    image = box.grab().toImage()
+    middle = image.height() // 2
+    inks = [image.pixelColor(x, middle) for x in range(image.width())]
+    assert max(contrast(ink, theme.color("ui.window")) for ink in inks) >= 3
 
 
 @pytest.mark.parametrize("name", ICON_NAMES)

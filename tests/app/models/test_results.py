@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from app.models.plain_tip import plain_tip
 from app.models.result_plots import MOST_CELLS, front, map_axes, result_map
 from app.models.result_table import ResultTable
 from app.models.results import ResultColumn, Results, read
+from tests.engine.tune.test_results_json import DATA
 from tests.support.sweeps import write_results
 
 
@@ -52,6 +54,14 @@ def test_a_sweep_has_its_axes_and_figures(tmp_path: Path) -> None:
     assert results.columns[-1].text(6) == "failed: Job 7 failed."
     assert (results.error(6), results.error(0), results.trace(0)) == ("Job 7 failed.", "", None)
     assert results.columns[3].text(6) == "–"
+
+
+def test_a_row_of_tune_is_a_setting(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(DATA), "utf-8")
+    results = read(path)
+    assert results.columns[0].title == "setting"
+    assert results.note.startswith("4 settings")
 
 
 def test_rows_without_a_value_stand_last_either_way() -> None:

@@ -11,6 +11,7 @@ from app.models import run_comparison
 from app.models.run_axis import RunOverlay
 from app.models.run_comparison import FigurePair, compare_runs
 from app.models.run_facts import run_row
+from app.models.run_pair_table import RunPairTable
 from app.widgets.run_pair import RunPair
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
@@ -197,3 +198,24 @@ def test_prompts_differ_only_where_both_runs_have_them() -> None:
     one.prompt(["another"], seq_id=1)
     said = run_comparison.text_difference(one.run, two.run)
     assert said == "The prompts of sequence 1 differ, so the texts do too."
+
+
+def test_no_name_of_a_figure_is_cut(qtbot: QtBot) -> None:
+    store, plain, drafted = timed_trace(8)
+    pair = RunPair()
+    qtbot.addWidget(pair)
+    pair.resize(220, 200)
+    pair.set_overlay(RunOverlay(RunRef(store, plain), RunRef(store, drafted)))
+    assert pair.table.columnWidth(0) >= pair.table.sizeHintForColumn(0)
+    header = pair.table.horizontalHeader()
+    assert header.length() <= pair.table.viewport().width()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [(4.68, 1290, "0.00363×"), (1290, 4.68, "275.64×"), (3, 4, "0.75×"), (0, 4, "0.00×")],
+)
+def test_a_small_multiple_is_not_rounded_to_nothing(first: float, second: float, told: str) -> None:
+    table = RunPairTable()
+    table.show_pairs(("run 1", "run 0"), [FigurePair("prompt", (first, second), "ms", "")])
+    assert table.index(0, 3).data() == told

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from PySide6.QtCore import QPoint
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QMainWindow, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
+from app.looks.theme import apply_theme, load_theme
 from app.saved.settings import Settings
+from app.shell.menus import FlatToolBar
 from app.shell.window import MainWindow
 from app.widgets import banner as banner_module
 from tests.support.fake_session import FakeEngine
@@ -38,6 +41,23 @@ def test_a_message_takes_no_more_than_its_lines(window: MainWindow, qtbot: QtBot
     moved = window.docks["model"].mapTo(window, QPoint()).y() - before
     assert 0 < moved <= 2.5 * area.fontMetrics().height()
     assert area.mapTo(window, QPoint(0, area.height())).y() == before + moved
+
+
+def test_that_there_are_more_buttons_can_be_seen(qtbot: QtBot, qapp: QApplication) -> None:
+    apply_theme(qapp, load_theme("dark"))
+    window, bar = QMainWindow(), FlatToolBar("Main")
+    qtbot.addWidget(window)
+    window.addToolBar(bar)
+    for i in range(20):
+        bar.addAction(f"Action {i}")
+    window.resize(300, 100)
+    window.show()
+    more = window.findChild(QToolButton, "qt_toolbar_ext_button")
+    assert more is not None
+    qtbot.waitUntil(more.isVisible)
+    image = more.grab().toImage()
+    places = product(range(image.width()), range(image.height()))
+    assert max(image.pixelColor(x, y).lightness() for x, y in places) > 150
 
 
 def test_notices_go_by_themselves_and_make_room_first(

@@ -12,10 +12,11 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State
 from app.models.live_numbers import LiveNumbers
 from app.models.plain_speed import plain_run
-from app.models.run_end import COMPARE, FINDING, TUNE, run_end, why_it_ended
+from app.models.run_end import COMPARE, FINDING, TUNE, NextStep, RunEnd, run_end, why_it_ended
 from app.models.run_facts import ModelRuns
 from app.models.run_progress import duration_text, progress_text
 from app.shell.window import MainWindow
+from app.widgets.end_card import EndCard
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.fake_session import FakeEngine
@@ -149,3 +150,20 @@ def test_one_click_measures_plain_and_comes_back(
     qtbot.waitUntil(lambda: loaded.feed.run == run, timeout=5000)
     QApplication.processEvents()
     assert card.isVisible()
+
+
+def test_in_a_wide_window_a_button_stands_by_its_sentence(qtbot: QtBot) -> None:
+    card = EndCard()
+    qtbot.addWidget(card)
+    step = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
+    end = RunEnd("The text ended.", (), None, is_plain=False, next_step=step)
+    card.show_end(end, can_measure=True, can_compare=True)
+    card.show()
+    for width, low in ((2200, False), (2200, True), (500, False)):
+        card.resize(width, 90)
+        card.set_low(low)
+        QApplication.processEvents()
+        assert card.step.isVisible()
+        assert card.step.geometry().right() < min(width, 900)
+        if not low:
+            assert card.why.geometry().right() <= card.step.x() <= card.why.geometry().right() + 10

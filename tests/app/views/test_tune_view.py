@@ -117,6 +117,23 @@ def test_another_rule_is_shown_but_not_set(window: MainWindow, qtbot: QtBot, run
     assert window.run_panel.n_max.value() == 7
 
 
+def test_what_a_small_map_leaves_is_the_drafters(view: TuneView, run: RunRef) -> None:
+    asked: list[SurfaceRequest] = []
+    view.asked.connect(asked.append)
+    view.resize(2400, 900)
+    view.show_run(run)
+    view.show_surface(asked[0], estimate(asked[0]))
+    QApplication.processEvents()
+    last = view.grid.cell_box(0, 3).right()
+    assert view.grid.most_wide - 2 == pytest.approx(last, abs=1)  # cells as large as may be
+    assert view.grid.width() < 0.4 * view.width() < view.quality.width()
+    assert view.note.height() > 2 * view.note.fontMetrics().height()  # all of it can be read
+    view.resize(700, 300)
+    QApplication.processEvents()
+    assert view.grid.width() > 0.9 * view.width()
+    assert not view.note.wordWrap()
+
+
 def test_out_of_sight_nothing_is_asked(
     window: MainWindow, qtbot: QtBot, run: RunRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:

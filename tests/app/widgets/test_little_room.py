@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QObject, QPoint
+from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
 from app.models.results import read
+from app.models.run_axis import RunOverlay
 from app.models.run_end import COMPARE, NextStep, RunEnd
 from app.shell.window import MainWindow
 from app.views.acceptance import AcceptanceView
 from app.views.breaks import BreaksView
 from app.views.conversation import ConversationView
+from app.views.divergence import DivergenceView
 from app.views.results import ResultsView
 from app.views.rollback import RollbackView
 from app.views.runs import RunsView
@@ -26,6 +30,7 @@ from app.views.what_if import WhatIfView
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.drafter_quality import DrafterQuality
 from app.widgets.end_card import EndCard
+from app.widgets.scroll_page import ScrollPage
 from engine.trace.run_ref import RunRef
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
@@ -173,6 +178,62 @@ def test_the_time_of_a_start_has_room(qtbot: QtBot, theme: Theme) -> None:
     column = view.model.column_of("started")
     text = view.table.fontMetrics().horizontalAdvance("2026-11-24 00:28:40")
     assert text + 6 <= view.table.columnWidth(column)
+
+
+def test_the_run_on_show_is_bold_and_has_room(qtbot: QtBot, theme: Theme) -> None:
+    root = QObject()
+    view = RunsView(theme, Actions(root))
+    show(qtbot, view, NARROW, 400)
+    bold = view.table.font()
+    bold.setBold(True)
+    text = QFontMetrics(bold).horizontalAdvance("2026-11-24 00:28:40")
+    assert text + 6 <= view.table.columnWidth(view.model.column_of("started"))
+
+
+def test_prompts_take_the_room_that_marks_leave(qtbot: QtBot, theme: Theme) -> None:
+    root = QObject()
+    view = RunsView(theme, Actions(root))
+    view.setCurrentIndex(1)
+    show(qtbot, view, NARROW, 400)
+    table, column = view.table, view.model.column_of("prompt")
+    narrow = table.columnWidth(column)
+    view.resize(1600, 400)
+    QApplication.processEvents()
+    wide = table.columnWidth(column)
+    assert wide > 1.5 * narrow
+    assert table.horizontalHeader().length() <= table.viewport().width()
+    view.resize(NARROW, 400)
+    assert table.columnWidth(column) == narrow
+    table.setColumnWidth(column, narrow + 5)
+    view.resize(1600, 400)
+    assert table.columnWidth(column) == narrow + 5, "the user has dragged it"
+
+
+def test_a_long_legend_leaves_the_lines_their_room(qtbot: QtBot, theme: Theme) -> None:
+    view = AcceptanceView(theme)
+    show(qtbot, view, 900, 95)
+    view.show_run(sample_trace(rounds=6).run)
+    view.refresh()
+    QApplication.processEvents()
+    assert view.rates.isVisible() and view.histogram.isVisible()
+    view.set_overlay(RunOverlay(sample_trace(rounds=6).run, view.run))
+    named = [replace(s, label=f"run 2 of demo-target, {s.label}") for s in view.legend._swatches]
+    view.legend.set_leading(named)
+    view._fit_legend()
+    view._show_sides()
+    QApplication.processEvents()
+    assert not view.histogram.isVisible()
+    assert view.plot.width() >= 24 * view.fontMetrics().averageCharWidth()
+    view.set_overlay(None)
+    assert view.histogram.isVisible()
+
+
+def test_without_lanes_nothing_scrolls(qtbot: QtBot, theme: Theme) -> None:
+    root = QObject()
+    view = DivergenceView(theme, Actions(root))
+    show(qtbot, view, 850, 245)
+    (area,) = [a for a in view.findChildren(ScrollPage) if a.isVisible()]
+    assert not area.verticalScrollBar().isVisible()
 
 
 def test_a_legend_below_leaves_half_the_height_to_its_plot(qtbot: QtBot, theme: Theme) -> None:

@@ -38,6 +38,8 @@ def test_a_name_longer_than_the_axis_is_left_out(qtbot: QtBot) -> None:
     for height, named in ((400, True), (60, False), (400, True)):
         plot.resize(600, height)
         qtbot.waitUntil(lambda named=named: label.isVisible() is named, timeout=2000)
+        plot.retheme(load_theme("dark" if named else "light"))
+        assert label.isVisible() is named
 
 
 def test_the_upper_edge_cuts_no_figure(qtbot: QtBot) -> None:

@@ -416,7 +416,10 @@ def test_what_is_wrong_first_tells_the_fault(columns, rule) -> None:
     diverges(store, 2, 1, **{"nmse": 1e-9, **columns})
     if "conv_error" in columns:  # later on the state is wrong too
         diverges(store, 2, 2, 0.5, state_error=0.5)
-    assert [(f.rule, f.round) for f in find(store)] == ([(rule, 1)] if rule else [])
+    found = find(store)
+    assert [(f.rule, f.round) for f in found] == ([(rule, 1)] if rule else [])
+    if rule == "conv-not-rolled-back":
+        assert "relative error 0.5 of the window" in found[0].evidence
 
 
 def test_wrong_logits_without_a_rejection_are_not_stale_ones() -> None:
