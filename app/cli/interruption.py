@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,9 @@ from types import FrameType
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+
+
+_AGAIN_S = 0.01
 
 
 class Interrupted(KeyboardInterrupt):
@@ -30,7 +35,8 @@ def interrupt(number: int) -> None:
 def on_signal(act: Callable[[int], None]) -> Iterator[None]:
     """Call `act` with the first of SIGNALS that comes; a second one ends the process at once.
 
-    What is ignored stays ignored, as under nohup. Without effect outside the main thread.
+    What is ignored stays ignored, as under nohup. Without effect outside the main thread. A signal
+    that comes where nothing can be raised, as while an object is taken away, comes again.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -42,10 +48,25 @@ def on_signal(act: Callable[[int], None]) -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL)
         act(number)
 
+    def again(told: sys.UnraisableHookArgs) -> None:
+        if not isinstance(told.exc_value, Interrupted):
+            tell(told)
+            return
+        number = told.exc_value.status - 128
+        signal.signal(number, handle)
+        late = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        late.daemon = True
+        late.start()
+
+    tell = sys.unraisablehook
+    if before:
+        sys.unraisablehook = again
     for number in before:
         signal.signal(number, handle)
     try:
         yield
     finally:
+        if before:
+            sys.unraisablehook = tell
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -29,12 +29,13 @@ class LaneMode(NamedTuple):
         """The mode of a lane in a comparison of this mode."""
         return LaneMode(spec.compute or self.compute, replace(self.types, **spec.types))
 
-    def lane(self, kind: str, common: LaneMode) -> LaneSpec:
-        """A lane of this mode, by what differs from the mode of the comparison."""
+    def lane(self, kind: str, common: LaneMode, *more: str) -> LaneSpec:
+        """A lane of this mode, by what differs from the mode of the comparison, and more
+        settings."""
         own, its = asdict(self.types), asdict(common.types)
         settings = [f"compute={self.compute}"] * (self.compute != common.compute)
         settings += [f"{k}={own[name]}" for k, name in STATE_KEYS.items() if own[name] != its[name]]
-        return LaneSpec.parse(",".join((kind, *settings)))
+        return LaneSpec.parse(",".join((kind, *settings, *more)))
 
 
 def with_mode_lanes(specs: Sequence[LaneSpec], common: LaneMode) -> list[LaneSpec]:
@@ -43,7 +44,9 @@ def with_mode_lanes(specs: Sequence[LaneSpec], common: LaneMode) -> list[LaneSpe
     with a noise lane.
 
     Such a mode has a reference lane, and a noise lane if it has policy lanes; both come before
-    the mode's first lane, wherever they were given. Raises OptionError for a lane given twice and
+    the mode's first lane, wherever they were given. A policy lane with ubatches of its own follows
+    a noise lane with the same ones, if its mode has noise lanes at all: where a pass is cut, a
+    router may be at a near tie. Raises OptionError for a lane given twice and
     for a second reference lane of the same mode.
     """
     names = [REFERENCE, *(spec.name for spec in specs)]
@@ -70,6 +73,15 @@ def with_mode_lanes(specs: Sequence[LaneSpec], common: LaneMode) -> list[LaneSpe
                     made.append((like(specs, kind, mode) or [mode.lane(kind, common)])[0])
         elif spec.kind == REFERENCE:
             raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
+        n_ubatch = spec.changes.get("n_ubatch")
+        noises = like([*made, *specs], NOISE, mode)
+        if (
+            spec.kind == POLICY
+            and n_ubatch is not None
+            and noises
+            and not any(one.changes.get("n_ubatch") == n_ubatch for one in noises)
+        ):
+            made.append(mode.lane(NOISE, common, f"ubatch={n_ubatch}"))
         if spec not in made:
             made.append(spec)
         if spec.kind == PEER and PEER_NOISE_LANES[0] not in made:

@@ -328,6 +328,21 @@ def test_what_is_ignored_stays_ignored() -> None:
     assert signalled(code, signal.SIGHUP, signal.SIGTERM).returncode == 143
 
 
+@POSIX
+def test_a_signal_where_nothing_can_be_raised_comes_again() -> None:
+    code = (
+        "import time, weakref\nfrom app.cli.interruption import Interrupted, interrupt, on_signal\n"
+        "class Taken: pass\n"
+        "def away():\n    print('waits', flush=True); time.sleep(10)\n"
+        "try:\n    with on_signal(interrupt):\n"
+        "        taken = Taken(); weakref.finalize(taken, away); del taken\n"
+        "        time.sleep(10)\n"
+        "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
+    )
+    done = signalled(code, signal.SIGTERM)
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

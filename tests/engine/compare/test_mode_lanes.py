@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
+from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.options import StateTypes
 from engine.session import Session
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of, session
@@ -87,6 +89,28 @@ def test_lanes_of_a_mode_follow_that_modes_lane() -> None:
     assert bytes_of["planes,compute=int8"] < bytes_of["planes"] == bytes_of["reference"]
     for lane in ("planes,compute=int8", "reference,compute=int8"):
         assert differences_of(comparison, lane)["token_id"].tolist() == comparison.tokens
+
+
+def test_a_lane_with_ubatches_of_its_own_has_noise_with_the_same_ones() -> None:
+    common = LaneMode("bf16", StateTypes())
+
+    def names(*lanes: str) -> list[str]:
+        return [one.name for one in with_mode_lanes(specs(*lanes), common)]
+
+    assert names("planes,ubatch=3", "ring,ubatch=3", "ring") == [
+        "noise",
+        "noise,ubatch=3",
+        "planes,ubatch=3",
+        "ring,ubatch=3",
+        "ring",
+    ]
+    assert names("planes,ubatch=3,compute=int8")[2:] == [
+        "noise,compute=int8",
+        "noise,compute=int8,ubatch=3",
+        "planes,ubatch=3,compute=int8",
+    ]
+    given = ["noise,ubatch=3", "planes,ubatch=3"]
+    assert names(*given)[-2:] == given
 
 
 def test_one_set_of_weights_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
