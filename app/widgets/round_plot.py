@@ -20,7 +20,8 @@ _FIRST_SPAN = 96
 _LEAST_SPAN = 8
 _WIDEST_LABEL = "seq 00 "
 _BARE_AXIS = 5
-_LEAST_LINES = 2.5
+_LEAST_LINES, _LEAST_HIGH = 2.5, 40
+"""A plot can be so low in lines; in pixels with a tall font, for which no screen is higher."""
 _PAN = 0.25
 _ZOOM = 0.7
 
@@ -60,7 +61,7 @@ class RoundPlot(PlotSurface):
         self._taking = False
         self._taken: tuple[float, float] | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setMinimumHeight(round(_LEAST_LINES * self.fontMetrics().height()))
+        self.setMinimumHeight(min(round(_LEAST_LINES * self.fontMetrics().height()), _LEAST_HIGH))
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
         self.box.setDefaultPadding(0.0)
