@@ -32,8 +32,8 @@ from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import per_position
 
-_RATES_FROM, _BOTH_FROM = 620, 820
-"""Pixels across from which the rates by index stand beside the lines, and the table as well."""
+_RATES_FROM, _BOTH_FROM = 103, 137
+"""Characters across from which the rates by index stand beside the lines, and the table as well."""
 _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _WINDOWED, _LIFETIME = range(2)
 
@@ -219,9 +219,11 @@ class AcceptanceView(OverlaidView):
         self._show_sides()
 
     def _show_sides(self) -> None:
-        high = self.height() >= _SIDE_LINES * self.fontMetrics().height()
+        metrics = self.fontMetrics()
+        high = self.height() >= _SIDE_LINES * metrics.height()
         for widget, least in ((self.rates, _RATES_FROM), (self.histogram, _BOTH_FROM)):
-            widget.setVisible(high and self.width() >= least and not self._stacked)
+            wide = self.width() >= least * metrics.averageCharWidth()
+            widget.setVisible(high and wide and not self._stacked)
         self._show_behind([] if self.is_plot_alone else SWATCHES)
 
 
