@@ -93,10 +93,11 @@ def test_each_is_kept_for_itself(
     assert "ring" not in shown(second)
 
 
-@pytest.mark.parametrize(("height", "n_columns"), [(533, 2), (900, 1)])
+@pytest.mark.parametrize(("n_lines", "n_columns"), [(38, 2), (64, 1)])
 def test_plots_fit_a_low_window_in_two_columns(
-    window: MainWindow, qtbot: QtBot, height: int, n_columns: int
+    window: MainWindow, qtbot: QtBot, n_lines: int, n_columns: int
 ) -> None:
+    height = n_lines * window.fontMetrics().height()
     window.resize(853, height)
     choose(window, "plots")
     plots = [window.docks[name] for name in LAYOUTS["plots"].bottom]
