@@ -26,6 +26,7 @@ def share(window: MainWindow, name: str) -> float:
     return window.docks[name].height() / window.height()
 
 
+@pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_share_is_that_of_the_layout_at_any_size(
     window: MainWindow, qtbot: QtBot, name: str

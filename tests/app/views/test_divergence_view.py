@@ -375,6 +375,7 @@ def test_retheme(faulty: DivergenceView) -> None:
     assert colour_at(faulty.plots.delta, 17.4, -11.8) == light.color("plot.band")
 
 
+@pytest.mark.usefixtures("each_font")
 def test_an_open_editor_leaves_plots_and_tables_readable(
     faulty: DivergenceView, qtbot: QtBot
 ) -> None:
@@ -391,6 +392,7 @@ def test_an_open_editor_leaves_plots_and_tables_readable(
         assert editing or page.verticalScrollBar().maximum() == 0, "the page may scroll then"
 
 
+@pytest.mark.usefixtures("each_font")
 def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot) -> None:
     line = faulty.fontMetrics().height()
     faulty.resize(1280, 31 * line)  # what the same window has with a tall font
