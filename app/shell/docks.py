@@ -6,11 +6,12 @@ import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
+from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 from app.shell.dock_area import DockFloats, DockLines, DockShares, DockTabs
+from app.widgets.scroll_page import LowPanel
 
 TITLES = {
     "model": "Model",
@@ -33,6 +34,8 @@ TITLES = {
     "results": "Results",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
+_HIGH = ("runs", "breaks", "conversation", "tune")
+"""What they hold does not fit every place; the other panels scroll by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class DockLayout:
     left and bottom: docks one under the other; the further plots are tabs of the last of them,
     every other dock is a tab at the right. bottom_share and right_share: part of the window that
     an open dock there takes; last_share: that of the last one, with the axis of a stack. wide: the
-    bottom docks reach from edge to edge; many of them stand in two columns where the window is low.
+    bottom docks reach from edge to edge; where the window is low, many of them stand in two columns
+    and the left docks are tabs.
     below: docks that are tabs of the last bottom one too, and not at the right.
     """
 
@@ -162,7 +166,7 @@ class Docks:
 
     def fill(self, name: str, widget: QWidget) -> None:
         """Put a view into its dock."""
-        self._docks[name].setWidget(widget)
+        self._docks[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
@@ -174,22 +178,32 @@ class Docks:
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""
-        self.layout_name = name
         size = self._window.size()
+        restored = self._take(name, saved)
+        if not self._window.isVisible():
+            return
+        if restored:  # what they need is known once they are laid out
+            QTimer.singleShot(0, self._window, lambda: self._fit_restored(size))
+        else:
+            self._have_again(size)
+
+    def _take(self, name: str, saved: QByteArray | None = None) -> bool:
+        """Take a layout; whether it is as it was saved."""
+        self.layout_name = name
         self._take_down()
         self._place(LAYOUTS[name])
-        if saved is not None and not saved.isEmpty():
+        if saved is None or saved.isEmpty():
+            return False
+        self._take_down()
+        self._floats.rests = True
+        restored = self._window.restoreState(saved, LAYOUT_VERSION)
+        self._floats.rests = False
+        if restored:
+            self._shares.restored()
+        else:
             self._take_down()
-            self._floats.rests = True
-            restored = self._window.restoreState(saved, LAYOUT_VERSION)
-            self._floats.rests = False
-            if restored:
-                self._shares.restored()
-                if self._window.isVisible():  # what they need is known once they are laid out
-                    QTimer.singleShot(0, self._window, lambda: self._fit_restored(size))
-            else:
-                self._take_down()
-                self._place(LAYOUTS[name])
+            self._place(LAYOUTS[name])
+        return restored
 
     def reset(self) -> None:
         """Every dock of the layout in use in its first place."""
@@ -221,7 +235,10 @@ class Docks:
             window.splitDockWidget(beside, docks[column[0]], Qt.Orientation.Horizontal)
         for names in (layout.left, *columns):
             for above, name in pairwise(names):
-                window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
+                if names is layout.left and layout.wide and self._is_low:
+                    window.tabifyDockWidget(docks[above], docks[name])
+                else:
+                    window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
         below = (*layout.below, *(name for name in _PLOTS if name not in layout.bottom))
         for name in below:
             window.addDockWidget(_BOTTOM, docks[name])
@@ -259,10 +276,13 @@ class Docks:
             shares |= {stack[-1]: layout.last_share * len(stacks) for stack in stacks}
         self._shares.placed(shares)
 
+    @property
+    def _is_low(self) -> bool:
+        return self._window.height() < _LOW_LINES * self._window.fontMetrics().height()
+
     def _columns(self, layout: DockLayout) -> list[tuple[str, ...]]:
         """The bottom docks from top to bottom, in one column or two."""
-        least = _LOW_LINES * self._window.fontMetrics().height()
-        if len(layout.bottom) < _MANY or self._window.height() >= least:
+        if len(layout.bottom) < _MANY or not self._is_low:
             return [layout.bottom]
         half = -(-len(layout.bottom) // 2)
         return [layout.bottom[:half], layout.bottom[half:]]
@@ -281,6 +301,7 @@ class Docks:
         """Open docks, the first of them on top; tabs at the right that were all closed get half
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
+        size = window.size()
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()
@@ -296,6 +317,8 @@ class Docks:
             wide = min(wide, max(centre - text, round(centre * _LEAST_SHARE)))
             widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
+        if window.isVisible():
+            self._have_again(size)
 
     def _enter(self, name: str) -> None:
         """Bring a dock into sight, and the keys to what is used most in it."""
@@ -329,7 +352,7 @@ class Docks:
         known once the window is in sight."""
         window = self._window
         if not self._fits_screen():
-            self.reset()
+            self._take(self.layout_name)
             self._lay_out()
         room = window.screen().availableGeometry()
         frame = window.frameGeometry()
@@ -343,11 +366,19 @@ class Docks:
         window.move(max(frame.left(), room.left()), max(frame.top(), room.top()))
 
     def _fit_restored(self, size: QSize) -> None:
-        """Have the size again that the window had: on the way it may have needed more."""
         self._lay_out()
         if not self._fits_screen():
             self.fit_screen()
-        elif self._window.size() != size:
+        else:
+            self._have_again(size)
+
+    def _have_again(self, size: QSize) -> None:
+        """Have the size that the window had: on the way it may have needed more, before views had
+        left out what has no room."""
+        self._lay_out()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest.value)
+        self._lay_out()
+        if self._window.size() != size:
             self._window.resize(size)
 
     def _lay_out(self) -> None:

@@ -32,8 +32,8 @@ from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import per_position
 
-_RATES_FROM, _BOTH_FROM = 620, 820
-"""Pixels across from which the rates by index stand beside the lines, and the table as well."""
+_RATES_FROM, _BOTH_FROM = 103, 137
+"""Characters across from which the rates by index stand beside the lines, and the table as well."""
 _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _PLOT_CHARACTERS = 24
 """Least width of the lines: where a long legend would leave them less, what is beside them goes."""
@@ -225,12 +225,14 @@ class AcceptanceView(OverlaidView):
         self._show_sides()  # the legend has become wider, or narrower
 
     def _show_sides(self) -> None:
-        high = self.height() >= _SIDE_LINES * self.fontMetrics().height()
+        metrics = self.fontMetrics()
+        high = self.height() >= _SIDE_LINES * metrics.height()
+        characters = self.width() / metrics.averageCharWidth()
         can_show = high and not self._stacked
-        self._show_rates(can_show and self.width() >= _RATES_FROM)
+        self._show_rates(can_show and characters >= _RATES_FROM)
         if not self.is_plot_alone and not self._has_room_beside(1):
             self._show_rates(False)
-        both = not self.is_plot_alone and self.width() >= _BOTH_FROM
+        both = not self.is_plot_alone and characters >= _BOTH_FROM
         self.histogram.setVisible(both and self._has_room_beside(2))
 
     def _show_rates(self, shown: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QShowEvent
+from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
@@ -29,6 +29,9 @@ from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _LANES = range(2)
+_LOW_LINES = 36
+"""Lines that the view is high below which plots and tables make do with less, so that as little
+as may be of it scrolls."""
 FindPosition = Callable[[int, list[int]], int | None]
 """(position of the cursor or -1, positions beyond the bound) -> the one to go to."""
 
@@ -263,6 +266,12 @@ class DivergenceView(QWidget):
         if found != self._has_divergences:
             self._has_divergences = found
             self.divergences_changed.emit(found)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        low = event.size().height() < _LOW_LINES * self.fontMetrics().height()
+        for part in (self.plots, self.tables):
+            part.set_low(low)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

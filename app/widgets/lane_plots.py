@@ -12,8 +12,8 @@ from app.widgets.legend import SwatchLegend
 from app.widgets.log_scale import LogScale
 from app.widgets.state_map import PARTS, StateMap
 
-_DELTA_LINES, _STATES_LINES = 8, 6
-"""Least heights of the plots in lines of text, the x-axis included."""
+_LINES, _LOW_LINES = (8, 6), (5, 5)
+"""Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
 _SPANS = (16, 128, 512)
 """Positions in sight at first: at least, where their number is not known, at most."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
@@ -68,12 +68,17 @@ class LanePlots(QSplitter):
         self.addWidget(_section(self.head, self.delta, self.legend))
         self.addWidget(_section(below, self.states, self.scale, self._note))
         self.setChildrenCollapsible(False)
-        for plot, lines in ((self.delta, _DELTA_LINES), (self.states, _STATES_LINES)):
-            plot.setMinimumHeight(lines * self.fontMetrics().height())
+        self.set_low(False)
         self.setSizes([600, 400])
         for plot in (self.delta, self.states):
             plot.clicked.connect(lambda x, _y: self.pos_clicked.emit(round(x)))
             plot.round_stepped.connect(self.pos_stepped)
+
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not."""
+        least = _LOW_LINES if low else _LINES
+        for plot, lines in zip((self.delta, self.states), least, strict=True):
+            plot.setMinimumHeight(lines * self.fontMetrics().height())
 
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
         """Show these lanes, one of them as the chosen one."""

@@ -15,7 +15,7 @@ from app.widgets.plain_table import ProbabilityDelegate, plain_table
 _SIDE_BY_SIDE = 150
 """From this many characters on the two tables stand beside one another."""
 _TOKEN_CHARACTERS = 14
-_LEAST_ROWS = 6
+_LEAST_ROWS, _LOW_ROWS = 6, 4
 _SAMPLES = {
     "pos": "12,345",
     "round": "1,234",
@@ -66,10 +66,15 @@ class LaneTables(QSplitter):
         self.setChildrenCollapsible(False)
         self._right.hide()
         self._fit_columns()
-        rows = _LEAST_ROWS * self.detail.verticalHeader().defaultSectionSize()
+        self.set_low(False)
+        self.retheme(theme)
+
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not."""
+        n_rows = _LOW_ROWS if low else _LEAST_ROWS
+        rows = n_rows * self.detail.verticalHeader().defaultSectionSize()
         heads = self._left.tabBar().sizeHint().height() + 2 * self.fontMetrics().height()
         self.setMinimumHeight(rows + heads)
-        self.retheme(theme)
 
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
         """Show these lanes, one of them position by position."""

@@ -20,7 +20,10 @@ _FIRST_SPAN = 96
 _LEAST_SPAN = 8
 _WIDEST_LABEL = "seq 00 "
 _BARE_AXIS = 5
-_LEAST_LINES = 2.5
+_LEAST_LINES, _LEAST_HIGH = 2.5, 40
+"""A plot can be so low in lines; in pixels with a tall font, for which no screen is higher."""
+_NAMED_FROM = 4
+"""Lines that a plot is high from which on its x-axis has a name."""
 _PAN = 0.25
 _ZOOM = 0.7
 
@@ -56,11 +59,12 @@ class RoundPlot(PlotSurface):
         self._span: float | None = None
         """What the reader chose to see while following; None: the first zoom."""
         self.pinned = False
-        self._follow = self._has_axis = True
+        self._follow = self._has_axis = self._names_axis = True
+        self._axis_high = self.axis_height
         self._taking = False
         self._taken: tuple[float, float] | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setMinimumHeight(round(_LEAST_LINES * self.fontMetrics().height()))
+        self.setMinimumHeight(min(round(_LEAST_LINES * self.fontMetrics().height()), _LEAST_HIGH))
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
         self.box.setDefaultPadding(0.0)
@@ -150,15 +154,13 @@ class RoundPlot(PlotSurface):
         """Write the figures and the name of the x-axis, or leave that to a plot below."""
         if shown != self._has_axis:
             self._has_axis = shown
-            axis = self.getPlotItem().getAxis("bottom")
-            axis.setStyle(showValues=shown)
-            axis.setHeight(self.axis_height if shown else _BARE_AXIS)
-            self._name_axis()
+            self.getPlotItem().getAxis("bottom").setStyle(showValues=shown)
+            self._fit_axis()
             self.getPlotItem().layout.activate()  # it may be painted before the next events
 
     @property
     def has_axis(self) -> bool:
-        """Whether the x-axis has figures and a name."""
+        """Whether the x-axis has figures, and a name where there is room for it."""
         return self._has_axis
 
     def set_span(self, span: int) -> None:
@@ -273,8 +275,20 @@ class RoundPlot(PlotSurface):
         """Label the axes; a selected round is named in the colour of its line. pyqtgraph brings a
         label into sight whenever it is written."""
         self._write_names()
-        self.getPlotItem().getAxis("bottom").showLabel(self._has_axis)
+        self.getPlotItem().getAxis("bottom").showLabel(self._names_axis)
         self._fit_name()
+
+    def _fit_axis(self) -> None:
+        """The name of the x-axis is left out where it would take the room of the plot."""
+        line = self.fontMetrics().height()
+        named = self._has_axis and self.height() >= _NAMED_FROM * line
+        high = self.axis_height if named else self.axis_height - line
+        high = high if self._has_axis else _BARE_AXIS
+        if (named, high) != (self._names_axis, self._axis_high):
+            self._names_axis, self._axis_high = named, high
+            axis = self.getPlotItem().getAxis("bottom")
+            axis.setHeight(high)
+            axis.showLabel(named)
 
     def _write_names(self) -> None:
         counts_rounds = self._unit == "round"
@@ -356,6 +370,7 @@ class RoundPlot(PlotSurface):
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
         if event is not None:
+            self._fit_axis()
             self._place_chip()
 
     def _fit_name(self, _box: object = None) -> None:

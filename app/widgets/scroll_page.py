@@ -1,11 +1,14 @@
-"""A page that scrolls up and down where its place is too low for it."""
+"""Pages and views that scroll up and down where their place is too low for them."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QEvent, QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QLayout, QScrollArea, QWidget
 
-_LEAST_LINES = 6
+_LEAST_LINES, _LEAST_HIGH = 6, 90
+_MOST_HIGH = 150
+"""Pixels that suffice whatever the font: a screen is not higher for tall letters."""
 
 
 class ScrollPage(QScrollArea):
@@ -24,7 +27,7 @@ class ScrollPage(QScrollArea):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
 
     def minimumSizeHint(self) -> QSize:
-        least = _LEAST_LINES * self.fontMetrics().height()
+        least = min(_LEAST_LINES * self.fontMetrics().height(), _LEAST_HIGH)
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._page.minimumSizeHint().width() + bar, least)
 
@@ -39,3 +42,39 @@ class _Page(QWidget):
 
     def heightForWidth(self, width: int) -> int:
         return self._layout.minimumHeightForWidth(width)
+
+
+class LowPanel(QScrollArea):
+    """Holds a view, and scrolls where the view asks for more height than a low screen has for it:
+    with a tall font it may. Elsewhere it is as if the view stood there itself.
+    """
+
+    def __init__(self, view: QWidget) -> None:
+        super().__init__()
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self._view = view
+        self.setWidget(view)
+
+    def sizeHint(self) -> QSize:
+        return self._view.sizeHint()
+
+    def minimumSizeHint(self) -> QSize:
+        least = self._view.minimumSizeHint()
+        return QSize(least.width(), min(least.height(), _MOST_HIGH))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest:  # the view needs more room, or less
+            self.updateGeometry()
+            self._fit()
+        return super().viewportEvent(event)
+
+    def _fit(self) -> None:
+        least = self._view.minimumSizeHint().height()
+        room = self.viewport().size()
+        self._view.resize(room.width(), max(room.height(), least))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
+from PySide6.QtGui import QFont, QFontMetrics
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -29,6 +30,23 @@ def _settings_in_tmp(tmp_path: Path) -> None:
     QSettings.setPath(
         QSettings.Format.IniFormat, QSettings.Scope.UserScope, str(tmp_path / "settings")
     )
+
+
+TALL_LINE = 18
+"""Pixels: a line of Noto Sans in 10 points, as KDE has it, or of Cantarell in 11, as GNOME has."""
+
+
+@pytest.fixture(params=["usual", "tall"])
+def each_font(request: pytest.FixtureRequest, qapp: QApplication) -> Iterator[None]:
+    """The default font, and one with lines as high as those of other desktops. To be used before
+    the window is made: @pytest.mark.usefixtures("each_font")."""
+    before = qapp.font()
+    font = QFont(before)
+    while request.param == "tall" and QFontMetrics(font).height() < TALL_LINE:
+        font.setPointSizeF(font.pointSizeF() + 0.5)
+    qapp.setFont(font)
+    yield
+    qapp.setFont(before)
 
 
 @pytest.fixture

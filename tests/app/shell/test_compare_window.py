@@ -266,6 +266,7 @@ def test_the_demo_compared_with_a_faulty_lane(
     assert other.divergence.tables.shown == faulty.first_pos
 
 
+@pytest.mark.usefixtures("each_font")
 def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: QtBot) -> None:
     """However many lanes there are and with their editor open: what is too high scrolls."""
     loaded.resize(1280, 800)
@@ -287,6 +288,7 @@ def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: Qt
     qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0, timeout=2000)
 
 
+@pytest.mark.usefixtures("each_font")
 def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot) -> None:
     loaded.resize(1280, 800)
     loaded.actions_by_id["view.layout_divergence"].trigger()

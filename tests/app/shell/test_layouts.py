@@ -55,6 +55,7 @@ def test_each_opens_its_docks(window: MainWindow, name: str) -> None:
     assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible()
 
 
+@pytest.mark.usefixtures("each_font")
 def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "divergence")
     dock = window.docks["divergence"]
@@ -93,10 +94,12 @@ def test_each_is_kept_for_itself(
     assert "ring" not in shown(second)
 
 
-@pytest.mark.parametrize(("height", "n_columns"), [(533, 2), (900, 1)])
+@pytest.mark.usefixtures("each_font")
+@pytest.mark.parametrize(("n_lines", "n_columns"), [(38, 2), (64, 1)])
 def test_plots_fit_a_low_window_in_two_columns(
-    window: MainWindow, qtbot: QtBot, height: int, n_columns: int
+    window: MainWindow, qtbot: QtBot, n_lines: int, n_columns: int
 ) -> None:
+    height = n_lines * window.fontMetrics().height()
     window.resize(853, height)
     choose(window, "plots")
     plots = [window.docks[name] for name in LAYOUTS["plots"].bottom]
@@ -106,6 +109,7 @@ def test_plots_fit_a_low_window_in_two_columns(
     assert max(widths) - min(widths) <= 8
 
 
+@pytest.mark.usefixtures("each_font")
 def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: QtBot) -> None:
     window.resize(1024, 720)
     window.docks.reveal("findings")
@@ -170,6 +174,7 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
     assert window.geometry() == before, "what fits stays where it is"
 
 
+@pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     make_window: Callable[[Bridge], MainWindow],
@@ -201,6 +206,7 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
         assert in_front and all(small.rect().contains(box) for box in in_front), each
 
 
+@pytest.mark.usefixtures("each_font")
 def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
     window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:

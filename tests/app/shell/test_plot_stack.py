@@ -26,10 +26,12 @@ def edges(view: RoundView) -> tuple[float, float]:
     return left, right
 
 
-@pytest.mark.parametrize("size", [(1024, 760), (1600, 1000)])
+@pytest.mark.usefixtures("each_font")
+@pytest.mark.parametrize(("width", "n_lines"), [(1024, 54), (1600, 71)])
 def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
-    window: MainWindow, qtbot: QtBot, size: tuple[int, int]
+    window: MainWindow, qtbot: QtBot, width: int, n_lines: int
 ) -> None:
+    size = width, n_lines * window.fontMetrics().height()
     window.resize(*size)
     window.actions_by_id["view.layout_plots"].trigger()
     store, _, run_id = timed_trace(60)

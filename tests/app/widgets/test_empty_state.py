@@ -10,19 +10,21 @@ from pytestqt.qtbot import QtBot
 from app.widgets.empty_state import EmptyState
 
 
-@pytest.mark.parametrize(("width", "n_columns"), [(180, 1), (340, 2), (900, 4)])
+@pytest.mark.parametrize(("part", "n_columns"), [(0.4, 1), (0.75, 2), (2.0, 4)])
 def test_buttons_stand_in_as_many_columns_as_there_is_room_for(
-    qtbot: QtBot, width: int, n_columns: int
+    qtbot: QtBot, part: float, n_columns: int
 ) -> None:
+    """part: of the width of all buttons in a row."""
     names = ("Open Model…", "Open Demo", "Connect to Server…", "Open Trace…")
     panel = QWidget()
     qtbot.addWidget(panel)
     empty = EmptyState("Watch", "Open one.", [QAction(name) for name in names], panel)
+    buttons = empty.findChildren(QPushButton)
+    width = round(part * sum(button.sizeHint().width() for button in buttons))
     empty.resize(width, 400)
     panel.resize(width, 400)
     panel.show()
     qtbot.waitExposed(panel)
-    buttons = empty.findChildren(QPushButton)
     assert [button.text() for button in buttons] == list(names)
 
     def columns() -> list[int]:

@@ -377,7 +377,7 @@ def test_rates_are_in_the_legend_of_acceptance_where_they_are_drawn(
     qtbot: QtBot, theme: Theme
 ) -> None:
     view = AcceptanceView(theme)
-    show(qtbot, view, WIDE, 100)
+    show(qtbot, view, WIDE, 7 * view.fontMetrics().height())
     view.show_run(sample_trace(rounds=6).run)
     QApplication.processEvents()
     assert view.rates.isVisible() and "conditional" in view.legend.trailing_labels
