@@ -323,7 +323,8 @@ class Docks:
     def _enter(self, name: str) -> None:
         """Bring a dock into sight, and the keys to what is used most in it."""
         self.reveal(name)
-        view = self._docks[name].widget()
+        page = self._docks[name].widget()
+        view = page.widget() if isinstance(page, LowPanel) else page
         if view is None:  # it comes behind the first painting
             return
         chosen = view.focusProxy()

@@ -89,22 +89,26 @@ def test_a_panel_behind_a_tab_is_raised_not_closed(
 def test_the_keys_go_into_the_panel_that_is_asked_for(
     small: MainWindow, qtbot: QtBot, model_file: Path
 ) -> None:
-    for name in TITLES:
+    def ask_for(name: str) -> None:
         small.run_panel.prompt.setFocus()
-        dock, action = small.docks[name], small.actions_by_id[f"view.panel_{name}"]
+        action = small.actions_by_id[f"view.panel_{name}"]
         if action.isChecked():
             action.trigger()
         action.trigger()
+
+    for name in TITLES:
+        ask_for(name)
+        dock = small.docks[name]
         focus = small.focusWidget()
         empty = not any(w.focusPolicy() & Qt.FocusPolicy.TabFocus for w in in_it(dock))
         assert empty or dock.widget().isAncestorOf(focus), f"the panel {name}"
-    small.actions_by_id["view.panel_conversation"].trigger()
+    ask_for("conversation")
     assert small.focusWidget() is small.panels.conversation.box
     small.open_model(model_file)
     qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
     small.actions_by_id["run.start"].trigger()
     qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
-    small.actions_by_id["view.panel_runs"].trigger()
+    ask_for("runs")
     assert small.focusWidget() is small.runs.table
 
 
