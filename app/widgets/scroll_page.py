@@ -7,8 +7,9 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QLayout, QScrollArea, QWidget
 
 _LEAST_LINES, _LEAST_HIGH = 6, 90
-_MOST_HIGH = 150
-"""Pixels that suffice whatever the font: a screen is not higher for tall letters."""
+"""Lines, and the pixels that do with a tall font: no screen is higher for its letters."""
+_MOST_OF_SCREEN = 0.28
+"""Part of the screen's height that a panel may ask for."""
 
 
 class ScrollPage(QScrollArea):
@@ -62,7 +63,8 @@ class LowPanel(QScrollArea):
 
     def minimumSizeHint(self) -> QSize:
         least = self._view.minimumSizeHint()
-        return QSize(least.width(), min(least.height(), _MOST_HIGH))
+        most = round(_MOST_OF_SCREEN * self.screen().availableGeometry().height())
+        return QSize(least.width(), min(least.height(), most))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

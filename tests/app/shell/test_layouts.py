@@ -208,10 +208,11 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
 
 @pytest.mark.usefixtures("each_font")
 def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
-    window: MainWindow, qtbot: QtBot, tmp_path: Path
+    window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With something in every panel, and with a title bar."""
     width, height = 853, 503
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: QRect(0, 0, width, 533))
     store, _, _ = timed_trace(60)
     window.opened_results.open(write_results(tmp_path, 3, 8))
     qtbot.waitUntil(lambda: window.panels.results.results is not None, timeout=5000)

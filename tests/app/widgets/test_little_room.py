@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QObject, QPoint
-from PySide6.QtGui import QFontMetrics
+from PySide6.QtCore import QObject, QPoint, QRect
+from PySide6.QtGui import QFontMetrics, QScreen
 from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -30,7 +30,7 @@ from app.views.what_if import WhatIfView
 from app.widgets.draft_histogram import DraftHistogram
 from app.widgets.drafter_quality import DrafterQuality
 from app.widgets.end_card import EndCard
-from app.widgets.scroll_page import ScrollPage
+from app.widgets.scroll_page import LowPanel, ScrollPage
 from engine.trace.run_ref import RunRef
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
@@ -360,6 +360,40 @@ def test_the_choices_of_the_tune_view_stand_below_each_other(qtbot: QtBot, theme
     QApplication.processEvents()
     assert not view.readout.isVisible() and not view.note.isVisible()
     assert view.minimumSizeHint().height() == low
+
+
+def test_a_panel_scrolls_on_a_low_screen(
+    qtbot: QtBot, theme: Theme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = TuneView(theme)
+    view.setCurrentWidget(view.page)
+    panel = LowPanel(view)
+    _host = show_inside(qtbot, panel, NARROW, 500)
+    needed = view.minimumSizeHint().height()
+    assert view.height() == 500 and panel.minimumSizeHint().height() == needed
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: QRect(0, 0, 640, 2 * needed))
+    least = panel.minimumSizeHint().height()
+    assert least < needed
+    panel.resize(NARROW, least)
+    QApplication.processEvents()
+    assert view.height() == needed and panel.verticalScrollBar().maximum() == needed - least
+
+
+def test_a_low_plot_has_figures_at_its_axis_and_no_name(qtbot: QtBot, theme: Theme) -> None:
+    view = RollbackView(theme)
+    line = view.fontMetrics().height()
+    _host = show_inside(qtbot, view, WIDE, 8 * line)
+    view.show_run(sample_trace(rounds=6).run)
+    QApplication.processEvents()
+    axis = view.plot.getPlotItem().getAxis("bottom")
+    assert axis.label.isVisible()
+    view.resize(WIDE, view.minimumSizeHint().height())
+    QApplication.processEvents()
+    assert not axis.label.isVisible() and axis.style["showValues"]
+    assert view.plot.box.height() >= line
+    view.resize(WIDE, 8 * line)
+    QApplication.processEvents()
+    assert axis.label.isVisible()
 
 
 def test_a_low_conversation_has_no_room_for_its_checkpoints(qtbot: QtBot, theme: Theme) -> None:
