@@ -330,4 +330,7 @@ class RoundView(QStackedWidget):
             self.legend.setMinimumWidth(0)
             self.legend.setMaximumWidth(16_777_215)
         below = 0 if wanted else self.legend.heightForWidth(self.width() - 2 * _MARGIN)
-        self.legend.setVisible(2 * (below + _MARGIN) <= self.height())
+        shown = 2 * (below + _MARGIN) <= self.height()
+        if shown is self.legend.isHidden():
+            self.legend.setVisible(shown)
+            self.updateGeometry()  # Qt does not tell of a page that is behind another
