@@ -48,10 +48,11 @@ class Feed(QObject):
         self._overlay: RunOverlay | None = None
         self._size_shown = -1
         self._told = 0.0
-        self._computed: float | None = None
-        self._timer = QTimer(self)
-        self._timer.setInterval(FRAME_MS)
+        self._begun = 0.0
+        self._timer, self._painted = QTimer(self), QTimer(self)
         self._timer.timeout.connect(self._tick)
+        self._painted.setSingleShot(True)
+        self._painted.timeout.connect(self._pace)
 
     def add(self, views: Sequence[TraceView]) -> None:
         """Refresh these views too, from the next `show_run` on."""
@@ -103,7 +104,6 @@ class Feed(QObject):
 
     def start(self) -> None:
         """Refresh with the frames from now on."""
-        self._computed = None  # what the window does to begin a run is no frame
         self._timer.start(FRAME_MS)
 
     def stop(self) -> None:
@@ -141,9 +141,11 @@ class Feed(QObject):
             view.set_cursor(position)
 
     def _tick(self) -> None:
-        self._pace()
+        self._timer.setInterval(FRAME_MS)
         if self._run is None or self._run.store.size() == self._size_shown:
             return
+        self._begun = time.thread_time()
+        self._painted.start(0)  # which comes behind the painting of what has changed
         self._size_shown = self._run.store.size()
         for view in self._views:
             view.refresh()
@@ -156,9 +158,8 @@ class Feed(QObject):
             self.overlay_changed.emit(overlay)
 
     def _pace(self) -> None:
-        """Set the time to the next frame by the CPU time of the last one, painting included."""
-        before, self._computed = self._computed, time.thread_time()
-        wanted = 0.0 if before is None else 1e3 * (self._computed - before) / SHARE
+        """Set the time to the next frame by the CPU time of this one, painting included."""
+        wanted = 1e3 * (time.thread_time() - self._begun) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def tell_numbers(self) -> None:

@@ -7,7 +7,7 @@ import time
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.feed import FRAME_MS, Feed
+from app.engine_thread.feed import FRAME_MS, SLOWEST_FRAME_MS, Feed
 from app.models.position import Position
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, timed_trace
@@ -55,6 +55,34 @@ def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(qtbot: QtBo
     qtbot.waitUntil(lambda: view.refreshed == 1)
     assert feed._timer.interval() == FRAME_MS
     feed.stop()
+
+
+def test_a_costly_frame_is_followed_by_the_longest_pause_and_a_cheap_one_by_the_shortest(
+    qtbot: QtBot,
+) -> None:
+    store, _, run_id = timed_trace(8)
+    owner, view = QObject(), _Costly()
+    feed = Feed(owner)
+    feed.add([view])
+    feed.show_run(RunRef(store, run_id))
+    feed.start()
+    view.seconds = 0.05
+    add_rounds(store, run_id, 8, 12)
+    qtbot.waitUntil(lambda: view.refreshed == 1)
+    qtbot.waitUntil(lambda: feed._timer.interval() == SLOWEST_FRAME_MS, timeout=100)
+    view.seconds = 0.0
+    add_rounds(store, run_id, 12, 16)
+    qtbot.waitUntil(lambda: view.refreshed == 2)
+    qtbot.waitUntil(lambda: feed._timer.interval() == FRAME_MS, timeout=100)
+    feed.stop()
+
+
+class _Costly(_Counting):
+    seconds = 0.0
+
+    def refresh(self) -> None:
+        super().refresh()
+        _compute(self.seconds)
 
 
 def _compute(seconds: float) -> None:
