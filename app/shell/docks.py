@@ -255,7 +255,7 @@ class Docks:
 
     def _share_out(self, layout: DockLayout, tabs: list[str]) -> None:
         window, docks = self._window, self._docks
-        width = self._characters(_LEFT_CHARACTERS)
+        width = self.characters(_LEFT_CHARACTERS)
         columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]
         columns += [(docks[name], round(window.width() * layout.right_share)) for name in tabs[:1]]
         if columns:
@@ -287,7 +287,7 @@ class Docks:
         half = -(-len(layout.bottom) // 2)
         return [layout.bottom[:half], layout.bottom[half:]]
 
-    def _characters(self, n: int) -> int:
+    def characters(self, n: int) -> int:
         """Width of so many letters: the average that a font states may be that of letters which
         are rare here, as with Noto Sans."""
         metrics = self._window.fontMetrics()
@@ -302,7 +302,7 @@ class Docks:
         window = self._window
         if LAYOUTS[self.layout_name].wide and "divergence" in LAYOUTS[self.layout_name].bottom:
             return True
-        least = self._characters(_LANES_CHARACTERS)
+        least = self.characters(_LANES_CHARACTERS)
         return window.width() * LAYOUTS[self.layout_name].right_share >= least
 
     def reveal(self, *names: str) -> None:
@@ -319,9 +319,9 @@ class Docks:
         if opens and self._stands_at_right(first):
             wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
             if names == ("inspector",):
-                least = self._characters(_INSPECTOR_CHARACTERS)
+                least = self.characters(_INSPECTOR_CHARACTERS)
                 wide = max(least, round(window.width() * _INSPECTOR_SHARE))
-            text = self._characters(_TEXT_CHARACTERS)
+            text = self.characters(_TEXT_CHARACTERS)
             wide = min(wide, max(centre - text, round(centre * _LEAST_SHARE)))
             widths = [left.width(), wide]
             window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)

@@ -115,7 +115,7 @@ def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: 
     window.docks.reveal("findings")
     dock, text = window.docks["findings"], window.centralWidget()
     qtbot.waitUntil(lambda: dock.width() > 200, timeout=2000)
-    assert text.width() >= 36 * window.fontMetrics().averageCharWidth()
+    assert text.width() >= window.docks.characters(36)
 
 
 def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot) -> None:
