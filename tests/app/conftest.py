@@ -32,7 +32,7 @@ def _settings_in_tmp(tmp_path: Path) -> None:
     )
 
 
-TALL_LINE = 18
+TALL_LINE, MOST_POINTS = 18, 11
 """Pixels: a line of Noto Sans in 10 points, as KDE has it, or of Cantarell in 11, as GNOME has."""
 
 
@@ -42,8 +42,9 @@ def each_font(request: pytest.FixtureRequest, qapp: QApplication) -> Iterator[No
     the window is made: @pytest.mark.usefixtures("each_font")."""
     before = qapp.font()
     font = QFont(before)
-    while request.param == "tall" and QFontMetrics(font).height() < TALL_LINE:
-        font.setPointSizeF(font.pointSizeF() + 0.5)
+    if request.param == "tall":
+        while QFontMetrics(font).height() < TALL_LINE and font.pointSizeF() < MOST_POINTS:
+            font.setPointSizeF(font.pointSizeF() + 0.5)
     qapp.setFont(font)
     yield
     qapp.setFont(before)
