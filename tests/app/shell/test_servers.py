@@ -153,7 +153,7 @@ def test_what_a_request_cannot_set_is_greyed_with_the_reason(
     disconnect(qtbot, at_servers)
     assert panel.drafter.isEnabled() and panel.note.isHidden()
     assert panel.n_max.value() == 7
-    assert at_servers.bridge.state is State.EMPTY
+    until(qtbot, lambda: at_servers.bridge.state is State.EMPTY)
     assert at_servers.feed.run is not None, "what was observed stays"
 
 
