@@ -64,7 +64,7 @@ FILE = (
     ActionSpec(
         "file.report",
         "Re&port…",
-        "Write the run or comparison on show as one HTML page to share",
+        "Write the run on show, with the one over it, or the comparison as one HTML page to share",
         "Ctrl+Shift+E",
         needs=_RUN,
     ),

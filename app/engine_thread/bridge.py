@@ -312,10 +312,16 @@ class Bridge(QObject):
         if self._export is None:
             self._export = start_export(store, folder, excel_safe, self._posted.emit)
 
-    def report(self, runs: Sequence[RunRef], path: Path, environment: Mapping[str, str]) -> None:
-        """Write the report on a run, or on the lanes of a comparison, beside whatever else is
-        going on; `reported` tells."""
-        self._do_beside(start_report(runs, path, environment, self._posted.emit))
+    def report(
+        self,
+        runs: Sequence[RunRef],
+        path: Path,
+        environment: Mapping[str, str],
+        overlaid: RunRef | None = None,
+    ) -> None:
+        """Write the report on a run, on it and the one laid over it, or on the lanes of a
+        comparison, beside whatever else is going on; `reported` tells."""
+        self._do_beside(start_report(runs, overlaid, path, environment, self._posted.emit))
 
     @property
     def reading(self) -> bool:

@@ -18,8 +18,11 @@ from app.engine_thread.events import (
     throttled,
 )
 from app.models.results import Results, read
+from app.models.run_comparison import compare_runs, text_difference
+from app.models.run_facts import run_names
 from app.models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.errors import Cancelled
+from engine.report.parts import Report
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
@@ -167,10 +170,14 @@ def start_estimate(request: SurfaceRequest, post: Post) -> TraceJob:
 
 
 def start_report(
-    runs: Sequence[RunRef], path: Path, environment: Mapping[str, str], post: Post
+    runs: Sequence[RunRef],
+    overlaid: RunRef | None,
+    path: Path,
+    environment: Mapping[str, str],
+    post: Post,
 ) -> TraceJob:
-    """Write the report on a run, or on the lanes of a comparison; posts ReportWritten or
-    CommandFailed."""
+    """Write the report on a run, on it and a second one, or on the lanes of a comparison; posts
+    ReportWritten or CommandFailed."""
 
     def work(cancelled: Callable[[], bool]) -> None:
         try:
@@ -178,18 +185,27 @@ def start_report(
             from engine.report.run import run_report
             from engine.report.write import write_report
 
-            is_comparison = bool(runs[0].facts.get("lane"))
-            report = (
-                compare_report(runs, environment)
-                if is_comparison
-                else run_report(runs[0], environment)
-            )
+            if overlaid is not None:
+                report = _report_on_two((runs[0], overlaid), environment)
+            elif runs[0].facts.get("lane"):
+                report = compare_report(runs, environment)
+            else:
+                report = run_report(runs[0], environment)
             write_report(report, path)
             post(ReportWritten(path))
         except BaseException as error:  # nobody waits for what a thread raises
             post(failure(error))
 
     return TraceJob("report", work)
+
+
+def _report_on_two(runs: tuple[RunRef, RunRef], environment: Mapping[str, str]) -> Report:
+    from engine.report.pair import pair_report
+
+    figures = [
+        (pair.label, pair.text(0), pair.text(1), pair.ratio_text) for pair in compare_runs(*runs)
+    ]
+    return pair_report(runs, run_names(*runs), figures, text_difference(*runs), environment)
 
 
 def start_reading_results(path: Path, post: Post) -> TraceJob:

@@ -37,6 +37,16 @@ class FigurePair:
         first, second = self.values
         return None if first is None or not second else first / second
 
+    @property
+    def ratio_text(self) -> str:
+        """The ratio with two decimals; in significant digits where those would show nothing."""
+        ratio = self.ratio
+        if ratio is None:
+            return NOT_OBSERVED
+        if 0.1 <= ratio < 1000 or not ratio:
+            return f"{ratio:.2f}×"
+        return f"{significant(ratio)}×"
+
     def text(self, which: int) -> str:
         """One of the values as a reader sees it."""
         value = self.values[which]

@@ -6,7 +6,6 @@ from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
-from app.models.number_text import NOT_OBSERVED, significant
 from app.models.run_comparison import FigurePair
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -65,7 +64,7 @@ class RunPairTable(QAbstractTableModel):
             if column == _LABEL:
                 return pair.label
             if column == _RATIO:
-                return NOT_OBSERVED if pair.ratio is None else _times(pair.ratio)
+                return pair.ratio_text
             return pair.text(column - _FIRST)
         if role == Qt.ItemDataRole.ToolTipRole:
             return pair.tip
@@ -77,8 +76,3 @@ class RunPairTable(QAbstractTableModel):
 def _side(column: int) -> Qt.AlignmentFlag:
     side = Qt.AlignmentFlag.AlignLeft if column == _LABEL else Qt.AlignmentFlag.AlignRight
     return side | Qt.AlignmentFlag.AlignVCenter
-
-
-def _times(ratio: float) -> str:
-    """Two decimals; what they would show as nothing in significant digits."""
-    return f"{ratio:.2f}×" if 0.1 <= ratio < 1000 or not ratio else f"{significant(ratio)}×"

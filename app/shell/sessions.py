@@ -94,11 +94,16 @@ class Sessions(QObject):
         )
         dialog.show()
 
-    def report(self, run: RunRef) -> None:
-        """Ask for a file and write the report on a run, or on the comparison it is a lane of."""
+    def report(self, run: RunRef, overlaid: RunRef | None) -> None:
+        """Ask for a file and write the report on a run and the one laid over it, if any, or on the
+        comparison it is a lane of."""
         path = ask_report(self._window, self._settings)
-        if path is not None:
-            self._bridge.report(lanes_of(run) or (run,), path, environment())
+        if path is None:
+            return
+        lanes = lanes_of(run)
+        if overlaid in lanes:  # the comparison tells of both
+            overlaid = None
+        self._bridge.report(lanes or (run,), path, environment(), overlaid)
 
     def open_library(self) -> None:
         """List the runs that earlier windows left, and say so if this one can leave nothing."""

@@ -311,7 +311,8 @@ class MainWindow(QMainWindow):
 
     def _report_shown(self) -> None:
         if self.feed.run is not None:
-            self.sessions.report(self.feed.run)
+            overlay = self.feed.overlay
+            self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
 
     def _rescore_shown(self) -> None:
         if self.feed.run is not None:

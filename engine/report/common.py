@@ -68,10 +68,14 @@ def machine_section(environment: Any, more: Mapping[str, Any] | None = None) -> 
 
 def settings_section(options: Any, more: Mapping[str, Any] | None = None) -> Section:
     """Every option of a run that is not at its default, and that the others are."""
-    known = {name: shown(value) for name, value in (more or {}).items()}
-    known |= {one.option.name: shown(value) for one, value in _changed(options)}
+    known = {name: shown(value) for name, value in (more or {}).items()} | changed(options)
     parts = [Facts(known)] if known else []
     return Section("Settings", [*parts, Note("All other options have their defaults.")])
+
+
+def changed(options: Any) -> dict[str, str]:
+    """The options that are not at their defaults, by name."""
+    return {one.option.name: shown(value) for one, value in _changed(options)}
 
 
 def findings_section(

@@ -19,17 +19,15 @@ from engine.report.common import (
     settings_section,
     shown,
 )
+from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
-from engine.report.parts import Facts, Note, Part, Plot, Report, Section, Table, Tokens
+from engine.report.parts import Facts, Part, Plot, Report, Section, Table
 from engine.size_text import size_text
-from engine.trace.records import GHOST_KINDS, PHASES
+from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
-
-_MOST_PIECES = 4000
-"""Tokens of all sequences whose text is shown."""
 
 
 def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
@@ -39,7 +37,7 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
     """
     store, facts = run.store, run.facts
     figures = summary(store, run.run_id)
-    texts = _texts(run)
+    texts = run_texts(run)
     options = facts.get("options")
     if not command and options:
         command = run_command(facts.get("model"), options, [text for text, _ in texts])
@@ -54,17 +52,10 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
             Section("Time", list(_time(figures))),
             Section("Sequences", [_sequences(store, run.run_id)] if len(texts) > 1 else []),
             findings_section(mine),
-            Section("Text", _shown_texts(texts)),
+            Section("Text", shown_texts(texts)),
             settings_section(options),
-            model_section(facts.get("model"), _of_model(facts)),
-            machine_section(
-                facts.get("environment") or environment,
-                {
-                    name: facts[name]
-                    for name in ("device", "compute", "threads")
-                    if facts.get(name) is not None
-                },
-            ),
+            model_section(facts.get("model"), model_facts(facts)),
+            run_machine(facts, environment),
             repeat_section(command),
         ],
     )
@@ -147,62 +138,16 @@ def _sequences(store: TraceStore, run_id: int) -> Table:
     return Table(heads, rows)
 
 
-def _texts(run: RunRef) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Of every sequence: its prompt, and its tokens behind it with their kinds."""
-    store = run.store
-    table = RunColumns(store, "tokens", run.run_id)
-    found = []
-    for _, rows in table.by_sequence(np.ones(table.n, bool)):
-        kinds = table.texts("kind", rows)
-        own = table.texts("text", rows)
-        ids = table["token_id"][rows].tolist()
-        runs: list[tuple[bytes, str]] = []
-        for token, kind, text in zip(ids, kinds, own, strict=True):
-            piece = text.encode() if text else store.pieces.get(token, b"")
-            runs.append((piece, kind))
-        prompt = b"".join(piece for piece, kind in runs if kind == "prompt")
-        found.append((prompt.decode("utf-8", "replace"), _joined(runs)))
-    return found
+def run_machine(facts: Mapping[str, Any], environment: Mapping[str, Any]) -> Section:
+    """Where a run ran; `environment` where it does not tell."""
+    names = [name for name in ("device", "compute", "threads") if facts.get(name) is not None]
+    return machine_section(
+        facts.get("environment") or environment, {name: facts[name] for name in names}
+    )
 
 
-def _joined(runs: Sequence[tuple[bytes, str]]) -> list[tuple[str, str]]:
-    """Tokens behind the prompt, at most _MOST_PIECES; neighbours of a kind are one piece, so that
-    characters of several tokens are whole."""
-    joined: list[tuple[bytes, str]] = []
-    for piece, kind in [one for one in runs if one[1] not in ("prompt", "replayed")][:_MOST_PIECES]:
-        if joined and joined[-1][1] == kind:
-            joined[-1] = joined[-1][0] + piece, kind
-        else:
-            joined.append((piece, kind))
-    return [(_text(piece, kind), kind) for piece, kind in joined]
-
-
-def _text(piece: bytes, kind: str) -> str:
-    """Lines that were never written do not break those that were."""
-    text = piece.decode("utf-8", "replace")
-    return text.replace("\n", "⏎") if kind in GHOST_KINDS else text
-
-
-def _shown_texts(texts: Sequence[tuple[str, list[tuple[str, str]]]]) -> list[Part]:
-    parts: list[Part] = []
-    room = _MOST_PIECES
-    for number, (prompt, pieces) in enumerate(texts):
-        if room <= 0:
-            parts.append(Note(f"The texts of {len(texts) - number} more sequences are left out."))
-            break
-        parts.append(Tokens(f"Sequence {number}", [(prompt, "prompt"), *pieces[:room]]))
-        room -= len(pieces)
-    if any(kind == "accepted" for _, pieces in texts for _, kind in pieces):
-        parts.append(
-            Note(
-                "Accepted drafts are shaded, rejected and ignored ones struck out, the target's "
-                "replacements underlined twice, its bonus tokens dotted."
-            )
-        )
-    return parts
-
-
-def _of_model(facts: Mapping[str, Any]) -> dict[str, Any]:
+def model_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run tells of its model beside the files: architecture and sizes in memory."""
     known = {"architecture": facts.get("architecture")}
     for name in ("weight_bytes", "memory_bytes", "snapshot_bytes"):
         if facts.get(name) is not None:

@@ -10,11 +10,13 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
+from app.models.run_comparison import compare_runs
 from app.shell.window import MainWindow
 from engine.trace.export import export_csv
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison
-from tests.support.trace_builder import TraceBuilder
+from tests.support.trace_builder import TraceBuilder, sample_trace
 from tests.support.window_acts import enabled, messages
 
 
@@ -63,6 +65,28 @@ def test_a_comparison(
     run = window.feed.run
     assert run is not None
     qtbot.waitUntil(lambda: window.status.going_text == f"lane {run.facts['lane']}", timeout=5000)
+
+
+def test_a_second_run_over_the_one_on_show_is_in_the_report(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = sample_trace(rounds=3)
+    other.store.runs[0]["model"] = {"name": "other.gguf"}
+    store = sample_trace(rounds=5).store
+    store.runs[0]["model"] = {"name": "shown.gguf"}
+    page = tmp_path / "page.html"
+    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+        write(window, qtbot, monkeypatch, store, page)
+    assert "other.gguf" not in page.read_text(encoding="utf-8")
+    window.feed.set_overlay(RunRef(other.store, 0))
+    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+        window.actions_by_id["file.report"].trigger()
+    found = page.read_text(encoding="utf-8")
+    for text in (
+        "<h1>Two runs compared: run 0 of shown and run 0 of other</h1>",
+        *(pair.label for pair in compare_runs(RunRef(store, 0), RunRef(other.store, 0))),
+    ):
+        assert text in found, text
 
 
 def test_a_file_that_cannot_be_written(
