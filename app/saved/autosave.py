@@ -29,6 +29,7 @@ from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
 SOON_MS = 2000
+EARLY_MS = 5000
 PREFIX = "session-"
 """Names of the folders begin with it, and go on with the time: in order of age."""
 _JOIN_TIMEOUT = 5.0
@@ -73,10 +74,14 @@ class Autosave(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self.save)
-        self._soon = QTimer(self)
-        self._soon.setInterval(SOON_MS)
-        self._soon.setSingleShot(True)
-        self._soon.timeout.connect(self._save_at_rest)
+        self._soon, self._early = QTimer(self), QTimer(self)
+        for timer, wait_ms, does in (
+            (self._soon, SOON_MS, self._save_at_rest),
+            (self._early, EARLY_MS, self.save),
+        ):
+            timer.setInterval(wait_ms)
+            timer.setSingleShot(True)
+            timer.timeout.connect(does)
         self._posted.connect(self._receive)
 
     def start(self) -> None:
@@ -86,6 +91,11 @@ class Autosave(QObject):
     def save_soon(self) -> None:
         """Save in a moment: a run has ended, which a crash would take."""
         self._soon.start()
+
+    def save_early(self) -> None:
+        """A run has begun: save it before the half minute is over, if it still goes on by then;
+        `save_soon` is for one that has ended."""
+        self._early.start()
 
     def folder_of(self, store: TraceStore) -> Path:
         """Where a trace is saved."""
@@ -164,6 +174,7 @@ class Autosave(QObject):
         """A clean end: what was saved is left for the next start, but for traces discarded."""
         self._timer.stop()
         self._soon.stop()
+        self._early.stop()
         self._join()
         for store, copy in self._copies.items():
             if store in discarded and (copy.lock is not None or copy.is_earlier):

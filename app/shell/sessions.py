@@ -70,6 +70,7 @@ class Sessions(QObject):
                 data / _AUTOSAVES, self._own_traces, self, lambda: bridge.has_run
             )
             self.autosave.failed.connect(self._tell_unsaved)
+            bridge.run_started.connect(lambda _: self._save_early())
             bridge.run_ended.connect(lambda _: self._save_soon())
             bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
@@ -148,6 +149,10 @@ class Sessions(QObject):
             self._library.join(_JOIN_TIMEOUT)
         if self.autosave is not None:
             self.autosave.close(discarded=self._discarded)
+
+    def _save_early(self) -> None:
+        if self.autosave is not None and not self._is_closed:
+            self.autosave.save_early()
 
     def _save_soon(self) -> None:
         if self.autosave is not None and not self._is_closed:

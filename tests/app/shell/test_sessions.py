@@ -269,6 +269,29 @@ def test_a_run_that_has_ended_is_saved_soon(
     assert not window.bridge.has_run and saves.is_saved(window.bridge.store)
 
 
+def test_a_run_is_saved_before_it_is_half_a_minute_old(
+    saving_window: Callable[[], MainWindow],
+    engine: FakeEngine,
+    model_file: Path,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "EARLY_MS", 10)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    saves = window.sessions.autosave
+    assert saves is not None
+    engine.rounds = 10**6
+    going: list[bool] = []
+    saves.saved.connect(lambda: going.append(window.bridge.has_run))
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(going), timeout=5000)
+    assert going[0] and open_trace(saves.folder_of(window.bridge.store)).size() > 0
+    window.actions_by_id["run.stop"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+
+
 def test_what_a_crash_left_is_listed_and_stays(
     saving_window: Callable[[], MainWindow], data: Path, qtbot: QtBot
 ) -> None:
