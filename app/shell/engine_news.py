@@ -108,7 +108,7 @@ class EngineNews(QObject):
 
         panels = self._panels
         self._settings.add_recent_server(server.facts.address)
-        panels.runs.set_recorded(self._bridge.listed)
+        panels.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
         panels.model_map.set_server(server)
         panels.run_panel.set_server(why_not_sent)
@@ -155,7 +155,7 @@ class EngineNews(QObject):
         """A trace was opened, or closed."""
         if folder is not None:  # its lanes are those of the trace
             self._panels.divergence.header.set_editing(False)
-        self._panels.runs.set_recorded(self._bridge.listed)
+        self._panels.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.run)
         self._show_names()
         self._tell_of_run_behind()
@@ -198,7 +198,7 @@ class EngineNews(QObject):
     def _show_loaded(self, event: events.ModelLoaded) -> None:
         if event.files.target != DEMO_TARGET:
             self._settings.add_recent_model(event.files.target)
-        self._panels.runs.set_recorded(self._bridge.listed)
+        self._panels.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
         self._loaded = event.files
         self._show_files(event.files)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
+from app.models.run_facts import ModelRuns
 from app.saved.settings import Settings
 from app.shell.docks import Docks
 from app.shell.menus import PlotsMenu
@@ -166,6 +167,11 @@ class Panels:
             self.plots.retheme(theme)
             self.divergence.retheme(theme)
             self.results.retheme(theme)
+
+    def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
+        """List the runs of these models."""
+        self.runs.set_recorded(recorded)
+        self.tokens.tell_kept(sum(len(runs.store.runs) for runs in recorded))
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
         run, demo = self._actions["run.start"], self._actions["file.open_demo"]

@@ -186,7 +186,7 @@ class RunLibrary(QObject):
     # -- what happens ----------------------------------------------------------------------
 
     def _list(self) -> None:
-        self._panels.runs.set_recorded(self._bridge.listed)
+        self._panels.set_recorded(self._bridge.listed)
 
     def _note_trace(self, folder: Path | None) -> None:
         trace = self._bridge.trace

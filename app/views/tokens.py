@@ -24,6 +24,7 @@ from engine.trace.run_ref import RunRef
 
 _EMPTY, _WAITING, _STREAMS = range(3)
 _FIND_PERIOD_MS = 500
+_NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
 _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
 _CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
@@ -89,13 +90,20 @@ class TokensView(QStackedWidget):
         legend_row.setContentsMargins(10, 0, 10, 0)
         legend_row.addWidget(self._legend)
         column.addLayout(legend_row)
-        self.addWidget(
-            EmptyState("No run yet", "Press Run (F5) to watch tokens arrive.", waits_for_run=True)
-        )
+        self.empty = EmptyState(*_NOTHING, waits_for_run=True)
+        self.addWidget(self.empty)
         self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
         self.addWidget(self._waiting)
         self.addWidget(page)
         self.setAccessibleName("Token streams")
+
+    def tell_kept(self, n_runs: int) -> None:
+        """Say beside an empty text that so many runs can be chosen."""
+        title, text = _NOTHING
+        if n_runs:
+            title = "No run on show"
+            text += f" {'One run is' if n_runs == 1 else f'{n_runs:,} runs are'} kept in Runs."
+        self.empty.change(title, text)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The legend and the card make room for the text where they would take much of it."""

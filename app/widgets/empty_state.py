@@ -63,6 +63,12 @@ class EmptyState(QWidget):
         self._says_other = bool(title)
         self._fit()
 
+    def change(self, title: str, text: str) -> None:
+        """Have these as the first title and sentence, above the buttons."""
+        is_first, self._first = self.words == self._first, (title, text)
+        if is_first:
+            self.say()
+
     def set_brief(self, brief: bool) -> None:
         """The sentence alone: what to do is plain from the rest of the window."""
         self._is_brief = brief

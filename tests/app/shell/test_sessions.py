@@ -313,6 +313,21 @@ def test_what_a_crash_left_is_listed_and_stays(
     assert messages(again) == [], "it is told once"
 
 
+def test_a_model_opened_over_kept_runs_says_where_they_are(
+    saving_window: Callable[[], MainWindow], data: Path, model_file: Path, qtbot: QtBot
+) -> None:
+    window = saving_window()
+    assert window.tokens.empty.words[0] == "No run yet"
+    window.close()
+    crashed(data)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    assert window.tokens.currentWidget() is window.tokens.empty
+    title, text = window.tokens.empty.words
+    assert title == "No run on show" and text.endswith("One run is kept in Runs.")
+
+
 def test_a_damaged_one_is_told_and_the_rest_opens(
     saving_window: Callable[[], MainWindow], data: Path
 ) -> None:
