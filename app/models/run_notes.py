@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.conversation.turns import content_of, turn_of
 from engine.trace.baseline import prompt_key
 from engine.trace.run_ref import RunRef
 
@@ -59,7 +60,11 @@ def describe_prompt(run: RunRef) -> None:
 
 
 def prompt_text(run: RunRef) -> str:
-    """The beginning of the first sequence's prompt, on one line; empty where it is not known."""
+    """The beginning of the first sequence's prompt, on one line, or of what was said last in a
+    conversation, which begins alike in all its turns; empty where it is not known."""
+    turn = turn_of(run.run_id, run.facts)
+    if turn is not None and turn.messages:
+        return " ".join(content_of(turn.messages[-1]).split())[:_LONGEST_PROMPT]
     store, table = run.store, run.store.tokens
     n = len(table)
     mine = (table.column("run_id", 0, n) == run.run_id) & (

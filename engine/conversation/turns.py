@@ -64,7 +64,7 @@ class TurnTree:
         """From the facts of a trace's runs. A turn whose parent is not there is left out."""
         found: dict[int, Turn] = {}
         for run_id, facts in list(runs.items()):
-            turn = _turn(run_id, facts)
+            turn = turn_of(run_id, facts)
             if turn is None or turn.conversation != conversation:
                 continue
             if turn.parent is None or turn.parent in found:
@@ -106,7 +106,7 @@ class TurnTree:
 
 def conversations(runs: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """Numbers of the conversations of a trace, the first one first."""
-    turns = (_turn(run_id, facts) for run_id, facts in list(runs.items()))
+    turns = (turn_of(run_id, facts) for run_id, facts in list(runs.items()))
     return list(dict.fromkeys(turn.conversation for turn in turns if turn))
 
 
@@ -117,7 +117,8 @@ def content_of(message: Message) -> str:
     return text + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
-def _turn(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
+def turn_of(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
+    """The turn that a run answered, None where it is no turn's."""
     told = facts.get(FACT)
     if not isinstance(told, dict):
         return None
