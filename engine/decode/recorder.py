@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
 from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
+from engine.run_clock import run_clock
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
@@ -32,14 +32,14 @@ class PhaseClock:
 
     def start(self) -> None:
         """Begin timing."""
-        self._since = perf_counter()
+        self._since = run_clock()
 
     def stop(self, phase: str, seqs: Sequence[int] = ()) -> float:
         """Book the time since `start` under a phase and begin anew; returns its milliseconds.
 
         seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
         """
-        now = perf_counter()
+        now = run_clock()
         ms = (now - self._since) * 1e3
         if not seqs:
             self._common[phase] += ms
@@ -67,7 +67,7 @@ class Recorder:
     def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
         self._writer, self._piece = TraceWriter(store, run_id), piece
         self._elapsed_ms = 0.0
-        self._resumed = perf_counter()
+        self._resumed = run_clock()
         self._n_ubatches = 0
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
@@ -83,7 +83,7 @@ class Recorder:
         self._may_wait = may_wait
         if not may_wait:
             self._write()
-        self._resumed = perf_counter()
+        self._resumed = run_clock()
 
     def ubatch(
         self,
@@ -161,7 +161,7 @@ class Recorder:
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
         """
-        now = perf_counter()
+        now = run_clock()
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
         n = len(all_facts)

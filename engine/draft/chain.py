@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
 from engine.model.taps import TargetRows
+from engine.run_clock import run_clock
 
 TrimDraft = Callable[[int, Draft], None]
 """Shortens the draft of a sequence to what the sequence may say."""
@@ -75,7 +75,7 @@ class DrafterChain:
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
         for drafter in self._drafters:
-            start = perf_counter()
+            start = run_clock()
             drafter.begin(seq, prompt)
             self._book(drafter, "begin", start)
 
@@ -97,7 +97,7 @@ class DrafterChain:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
                 break
-            start = perf_counter()
+            start = run_clock()
             answers = drafter.draft(waiting)
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
@@ -115,7 +115,7 @@ class DrafterChain:
         """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
         winner = self._winners.pop(seq, None)
         for drafter in self._drafters:
-            start = perf_counter()
+            start = run_clock()
             drafter.accept(seq, n_accepted, is_other=drafter is not winner)
             if drafter is winner:
                 self._book(drafter, "accept", start)
@@ -143,7 +143,7 @@ class DrafterChain:
             drafter.forget(seq)
 
     def _book(self, drafter: Drafter, phase: str, start: float) -> float:
-        ms = (perf_counter() - start) * 1e3
+        ms = (run_clock() - start) * 1e3
         counters = self.statistics[drafter.name]
         counters[f"n_call_{phase}"] += 1
         counters[f"{phase}_ms"] += ms

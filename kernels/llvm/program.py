@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -58,6 +59,18 @@ def watched(watch: Callable[[Launch], None]) -> Iterator[None]:
         _watching.watch = before
 
 
+class _Building(threading.local):
+    seconds = 0.0
+
+
+_building = _Building()
+
+
+def building_seconds() -> float:
+    """How long this thread has been compiling programs, or reading them from disk, in all."""
+    return _building.seconds
+
+
 class Program:
     """A kernel of n_args arguments, integers of 64 bits or addresses.
 
@@ -65,8 +78,10 @@ class Program:
     """
 
     def __init__(self, body: Body, n_args: int, before: Before | None = None) -> None:
+        begun = perf_counter()
         self._engine = loaded(_object_code(body, n_args, before))
         self.address = address = self._engine.get_function_address("run")
+        _building.seconds += perf_counter() - begun
         # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
         types = ctypes.c_char_p, ctypes.c_int32
