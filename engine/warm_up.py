@@ -1,8 +1,7 @@
-"""Forward passes ahead of the first run, so that no timing contains the compiling of kernels.
+"""Forward passes ahead of the first run, so that its first rounds do not wait for kernels.
 
-Kernels are compiled, or read from disk, when they are first called, some for every number of rows.
-For a model whose passes take a few hundredths of a second that would be seen in the first rounds of
-a process. What the passes compute is not wanted: on the processor no kernel is started.
+Kernels are compiled, or read from disk, when they are first called, some for every number of rows;
+the clock of a run stands meanwhile (engine.run_clock), but its reader waits. What the passes compute is not wanted: on the processor no kernel is started.
 """
 
 from __future__ import annotations
