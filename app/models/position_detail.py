@@ -9,7 +9,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.models.compared_lanes import ComparedLanes
-from app.models.number_text import EXACT, NOT_OBSERVED, NOT_RECORDED, error_text
+from app.models.number_text import EXACT, NOT_OBSERVED, NOT_RECORDED, error_text, probability_text
 from engine.trace.records import N_TOP
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -89,7 +89,7 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
                 if differs:
                     arrow = "▲" if expected is None or rank < expected else "▼"
                 bar = found[rank][1]
-                text = f"{arrow} {bar:.3f}".strip()
+                text = f"{arrow} {probability_text(bar)}".strip()
             cells.append(DetailCell(text, bar, differs, rank == 0))
         tip = f"token {token}" + (", chosen by the reference lane" if token == chosen else "")
         rows.append(DetailRow(lanes.text(token), tip, tuple(cells), token == chosen))

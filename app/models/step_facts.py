@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.models.number_text import NOT_OBSERVED, significant, whole_text
+from app.models.number_text import NOT_OBSERVED, probability_text, significant, whole_text
 from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
 from engine.size_text import size_text
@@ -109,7 +109,9 @@ def _draft(step: Step) -> list[FactLine]:
             head = any(token["draft_conf"] is not None for token in step.tokens)
             of = "of its confidence head" if head else "q"
             lines.append(
-                FactLine("confidence", f"{one['confidence']:.3f}", f"Mean {of} over the draft")
+                FactLine(
+                    "confidence", probability_text(one["confidence"]), f"Mean {of} over the draft"
+                )
             )
     return lines
 

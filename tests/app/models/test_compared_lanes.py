@@ -155,6 +155,15 @@ def test_what_a_lane_does_not_have_is_said() -> None:
     assert rows["NMSE"].cells[3].differs
 
 
+def test_a_small_probability_is_no_zero() -> None:
+    builder = LaneBuilder()
+    builder.lane("planes", [0.0] * 8, tops={12: [(7, 0.9), (5, 0.00034), (6, 0.0)]})
+    cells = [row.cells[-1] for row in detail_rows(ComparedLanes(builder.store, (0, 1)), 12)]
+    assert {cell.text.split()[-1] for cell in cells if cell.bar is not None} == {
+        *("0.900", "3.4e-4", "0.000")
+    }
+
+
 def test_an_opened_trace_gives_the_same(tmp_path: Path) -> None:
     store = faulty_comparison().store
     export_csv(store, tmp_path / "out")
