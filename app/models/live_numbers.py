@@ -18,7 +18,8 @@ _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 @dataclass(frozen=True, slots=True)
 class LiveNumbers:
     """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
-    had something to roll back."""
+    had something to roll back. tokens_per_second: None of a lane, too: its rounds are timed without
+    the drafting, which is done once for all lanes of a comparison."""
 
     rounds: int = 0
     tokens: int | None = 0
@@ -36,6 +37,8 @@ class LiveNumbers:
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
+        if "lane" in store.runs[run_id]:
+            told = replace(told, tokens_per_second=None)
         return replace(
             told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)
         )

@@ -105,7 +105,8 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     moved = moved[moved != MISSING]
     known = summary(store, run_id)
     baseline = find_baseline(store, run_id)
-    per_second = known["predicted_per_second"] or None
+    is_lane = "lane" in store.runs[run_id]  # without the drafting, which all lanes share
+    per_second = None if is_lane else known["predicted_per_second"] or None
     return {
         "tokens/s": per_second,
         "net speed-up": per_second

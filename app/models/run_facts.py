@@ -116,7 +116,7 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
         started_at(facts),
         numbers.tokens,
         numbers.acceptance,
-        numbers.tokens_per_second,
+        None if "lane" in facts else numbers.tokens_per_second,
         _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),
         run_marks(facts),
         stops is not None,

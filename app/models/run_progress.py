@@ -28,7 +28,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     seconds = _seconds(run)
     if seconds is not None:
         parts.append(duration_text(seconds))
-        speed = numbers.tokens_per_second
+        speed = numbers.tokens_per_second or (numbers.tokens / seconds if seconds else 0.0)
         if wanted and speed and seconds >= _LEAST_S and not run.ended:
             left = max(wanted - numbers.tokens, 0) / speed
             parts.append(f"about {duration_text(left)} left")

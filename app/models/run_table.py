@@ -25,7 +25,11 @@ _COLUMNS = (
     TableColumn("n_max", "n_max", "Longest draft"),
     TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("acceptance", "acceptance", "Accepted / drafted"),
-    TableColumn("speed", "tok/s", "Tokens generated a second, prompts left out"),
+    TableColumn(
+        "speed",
+        "tok/s",
+        "Tokens generated a second, prompts left out; lanes share their drafts and have none",
+    ),
     TableColumn("started", "begun", "When the run began", True),
     TableColumn("stop", "stop", "Why the run ended", True),
     TableColumn("marks", "marks", "Why the output is not the model's own", True),

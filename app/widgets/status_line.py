@@ -19,7 +19,11 @@ _CHIPS = {
         "8.88",
         "Mean acceptance length: tokens from one verification, the target's own included",
     ),
-    "tokens_per_second": ("tok/s", "8888", "Generated tokens per second, without the prompt"),
+    "tokens_per_second": (
+        "tok/s",
+        "8888",
+        "Generated tokens per second, without the prompt; lanes share their drafts and have none",
+    ),
     "vs_plain": (
         "vs plain",
         "8.88×",
