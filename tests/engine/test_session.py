@@ -249,7 +249,7 @@ def test_a_pause_does_not_count(monkeypatch):
         now += 0.001
         return now
 
-    monkeypatch.setattr("engine.decode.recorder.perf_counter", clock)
+    monkeypatch.setattr("engine.decode.recorder.run_clock", clock)
     name = "qwen35-c-v2x-mtp-f32"
     run = session(name).start([prompt_of(name)], options_of(12))
     for _ in range(3):
