@@ -15,7 +15,7 @@ from app.models.run_axis import RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33
-SLOWEST_FRAME_MS = 300
+SLOWEST_FRAME_MS = 400
 SHARE = 0.02
 """Part of its time that the window's thread may compute before frames come more slowly: what it
 takes, the engine lacks, for both are Python."""

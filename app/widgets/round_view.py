@@ -21,7 +21,7 @@ from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
 from engine.trace.run_ref import RunRef
 
-PERIOD_MS = 400
+PERIOD_MS = 500
 """Plots move at most so often: nobody reads them faster, and the engine needs the time."""
 
 
