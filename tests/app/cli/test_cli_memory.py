@@ -21,7 +21,7 @@ def test_all_scripts_over_a_policy(capsys, tmp_path):
     status = main(["memory", "--all", "-m", MODEL, "--rollback", "ring", "--trace", folder])
     out = capsys.readouterr().out
     assert status == 0
-    assert "9 of 9 passed" in out
+    assert "12 of 12 passed" in out
     assert [line.split()[2] for line in out.splitlines()[1:10]] == ["passed"] * 9
     assert (tmp_path / "t" / "divergence.csv").read_text().count("ring B") >= 6
 
@@ -85,7 +85,7 @@ def test_llama_cpp_plays_what_its_interface_has(monkeypatch, capsys, refuses):
     verdicts = {one["script"]: one["verdict"] for one in scripts if one["policy"] == "planes"}
     failed = {name for name, verdict in verdicts.items() if verdict == "failed"}
     assert failed == (set() if refuses else {"6-active-gap", "8-depth-bookkeeping"})
-    assert list(verdicts.values()).count("passed") + len(failed) == 7
+    assert list(verdicts.values()).count("passed") + len(failed) == 10
     (why,) = {one["why_not"] for one in scripts if "fault=stale-plane" in one.get("why_not", "")}
     assert "which llama.cpp cannot be asked for" in why
 
