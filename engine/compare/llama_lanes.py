@@ -15,7 +15,7 @@ from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
-from engine.compare.state_blob import relative_errors
+from engine.compare.state_blob import state_difference
 from engine.decode.round_facts import RoundFacts, round_facts
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import RunOptions
@@ -66,10 +66,9 @@ class _JudgedByPlain(LlamaLane):
     def _difference(self, part: SequenceRound) -> MemoryDifference | None:
         """Of the recurrent states; cells cannot be seen."""
         mine, other = self.state(part.seq), self.plain.states[part.seq]
-        if mine is None or other is None or self.shape is None:
+        if mine is None or other is None or self.layout is None:
             return None
-        s, r = relative_errors(other.s, mine.s), relative_errors(other.r, mine.r)
-        return MemoryDifference(self.shape.layers, s, r, MISSING)
+        return state_difference(self.layout, other, mine, MISSING)
 
 
 class LlamaNoiseLane(_JudgedByPlain):
@@ -145,7 +144,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
         # what a plane holds is told by its likeness to the plain lane's states
         self.facts["columns"] = {"memory": {"state": "derived", "age": "derived"}}
-        if by_planes and self.shape and not self.n_rs_seq:
+        if by_planes and self.layout and not self.n_rs_seq:
             self.facts["lane_error"] = str(
                 RollbackRefusedError(
                     "llama.cpp has no snapshot planes for the architecture "
@@ -192,7 +191,7 @@ class LlamaRollbackLane(_JudgedByPlain):
 
     def _save(self, part: SequenceRound) -> bytes | None:
         """A checkpoint, where a rejection would need one."""
-        if self._way.by != "checkpoint" or self.shape is None or part.draft is None:
+        if self._way.by != "checkpoint" or self.layout is None or part.draft is None:
             return None
         return self.engine.save(self.context, part.seq, self._flags)
 
@@ -266,13 +265,13 @@ class LlamaRollbackLane(_JudgedByPlain):
         if state is None:
             return
         last = part.pos0 + len(part.tokens) - 1
-        pos, _ = self.plain.histories[part.seq].positions_of(state)
+        pos = self.plain.histories[part.seq].position_of(state)
         age = None if pos is None else last - pos
         self._slots[part.seq_id][depth] = "pending", age
 
     def _show_planes(self, part: SequenceRound) -> None:
         """Which position each plane holds behind the batch, before anything is removed."""
-        if self.shape is None:
+        if self.layout is None:
             return
         last = part.pos0 + len(part.tokens) - 1
         whole = self.engine.save(self.context, part.seq, WHOLE)
@@ -283,7 +282,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             self.engine.load(self.context, part.seq, whole, WHOLE)
             if state is None:
                 break
-            pos, _ = self.plain.histories[part.seq].positions_of(state)
+            pos = self.plain.histories[part.seq].position_of(state)
             if pos is not None:  # those of rejected tokens are known to nobody
                 kind = "fresh" if last - pos == depth else "stale"
                 self._slots[part.seq_id][depth] = kind, last - pos

@@ -17,9 +17,9 @@ from engine.compare.lane_spec import LLAMA_POLICIES
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_script import ContextSpec
-from engine.compare.peer_lane import shape_of
-from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
+from engine.compare.state_blob import RecurrentState, decode_state, state_difference
 from engine.errors import OptionError, RollbackRefusedError
+from engine.model.mixers import layout_of
 from engine.session import Session
 
 
@@ -96,17 +96,16 @@ class LlamaScriptContext:
     ) -> MemoryDifference | None:
         """How far the recurrent states are apart. Cells cannot be seen, so none differ."""
         mine, theirs = self._state(seq), reference._state(reference_seq)
-        shape = self._owner.shape
-        if mine is None or theirs is None or shape is None or not (mine.s and theirs.s):
+        layout = self._owner.layout
+        if mine is None or theirs is None or layout is None:
             return None
-        s, r = relative_errors(theirs.s, mine.s), relative_errors(theirs.r, mine.r)
-        return MemoryDifference(shape.layers, s, r, 0)
+        return state_difference(layout, theirs, mine, 0)
 
     def _state(self, seq: int) -> RecurrentState | None:
-        if self._owner.shape is None:
+        if self._owner.layout is None:
             return None
         blob = self._engine.save(self._number, seq, PARTIAL)
-        return decode_state(blob, self._owner.shape, self._owner.n_layers)
+        return decode_state(blob, self._owner.layout, self._owner.n_layers)
 
 
 class LlamaScriptEngine:
@@ -116,7 +115,7 @@ class LlamaScriptEngine:
         self.engine = engine
         self._session = session
         self.n_vocab = session.config.n_vocab
-        self.n_layers, self.shape = engine.facts().n_layers, shape_of(session.config)
+        self.n_layers, self.layout = engine.facts().n_layers, layout_of(session.config)
 
     def encode(self, text: str) -> list[int]:
         return list(self._session.prompt(text).tokens)

@@ -14,11 +14,10 @@ from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.rounds import ReferenceRound, SequenceRound
-from engine.compare.state_blob import RecurrentState, StateShape, decode_state
+from engine.compare.state_blob import RecurrentState, decode_state
 from engine.compare.state_history import StateHistory
-from engine.errors import OptionError
-from engine.model.config import ModelConfig
-from engine.model.parts.delta_net import DeltaNetPart
+from engine.errors import OptionError, StateBlobError
+from engine.model.mixers import layout_of
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
 
@@ -49,7 +48,7 @@ class LlamaLane(Follower):
         self.context, self.n_rs_seq = engine.open_context(
             setup.n_seqs, setup.n_ctx, options.n_ubatch, n_rs_seq, self.n_threads
         )
-        self.shape, self._n_layers = shape_of(session.config), told.n_layers
+        self.layout, self._n_layers = layout_of(session.config), told.n_layers
         writer = TraceWriter.begin(
             setup.trace,
             RunSource("llama.cpp", told.version),
@@ -73,11 +72,19 @@ class LlamaLane(Follower):
         self.engine.seq_rm(self.context, seq, -1)
 
     def state(self, seq: int) -> RecurrentState | None:
-        """What the next batch of a sequence would read, None without recurrent layers."""
-        if self.shape is None:
+        """What the next batch of a sequence would read, None without recurrent layers.
+
+        None too where the library writes states in a format that is not known here: the lane is
+        then measured by its logits alone, and `lane_unread` of its facts says why.
+        """
+        if self.layout is None or "lane_unread" in self.facts:
             return None
         blob = self.engine.save(self.context, seq, PARTIAL)
-        return decode_state(blob, self.shape, self._n_layers)
+        try:
+            return decode_state(blob, self.layout, self._n_layers)
+        except StateBlobError as error:
+            self.facts["lane_unread"] = str(error)
+            return None
 
     def decode(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
         """Logits [n, n_vocab] of the rows asked for."""
@@ -145,7 +152,7 @@ class PeerLane(LlamaLane):
 
     def _prompt(self, part: SequenceRound) -> torch.Tensor:
         history = self.histories[part.seq] = StateHistory(self._n_remembered)
-        if self._n_remembered and self.shape:
+        if self._n_remembered and self.layout:
             # in batches of one, to know the states of its last positions
             n_wide = max(0, len(part.tokens) - self._n_remembered)
             if n_wide:
@@ -162,24 +169,9 @@ class PeerLane(LlamaLane):
         rows = []
         for span in part.spans_alone:
             rows.append(self.decode([TokenSpan(part.seq, span.pos0, span.tokens, 1)]))
-            if self._n_remembered and self.shape:
+            if self._n_remembered and self.layout:
                 self.histories[part.seq].add(self.state(part.seq))
         return torch.cat(rows)
-
-
-def shape_of(config: ModelConfig) -> StateShape | None:
-    """What llama.cpp keeps of the recurrent layers of a model, None without any."""
-    parts = {
-        i: mixer
-        for i, block in enumerate(config.blocks)
-        for mixer in block.mixers
-        if isinstance(mixer, DeltaNetPart)
-    }
-    if not parts:
-        return None
-    part = next(iter(parts.values()))
-    d = part.d_state
-    return StateShape(tuple(parts), part.n_v_heads, d, d, part.conv_dim, part.d_conv - 1)
 
 
 class PeerNoiseLane(EngineFollower):

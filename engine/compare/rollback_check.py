@@ -19,13 +19,14 @@ from engine.session import Session
 from engine.trace.store import TraceStore
 from engine.trace.verdict import LaneVerdict
 
-RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT = (
+RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
     "right",
     "WRONG",
     "FAILED",
     "refused",
     "known defect",
     "no planes",
+    "not judged",
 )
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
@@ -38,8 +39,9 @@ _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,de
 @dataclass(frozen=True, slots=True)
 class CheckedLane:
     """One lane of one scenario. n_rs_seq: planes, 0 for checkpoints. n_undone: rounds that rolled
-    back. outcome: right, WRONG, FAILED (could not go on), refused, known defect or no planes.
-    about: the finding or the error, if there is one; round: the first that it is about.
+    back. outcome: right, WRONG, FAILED (could not go on), refused, known defect, no planes, or not
+    judged (its states cannot be read, so that nothing but its logits is known). about: the finding
+    or the error, if there is one; round: the first that it is about.
     """
 
     scenario: str
@@ -150,7 +152,7 @@ def _checked(
     found = [
         one for one in recorded(trace) if one.run_id == verdict.run_id and one.severity == "error"
     ]
-    number, about = verdict.first_round, verdict.error
+    number, about, unread = verdict.first_round, verdict.error, str(facts.get("lane_unread", ""))
     if found and not verdict.error:
         number, about = found[0].round, f"{found[0].rule}: {found[0].message}"
     outcome = RIGHT
@@ -160,6 +162,8 @@ def _checked(
             outcome = REFUSED
         elif not facts["n_rs_seq"] and policy not in ("checkpoint", "checkpoint, device"):
             outcome = ABSENT
+    elif unread and (is_trap or not verdict.is_beyond):
+        outcome, about = UNREAD, unread
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG

@@ -2,9 +2,11 @@
 
 `llama_state_seq_get_data_ext` with PARTIAL_ONLY writes, little endian and packed: magic, sequence,
 number of cells (0 or 1), position, 0, whether S is transposed (0), number of layers; then for each
-recurrent layer the type, bytes per row and row of R, and after all of them the same of S. Layers
-come in order without an index; attention layers are left out. What is written is what the next
-batch would read: behind a removal that is pending, the plane that it points to.
+recurrent layer the type, bytes per row and row of R (its convolution window), of a layer with
+n-gram embeddings also bytes per row and row of their window, and after all layers the type, bytes
+per row and row of S (empty for a short convolution). Layers come in order without an index;
+attention layers are left out. What is written is what the next batch would read: after a removal
+that is pending, the plane that it points to.
 
 A blob comes from a library that may be under work, so every size is checked against the blob and
 the layout before anything is made of it.
@@ -13,47 +15,39 @@ the layout before anything is made of it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.compare.divergence import MemoryDifference
 from engine.errors import StateBlobError
+from engine.model.recurrence import RecurrentLayout, StateKey
 
 _MAGIC = 0xAF143CD8
 _F32 = 0
 _HEAD = struct.Struct("<IiI")
 _CELL = struct.Struct("<iI")
 _SIZES = struct.Struct("<II")
-_ROW = struct.Struct("<iQ")
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """What the recurrent layers of a model keep: layers, their indices in the model; S of each is
-    [n_heads, d_value, d_key], R [n_channels, window]."""
-
-    layers: tuple[int, ...]
-    n_heads: int
-    d_value: int
-    d_key: int
-    n_channels: int
-    window: int
+_TYPE = struct.Struct("<i")
+_N_BYTES = struct.Struct("<Q")
+_WINDOWS = ("window", "ngrams")
+_STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
     """One sequence's states. pos: the last position in them, -1 for an empty sequence, which has
-    no arrays. s: per layer float32 [n_heads, d_key, d_value]; r: float32 [window, n_channels],
-    oldest first. Both are views of the blob, transposed to the order of this engine."""
+    no states. states: float32 in the shapes of the model's layout, views of the blob; what
+    llama.cpp does not keep, as the newest tokens for n-grams, is absent."""
 
     pos: int
-    s: tuple[np.ndarray, ...]
-    r: tuple[np.ndarray, ...]
+    states: Mapping[StateKey, np.ndarray]
 
 
-def decode_state(blob: bytes, shape: StateShape, n_layers: int) -> RecurrentState:
-    """Read a blob of a model with n_layers layers. Raises StateBlobError where it is another."""
+def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> RecurrentState:
+    """Read a blob of a model with n_layers layers, as its layout has them. Raises StateBlobError
+    where it is of another model or in another format."""
     reader = _Reader(blob)
     magic, _, n_cells = reader.read(_HEAD)
     if magic != _MAGIC:
@@ -68,28 +62,42 @@ def decode_state(blob: bytes, shape: StateShape, n_layers: int) -> RecurrentStat
     is_transposed, found = reader.read(_SIZES)
     if is_transposed or found != n_layers:
         raise _wrong(f"is of {found} layers and not of {n_layers}, transposed {is_transposed}")
-    r = [
-        reader.row(layer, "R", n_cells, (shape.n_channels, shape.window)) for layer in shape.layers
-    ]
-    s = [
-        reader.row(layer, "S", n_cells, (shape.n_heads, shape.d_value, shape.d_key))
-        for layer in shape.layers
-    ]
+    states = {}
+    for names in (_WINDOWS, (_STATE,)):
+        for layer in layout.layers:
+            reader.type(layer)
+            for name in names:
+                key = StateKey(layer, name)
+                if key in layout.states:
+                    states[key] = reader.row(key, n_cells, layout.states[key].shape)
+                elif name == _STATE:
+                    reader.row(key, n_cells, (0,))
     reader.end()
-    if not n_cells:
-        return RecurrentState(pos, (), ())
-    return RecurrentState(
-        pos, tuple(one.transpose(0, 2, 1) for one in s), tuple(one.T for one in r)
-    )
+    return RecurrentState(pos, states if n_cells else {})
 
 
-def relative_errors(reference: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[float]:
+def relative_errors(
+    reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
+) -> dict[StateKey, float]:
     """|a - b| / |a| of each pair, in float64; nothing over nothing is no error."""
-    found = []
-    for a, b in zip(reference, others, strict=True):
-        error = float(np.linalg.norm(a.astype(np.float64) - b))
-        found.append(error / float(np.linalg.norm(a.astype(np.float64))) if error else 0.0)
+    found = {}
+    for key, a in reference.items():
+        error = float(np.linalg.norm(a.astype(np.float64) - others[key]))
+        found[key] = error / float(np.linalg.norm(a.astype(np.float64))) if error else 0.0
     return found
+
+
+def state_difference(
+    layout: RecurrentLayout, reference: RecurrentState, other: RecurrentState, n_cells: int
+) -> MemoryDifference | None:
+    """How far a sequence's states are from those of the reference, None for an empty one. n_cells:
+    of the result."""
+    if not reference.states or not other.states:
+        return None
+    errors = relative_errors(reference.states, other.states)
+    known = dict.fromkeys(layout.states, 0.0) | errors  # the newest tokens are not in a blob
+    states, windows = (layout.worst(known, windows=windows) for windows in (False, True))
+    return MemoryDifference(layout.layers, states, windows, n_cells)
 
 
 class _Reader:
@@ -101,21 +109,27 @@ class _Reader:
     def read(self, form: struct.Struct) -> tuple[int, ...]:
         return form.unpack(self._take(form.size))
 
-    def row(self, layer: int, name: str, n_cells: int, shape: tuple[int, ...]) -> np.ndarray:
-        kind, n_bytes = self.read(_ROW)
+    def type(self, layer: int) -> None:
+        (kind,) = self.read(_TYPE)
+        if kind != _F32:
+            raise _wrong(f"has states of type {kind} in layer {layer}, not float32")
+
+    def row(self, key: StateKey, n_cells: int, shape: tuple[int, ...]) -> np.ndarray:
+        """One state in our shape; theirs has the last two dimensions the other way round."""
+        (n_bytes,) = self.read(_N_BYTES)
         expected = 4 * int(np.prod(shape))
-        if kind != _F32 or n_bytes != expected:
+        if n_bytes != expected:
             raise _wrong(
-                f"has {n_bytes} bytes of type {kind} for {name} of layer {layer}, not {expected} "
-                "of float32"
+                f"has {n_bytes} bytes for the {key.name} of layer {key.layer}, not {expected}"
             )
         if not n_cells:
-            return np.empty((0,) * len(shape), np.float32)
-        return np.frombuffer(self._take(n_bytes), "<f4").reshape(shape)
+            return np.empty((0,), np.float32)
+        row = np.frombuffer(self._take(n_bytes), "<f4")
+        return row.reshape(*shape[:-2], *shape[:-3:-1]).swapaxes(-1, -2) if n_bytes else row
 
     def end(self) -> None:
         if left := len(self._blob) - self._at:
-            raise _wrong(f"has {left} bytes behind its last layer")
+            raise _wrong(f"has {left} bytes after its last layer")
 
     def _take(self, n: int) -> bytes:
         part = self._blob[self._at : self._at + n]

@@ -17,11 +17,11 @@ import torch
 
 from engine.batch import Span
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, LlamaCpp
-from engine.compare.peer_lane import shape_of
 from engine.compare.state_blob import decode_state
 from engine.memory.hybrid import HybridMemory
 from engine.memory.state_file import SequenceState
 from engine.model.hybrid import HybridModel
+from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.session import Session
@@ -83,7 +83,9 @@ class FakeLlama:
         self.fails_at = -1
         self.library: Path | None = None
         self.llama_log_callback = lambda function=None: function
-        self.shape = shape_of(session.config)
+        self.layout = layout_of(session.config)
+        self.tokens: dict[bytes, dict[StateKey, torch.Tensor]] = {}
+        self.n_layers_written = session.config.n_layer
 
     @property
     def decoded(self) -> list[tuple[int, list[int]]]:
@@ -229,13 +231,12 @@ class FakeLlama:
             return size
         if flags & ON_DEVICE:
             blob = context.on_device[seq]
-        assert self.shape is not None and memory.recurrent is not None
-        state = decode_state(blob, self.shape, self.session.config.n_layer)
-        states = {}
-        for i, layer in enumerate(self.shape.layers):
-            s, r = torch.tensor(state.s[i]), torch.tensor(state.r[i])
-            states[StateKey(layer, "state")] = s * (1 + self.drift)
-            states[StateKey(layer, "window")] = r
+        assert self.layout is not None and memory.recurrent is not None
+        state = decode_state(blob, self.layout, self.n_layers_written)
+        states = dict(self.tokens[blob])
+        for key, row in state.states.items():
+            drift = self.drift if key.name == "state" else 0.0
+            states[key] = torch.tensor(row) * (1 + drift)
         memory.recurrent.put(seq, state.pos, states)
         return size
 
@@ -256,10 +257,16 @@ def blob_of(fake: FakeLlama, memory: HybridMemory, seq: int) -> bytes:
     parts = [
         struct.pack("<IiI", MAGIC, seq, 1),
         struct.pack("<iI", pos, 0),
-        struct.pack("<II", 0, fake.session.config.n_layer),
+        struct.pack("<II", 0, fake.n_layers_written),
     ]
-    for name in ("window", "state"):
+    for names in (("window", "ngrams"), ("state",)):
         for layer in memory.recurrent.layout.layers:
-            row = live[StateKey(layer, name)].transpose(-1, -2).contiguous().numpy().tobytes()
-            parts += [struct.pack("<iQ", 0, len(row)), row]
-    return b"".join(parts)
+            parts.append(struct.pack("<i", 0))
+            rows = [live[key] for name in names if (key := StateKey(layer, name)) in live]
+            for row in rows or [torch.empty(0, 0)]:
+                raw = row.transpose(-1, -2).contiguous().numpy().tobytes()
+                parts += [struct.pack("<Q", len(raw)), raw]
+    blob = b"".join(parts)
+    # the newest tokens, for n-grams, are no part of what llama.cpp writes
+    fake.tokens[blob] = {key: row.clone() for key, row in live.items() if key.name == "tokens"}
+    return blob

@@ -76,6 +76,45 @@ def test_an_architecture_without_planes_passes_by_its_checkpoints(
     assert {lane["outcome"] for lane in found["lanes"]} == {"right", "no planes"}
 
 
+FAMILIES = {
+    "bailingmoe3-a-mtp-f32": True,
+    "lfm2-a-tied-f32": True,
+    "nemotron_h_moe-b-mtp-f32": True,
+    "qwen3next-e-v2x-f32": False,
+    "qwen4exp-b-qsa-f32": True,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_of_every_family_are_read(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, FakeLlama(session(name), has_planes=FAMILIES[name]))
+    assert main(["check-rollback", str(DATA / f"{name}.gguf"), *SHORT, "--json"]) == 0
+    lanes = json.loads(capsys.readouterr().out)["lanes"]
+    assert {lane["outcome"] for lane in lanes if lane["policy"].startswith("checkpoint")} == {
+        "right"
+    }
+    traps = ("whole batch undone", "tokens one by one")
+    known = {lane["policy"] for lane in lanes if lane["outcome"] == "known defect"}
+    assert known == (set(traps) if FAMILIES[name] else set())
+    kept = "conv_error" if name.startswith("lfm2") else "state_error"
+    assert all(lane[kept] is not None for lane in lanes if lane["outcome"] == "right")
+
+
+def test_states_in_another_format_are_not_judged_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeLlama(session(MTP_MODELS[0]))
+    fake.n_layers_written = 77
+    use(monkeypatch, fake)
+    assert check("--json") == 0
+    lanes = json.loads(capsys.readouterr().out)["lanes"]
+    right = [lane for lane in lanes if lane["outcome"] != "WRONG"]
+    assert {lane["outcome"] for lane in right} == {"not judged"}
+    assert "is of 77 layers and not of 4" in right[0]["about"]
+
+
 def test_a_library_that_ends_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

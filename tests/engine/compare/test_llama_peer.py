@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script_parser import memory_scripts
-from engine.compare.peer_lane import shape_of
 from engine.compare.rollback_check import KNOWN, check_rollback
 from engine.compare.scenario import find_scenario
 from engine.compare.scenario_job import start_comparison
@@ -35,6 +35,7 @@ from engine.compare.state_blob import decode_state, relative_errors
 from engine.compare.state_history import StateHistory
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.findings.check import recorded
+from engine.model.mixers import layout_of
 from engine.options import Prompt
 from engine.session import Session
 from resources import DEMO_TARGET, MEMORY_SCRIPTS, SCENARIOS
@@ -104,7 +105,7 @@ class Opened:
         self.tokens = tokens_of(name)
         self.engine = LlamaProcess(session.path, Path(BUILD))
         self.n_layers = self.engine.facts().n_layers
-        self.shape = shape_of(session.config)
+        self.layout = layout_of(session.config)
         plain, _ = self.engine.open_context(1, 256, 64, 0, 1)
         self.number, found = self.engine.open_context(1, 256, 64, n_rs_seq, 1)
         assert found == n_rs_seq
@@ -116,8 +117,8 @@ class Opened:
             self.history.add(self.state(plain))
 
     def state(self, number: int):
-        assert self.shape is not None
-        return decode_state(self.engine.save(number, 0, PARTIAL), self.shape, self.n_layers)
+        assert self.layout is not None
+        return decode_state(self.engine.save(number, 0, PARTIAL), self.layout, self.n_layers)
 
     def decode(self, pos: int, n: int) -> np.ndarray:
         span = TokenSpan(0, pos, self.tokens[pos : pos + n], n)
@@ -153,7 +154,8 @@ def test_removals_land_where_they_were_measured(opened: tuple[Opened, dict[str, 
         assert llama.engine.seq_rm(llama.number, 0, p0 - 1) == trap["second_removal"]
         state = llama.state(llama.number)
         assert (state.pos, p0) == (trap["wanted"], trap["pos"])
-        assert llama.history.positions_of(state) == (trap["S_is_of"], trap["R_is_of"])
+        found = llama.history.positions_of(state)
+        assert found == {"state": trap["S_is_of"], "window": trap["R_is_of"]}
         wrong, right = llama.decode(p0, 1)[0], llama.rows[p0]
         nmse = float(np.mean((wrong - right) ** 2) / np.mean(right**2))
         limit = 5e-3 if "q4_k" in table["model"] else 1e-4
@@ -171,7 +173,7 @@ def test_planes_hold_what_was_measured(opened: tuple[Opened, dict[str, Any]]) ->
             if depth:
                 assert llama.engine.seq_rm(llama.number, 0, last - depth + 1)
             found = llama.history.positions_of(llama.state(llama.number))
-            assert found == (plane["S_is_of"], plane["R_is_of"])
+            assert found == {"state": plane["S_is_of"], "window": plane["R_is_of"]}
             llama.engine.load(llama.number, 0, whole, WHOLE)
 
 
@@ -183,8 +185,8 @@ def test_states_are_those_of_the_golden_arrays(name: str) -> None:
     """Behind the prompt: S and window of every layer, in our order."""
     data, session = golden(name), session_of(name)
     assert session.path is not None
-    shape = shape_of(session.config)
-    assert shape is not None
+    layout = layout_of(session.config)
+    assert layout is not None
     engine = LlamaProcess(session.path, Path(BUILD))
     number, _ = engine.open_context(1, 256, 64, 0, 1)
     tokens = data["tokens"].tolist()
@@ -192,14 +194,12 @@ def test_states_are_those_of_the_golden_arrays(name: str) -> None:
     for ubatch in memory.split([Span(0, 0, tokens, [])], 512, "equal"):
         session.model.forward(ubatch, memory)
     engine.decode(number, [TokenSpan(0, 0, tokens, 1)])
-    state = decode_state(engine.save(number, 0, PARTIAL), shape, engine.facts().n_layers)
+    state = decode_state(engine.save(number, 0, PARTIAL), layout, engine.facts().n_layers)
     engine.close()
     assert memory.recurrent is not None
     ours = memory.recurrent.live(0)
-    for i, layer in enumerate(shape.layers):
-        for name_, theirs in (("state", state.s[i]), ("window", state.r[i])):
-            mine = next(t for key, t in ours.items() if (key.layer, key.name) == (layer, name_))
-            assert relative_errors([mine.numpy()], [theirs])[0] < 3e-6
+    for key, theirs in state.states.items():
+        assert relative_errors({key: ours[key].numpy()}, {key: theirs})[key] < 3e-6
 
 
 CLEAN = (
@@ -286,8 +286,18 @@ def test_scenarios_show_it_in_the_library(name: str) -> None:
     assert job.trace.runs[finding.run_id]["lane"] == scenario.lanes[-1].name
 
 
-def test_the_check_finds_the_known_defects_and_nothing_else() -> None:
-    lanes = list(check_rollback(session_of("qwen35-h-v2x-mtp-q8_0"), Path(BUILD), (3,), 16))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bailingmoe3-a-mtp-f32",
+        "lfm2-a-tied-f32",
+        "nemotron_h_moe-b-mtp-f32",
+        "qwen35-h-v2x-mtp-q8_0",
+        "qwen4exp-b-qsa-f32",
+    ],
+)
+def test_the_check_finds_the_known_defects_and_nothing_else(name: str) -> None:
+    lanes = list(check_rollback(session_of(name), Path(BUILD), (3,), 16))
     assert not [lane for lane in lanes if lane.is_wrong]
     known = [(lane.policy, lane.round) for lane in lanes if lane.outcome == KNOWN]
     assert known == [("whole batch undone", 1), ("tokens one by one", 1)]
@@ -345,6 +355,9 @@ def test_memory_scripts_show_what_the_library_should_refuse(name: str) -> None:
         engine.close()
     wrong = {name: messages for name, messages in failed.items() if messages}
     assert wrong == {
+        # a copy made while a rollback is pending reads plane 0: seq_cp leaves the index behind
+        "10-forks": [ANY, ANY],
+        "11-forks-of-forks": [ANY, ANY],
         "6-active-gap": ["the removal was not refused"],
         "8-depth-bookkeeping": ["the removal was not refused"],
     }
