@@ -15,4 +15,4 @@ def plain_tip(text: str) -> str:
     text = visible(text, keep_lines=True)
     if not Qt.mightBeRichText(text):
         return text
-    return f"<span style='white-space:pre-wrap'>{escape(text)}</span>"
+    return "<br>".join(f"<span>{escape(line)}</span>" for line in text.split("\n"))

@@ -1,12 +1,10 @@
-"""Traces that come from anywhere, in the real window: what opens is shown soon and in little
-memory."""
+"""Traces that come from anywhere, in the real window: what opens is shown, in little memory."""
 
 from __future__ import annotations
 
 import json
 import resource
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,8 +38,6 @@ from tests.support.foreign_traces import (
 from tests.support.window_acts import messages
 
 ROOM = 1 << 30
-SECONDS = 5.0
-"""Of processor time, several times what it takes."""
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +49,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Little more memory than now, and little time."""
+    """Little more memory than now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, before[1]))
-    begun = time.process_time()
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert time.process_time() - begun < SECONDS
 
 
 def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from app.shell.window import MainWindow
 from app.views.results import ResultsView
 from engine.sweep.schema import trace_folder
 from engine.trace.export import export_csv
+from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
 from tests.support.window_acts import drop, messages
@@ -208,7 +208,7 @@ def test_one_result_is_shown(window: MainWindow, qtbot: QtBot, tmp_path: Path) -
     view.grab()
 
 
-def test_ten_thousand_rows_open_within_two_seconds(
+def test_ten_thousand_rows_open_in_few_calls_each(
     window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     path = write_results(tmp_path, 1, 1)
@@ -235,11 +235,10 @@ def test_ten_thousand_rows_open_within_two_seconds(
         marks = ", ".join("?" * len(names))
         file.executemany(f"INSERT INTO results VALUES ({marks})", rows)
     window.docks.reveal("results")
-    start = time.perf_counter()
-    view = opened(window, qtbot, path)
-    view.grab()
-    assert time.perf_counter() - start < 2
+    with counted_calls() as count:
+        view = opened(window, qtbot, path)
+        view.grab()
+    assert count.n < 60 * 10_000
     assert view.model.rowCount() == 10_000
-    start = time.perf_counter()
-    view.table.sortByColumn(3, Qt.SortOrder.DescendingOrder)
-    assert time.perf_counter() - start < 2
+    sort = calls_of(lambda: view.table.sortByColumn(3, Qt.SortOrder.DescendingOrder))
+    assert sort < 100_000
