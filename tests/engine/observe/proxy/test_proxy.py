@@ -73,7 +73,7 @@ class Passing:
 
     def until(self, what: str, n: int = 1) -> list[Note]:
         """All notes, once `n` of a kind are among them."""
-        for _ in range(2000):
+        for _ in range(24_000):
             self.notes += self.tape.take()
             if sum(note.what == what for note in self.notes) >= n:
                 return self.notes
@@ -100,7 +100,7 @@ def open_files() -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(24_000):
         if holds():
             return
         time.sleep(0.005)
