@@ -6,13 +6,12 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
 from __future__ import annotations
 
-import io
-import os
 import sys
+import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 
+from app.cli import output
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from app.cli.interruption import Interrupted, interrupt, on_signal
 from engine.errors import DraftscopeError, OptionError
@@ -23,30 +22,35 @@ EXIT_INTERRUPTED = 130
 _REMEDY = "Check the path, its rights and the room on the disk."
 
 
+@output.guarded_streams()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; errors that a user can act on become one line on stderr."""
-    _never_fail_on_characters()
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as leaving:  # argparse: help, version, wrong usage
         return int(leaving.code or 0)
     except DraftscopeError as error:
-        _tell(f"error: {error}")
+        output.tell(f"error: {error}")
         return EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILED
     except KeyboardInterrupt as ending:
-        _tell("interrupted")
+        output.tell("interrupted")
         return ending.status if isinstance(ending, Interrupted) else EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader has gone: nothing more to say
         return EXIT_FAILED
     except MemoryError:
-        _tell("error: There is not enough memory for this. Close other programs, or ask for less.")
+        output.tell(
+            "error: There is not enough memory for this. Close other programs, or ask for less."
+        )
         return EXIT_FAILED
     except OSError as error:
         named = f" ({str(error.filename)[:80]})" if error.filename else ""
-        _tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
+        output.tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
+        return EXIT_FAILED
+    except Exception:  # a fault of ours; its words may be a file's
+        traceback.print_exc()
         return EXIT_FAILED
     finally:
-        _flush()
+        output.end()
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -66,29 +70,8 @@ def _dispatch(argv: list[str]) -> int:
         return int(module.run(args))
     with on_signal(interrupt):
         status = int(module.run(args))
-        sys.stdout.flush()
+        output.flush()
         return status
-
-
-def _tell(text: str) -> None:
-    """One line, whatever is in the names of files: no terminal is told to do anything."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    with suppress(OSError):  # the terminal may be gone
-        print(f"draftscope: {line}", file=sys.stderr)
-
-
-def _flush() -> None:
-    """Let the interpreter find nothing to flush at its end, where failing is loud."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _never_fail_on_characters() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from app.cli import (
     bench_w1,
 )
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive, print_json
+from app.cli.common import add_compute, add_model, check_output, positive
+from app.cli.output import print_json, print_line
 from app.cli.reports import add_report, check_report
 from app.cli.run_arguments import (
     add_cache,
@@ -277,7 +278,7 @@ def _write(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
+        print_line(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
     return 0
 
 

@@ -10,8 +10,9 @@ from statistics import median
 from typing import Any
 
 from app.cli.bench_requests import progress, prompt_set
-from app.cli.common import positive, print_json, target_path
+from app.cli.common import positive, target_path
 from app.cli.files import open_session
+from app.cli.output import print_json, print_lines
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 print_json(report)
             else:
-                print("\n".join(_lines(report, markdown=args.markdown)))
+                print_lines(_lines(report, markdown=args.markdown))
     return 0
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import loading_line, print_json, target_path
+from app.cli.common import loading_line, target_path
 from app.cli.files import check_files
+from app.cli.output import print_json, print_lines
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model.info import describe
@@ -34,7 +35,7 @@ def splits(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**facts, **asdict(result)})
     else:
-        print("\n".join(_split_lines(facts, result)))
+        print_lines(_split_lines(facts, result))
     return 0
 
 
@@ -54,7 +55,7 @@ def steps(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**facts, "rows": [asdict(row) for row in rows]})
     else:
-        print("\n".join(_step_lines(facts, rows)))
+        print_lines(_step_lines(facts, rows))
     return 0
 
 

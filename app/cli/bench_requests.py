@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_paths, print_json, target_path
+from app.cli.common import check_output, draft_paths, target_path
 from app.cli.files import open_session
+from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
 from app.cli.run_arguments import add_chat, run_options
 from engine.bench.prompts import NamedPrompt, default_set, read_prompts
@@ -125,7 +124,7 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
 def progress(done: int, total: int, what: str) -> None:
     """Say on stderr that so many of the requests are done, and what the last one was."""
-    print(f"[{done:>{len(str(total))}}/{total}] {what}", file=sys.stderr, flush=True)
+    tell(f"[{done:>{len(str(total))}}/{total}] {what}", "")
 
 
 def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str] | None) -> None:
@@ -137,13 +136,13 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[st
     if args.json:
         print_json(report)
     elif lines is not None:
-        print("\n".join([_headline(args, report), *lines]))
+        print_lines((_headline(args, report), *lines))
     if args.out is None:
         return
-    text = json.dumps(report, ensure_ascii=False, indent=2) + "\n"
+    text = json_text(report) + "\n"
     with written_whole(args.out) as part:
         part.write_text(text, encoding="utf-8")
-    print(f"draftscope: results written to {args.out}", file=sys.stderr)
+    tell(f"results written to {args.out}")
 
 
 def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:

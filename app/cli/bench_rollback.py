@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import print_json
+from app.cli.output import print_json, print_line
 from engine.errors import OptionError
 from engine.size_text import size_text
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({**facts, "rows": [asdict(row) for row in rows]})
     else:
         for line in _lines(facts, rows):
-            print(line, flush=True)
+            print_line(line)
     return 0
 
 

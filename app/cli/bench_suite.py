@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
-from app.cli.common import print_json
+from app.cli.output import print_json, print_lines
 from app.cli.reports import deliver_report
 from app.cli.run import make_prompt
 from engine.bench.request import PLAIN
@@ -74,7 +74,7 @@ def compare(args: argparse.Namespace) -> int:
         print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **asdict(diff)})
     else:
         first, second = args.compare
-        print("\n".join(diff_lines(str(first), str(second), diff)))
+        print_lines(diff_lines(str(first), str(second), diff))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,10 @@ from app.cli.common import (
     add_model,
     add_threads,
     positive,
-    print_json,
     target_path,
 )
 from app.cli.files import check_files
+from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
@@ -94,16 +93,16 @@ def run(args: argparse.Namespace) -> int:
     trace = TraceStore()
     checked: list[CheckedLane] = []
     if not args.json:
-        print(_LINE.format(*_HEADS))
+        print_line(_LINE.format(*_HEADS))
     try:
         for lane in check_rollback(session, args.llama_cpp_lib, args.depths, args.n_predict, trace):
             checked.append(lane)
             if not args.json:
-                print(_line(lane), flush=True)
+                print_line(_line(lane))
     finally:
         if args.trace is not None:
             export_csv(trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+            tell(f"trace written to {args.trace}")
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
     version = next(
@@ -113,10 +112,11 @@ def run(args: argparse.Namespace) -> int:
         facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
         print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
     else:
-        print()
-        for about in dict.fromkeys(_about(lane) for lane in checked if lane.about):
-            print(about)
-        print(f"{version}: {len(checked)} lanes, {n_wrong} wrong, {n_known} with known defects")
+        print_line()
+        print_lines(dict.fromkeys(_about(lane) for lane in checked if lane.about))
+        print_line(
+            f"{version}: {len(checked)} lanes, {n_wrong} wrong, {n_known} with known defects"
+        )
     return int(n_wrong > 0 or (args.strict and n_known > 0))
 
 

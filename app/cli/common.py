@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import uuid
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from app.cli.output import is_terminal, print_line, show_progress, tell
 from engine.errors import OptionError
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.progress import ReportProgress
@@ -47,7 +47,7 @@ def module_of(subcommand: str) -> str:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"draftscope {version()}")
+        print_line(f"draftscope {version()}")
         parser.exit()
 
 
@@ -60,6 +60,12 @@ class _Parser(argparse.ArgumentParser):
             self._check_value(action, value)
             return value
         return super()._get_values(action, arg_strings)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, whatever the message quotes."""
+        self.print_usage(sys.stderr)
+        tell(f"error: {message}", f"{self.prog}: ")
+        self.exit(2)
 
 
 def new_parser(subcommand: str) -> argparse.ArgumentParser:
@@ -233,14 +239,9 @@ def check_output(path: Path, option: str) -> None:
         ) from error
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on standard output."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
-
-
 def loading_line() -> ReportProgress | None:
     """A progress callback that keeps one line on a terminal up to date; None elsewhere."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return None
     shown = -1
 
@@ -249,7 +250,6 @@ def loading_line() -> ReportProgress | None:
         percent = 100 * done // max(1, total)
         if percent != shown:
             shown = percent
-            end = "\r\x1b[K" if done >= total else ""
-            print(f"\r\x1b[K{percent:3} % {phase}{end}", end="", file=sys.stderr, flush=True)
+            show_progress(f"{percent:3} % {phase}" if done < total else "")
 
     return progress

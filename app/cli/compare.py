@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ from app.cli.common import (
     draft_paths,
     finite_number,
     positive,
-    print_json,
     target_path,
 )
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
+from app.cli.output import print_json, print_lines, tell
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import add_report, check_report, deliver_report
 from app.cli.run import draft_files, make_prompt
@@ -123,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
-        print("\n".join(list_scenarios()))
+        print_lines(list_scenarios())
         return 0
     target = target_path(args)
     if args.parallel is None:
@@ -141,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     n_draft = None if options.spec.types else options.spec.n_max
     for lane in scenario.lanes if scenario else lanes:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
-            print(f"draftscope: note: {lane.name}: {note}", file=sys.stderr)
+            tell(f"note: {lane.name}: {note}")
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
     check_trace_folder(args.trace)
@@ -197,10 +196,8 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        for line in (*(heading(scenario) if scenario else ()), *_lines(job, verdicts)):
-            print(line)
-        for line in outcome(scenario, job.trace) if scenario else ():
-            print(line)
+        print_lines((*(heading(scenario) if scenario else ()), *_lines(job, verdicts)))
+        print_lines(outcome(scenario, job.trace) if scenario else ())
     return int(any(verdict.is_beyond for verdict in verdicts))
 
 
@@ -224,11 +221,8 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
             }
         )
         return 0
-    found = finding_lines(job.trace)
-    for line in (*heading(scenario), headline(job.summary()), "", *found):
-        print(line)
-    for line in outcome(scenario, job.trace):
-        print(line)
+    print_lines((*heading(scenario), headline(job.summary()), "", *finding_lines(job.trace)))
+    print_lines(outcome(scenario, job.trace))
     return 0
 
 

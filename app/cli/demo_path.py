@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import print_json
+from app.cli.output import print_json, print_lines
 from engine.errors import DraftscopeError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
@@ -24,7 +24,5 @@ def run(args: argparse.Namespace) -> int:
         paths = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "eagle3": DEMO_EAGLE3}
         print_json({name: str(path) for name, path in paths.items()})
     else:
-        print(DEMO_TARGET)
-        print(DEMO_DRAFT)
-        print(DEMO_EAGLE3)
+        print_lines(map(str, (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)))
     return 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from app.cli.output import print_line
 from engine.errors import OptionError
 from resources import DESKTOP
 
@@ -54,7 +55,7 @@ def install() -> int:
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(contents[kind], encoding="utf-8")
-        print(f"written: {path}")
+        print_line(f"written: {path}")
     _tell_desktop()
     return 0
 
@@ -64,7 +65,7 @@ def remove() -> int:
     for path in _places().values():
         if path.exists():
             path.unlink()
-            print(f"removed: {path}")
+            print_line(f"removed: {path}")
     _tell_desktop()
     return 0
 

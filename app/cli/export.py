@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from app.cli.common import check_output
+from app.cli.output import tell
 from engine.errors import TraceFileError
 
 
@@ -45,11 +45,10 @@ def run(args: argparse.Namespace) -> int:
             "Name the trace of a run with a drafter.",
         )
     args.aiperf.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"draftscope: {len(lines)} records written to {args.aiperf}", file=sys.stderr)
+    tell(f"{len(lines)} records written to {args.aiperf}")
     if n_left_out:
-        print(
-            f"draftscope: {n_left_out} sequences left out: nothing was drafted, or the number of "
-            "their steps is not known",
-            file=sys.stderr,
+        tell(
+            f"{n_left_out} sequences left out: nothing was drafted, or the number of their steps "
+            "is not known"
         )
     return 0

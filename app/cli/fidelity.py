@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import (
-    add_model,
-    add_threads,
-    loading_line,
-    positive,
-    print_json,
-    read_text,
-    target_path,
-)
+from app.cli.common import add_model, add_threads, loading_line, positive, read_text, target_path
 from app.cli.files import check_files
+from app.cli.output import note, print_json, print_line, print_lines
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
 from resources import demo_prompts
@@ -83,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     tokens = greedy_text(reference, text, args.n_predict)
     n_found = len(tokens) - len(reference.prompt(text).tokens)
     if n_found < args.n_predict:
-        print(f"draftscope: note: the context holds {n_found} more tokens only.", file=sys.stderr)
+        note(f"the context holds {n_found} more tokens only.")
     found = []
     for mode in args.modes:
         session = Session.open(path, compute=mode, progress=loading_line())
@@ -91,10 +83,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"model": str(path), "modes": [asdict(one) for one in found]})
     else:
-        print(f"{path.name}: against f32 over {len(tokens) - 1} tokens\n")
-        print(_LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit"))
-        for one in found:
-            print(_line(one))
+        print_line(f"{path.name}: against f32 over {len(tokens) - 1} tokens")
+        heads = _LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit")
+        print_lines(("", heads, *map(_line, found)))
     return 0
 
 

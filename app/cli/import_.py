@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from app.cli.output import print_json, print_line, tell
 
 if TYPE_CHECKING:
     from engine.trace.store import TraceStore
@@ -73,19 +73,19 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             for run_id in runs:
                 name = path.name if later is None else f"{path.name} to {later.name}"
-                print(f"{name}: {_line(store, run_id)}")
+                print_line(f"{name}: {_line(store, run_id)}")
     if args.json:
         found = {
             "runs": [_figures(store, run_id) for run_id in store.runs],
             "findings": findings_json(store),
         }
-        print(json.dumps(found, ensure_ascii=False, indent=1))
+        print_json(found)
     else:
         for line in finding_lines(store):
-            print(line, file=sys.stderr)
+            tell(line, "")
     if args.trace is not None:
         export_csv(store, args.trace)
-        print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+        tell(f"trace written to {args.trace}")
     return int(any(finding.severity == "error" for finding in recorded(store)))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, positive, print_json, target_path
+from app.cli.common import add_model, positive, target_path
+from app.cli.output import print_json, print_lines
 from engine.gguf.file import GgufFile
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.model.drafters.config import describe_drafter
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**info.to_dict(), "file": identity, "memory": memory, "metadata": metadata})
     else:
-        print("\n".join(_lines(info, memory, metadata)))
+        print_lines(_lines(info, memory, metadata))
     return 0
 
 
@@ -111,7 +112,7 @@ def _tell_drafter(args: argparse.Namespace, file: GgufFile) -> int:
         "metadata",
         *(f"  {key} = {_short(value)}" for key, value in metadata.items()),
     ]
-    print("\n".join(lines))
+    print_lines(lines)
     return 0
 
 

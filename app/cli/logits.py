@@ -7,16 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from app.cli.common import (
-    add_compute,
-    add_model,
-    check_output,
-    positive,
-    print_json,
-    target_path,
-    token_ids,
-)
+from app.cli.common import add_compute, add_model, check_output, positive, target_path, token_ids
 from app.cli.files import open_session
+from app.cli.output import print_json, print_line
 from engine.files import written_whole
 
 
@@ -62,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
         print_json({"out": str(out), "shape": list(logits.shape), **facts})
     else:
         n, n_vocab = logits.shape
-        print(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}, {session.device}")
+        print_line(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}, {session.device}")
     return 0

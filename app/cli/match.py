@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import add_compute, add_model, draft_paths, print_json, target_path
+from app.cli.common import add_compute, add_model, draft_paths, target_path
 from app.cli.files import open_session
+from app.cli.output import print_json, print_lines, tell
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_chat,
@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     test = MatchTest(session, prompts, options, kinds)
     for step in test.steps():
-        line = f"{step.lane} {step.kind} {step.step + 1}: {step.seconds:.2f} s"
-        print(line, file=sys.stderr, flush=True)
+        tell(f"{step.lane} {step.kind} {step.step + 1}: {step.seconds:.2f} s", "")
     passed = test.passed and not (args.exact and test.differing)
     if args.json:
         print_json(
@@ -92,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print("\n".join(_lines(test, session)))
-        print(_verdict(test, passed))
+        print_lines((*_lines(test, session), _verdict(test, passed)))
     return 0 if passed else 1
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import (
-    add_compute,
-    add_lane_output,
-    add_llama_library,
-    add_model,
-    print_json,
-    target_path,
-)
+from app.cli.common import add_compute, add_lane_output, add_llama_library, add_model, target_path
 from app.cli.files import open_session
+from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript
@@ -114,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         known = memory_scripts(MEMORY_SCRIPTS)
         width = max(len(script.name) for script in known)
         for script in known:
-            print(f"{script.name:<{width}}  {script.title}")
+            print_line(f"{script.name:<{width}}  {script.title}")
         return 0
     names = args.scripts
     if names and names[-1].endswith(".gguf") and args.model is None:
@@ -140,21 +133,20 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             width = max(len(script.name) for script in scripts)
             heads = ("script", "policy", "verdict", "checks", "max NMSE", "ms")
-            print(_LINE.format(*heads, width=width))
+            print_line(_LINE.format(*heads, width=width))
         for script in scripts:
             for policy in args.rollback:
                 rows.append(_played(args, session, script, policy, trace))
                 if not args.json:
-                    print(_line(rows[-1], width), flush=True)
+                    print_line(_line(rows[-1], width))
     finally:
         if args.trace is not None:
             export_csv(trace, args.trace)
-            print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+            tell(f"trace written to {args.trace}")
     if args.json:
         print_json({"compute": session.compute, "scripts": [_facts(row) for row in rows]})
     else:
-        for line in _failures(rows):
-            print(line)
+        print_lines(_failures(rows))
     return int(any(row.play is not None and row.play.failures for row in rows))
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, loading_line, print_json
+from app.cli.common import check_output, loading_line
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
+from app.cli.output import is_coloured, note, print_json, print_line, print_lines, print_text, tell
 from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import add_prompts
-from app.cli.server import add_key, connect, note
+from app.cli.server import add_key, connect
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
 """Of the terminal, by kind of token; the target's own tokens have none."""
-_UNSEEN = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
-"""What a server might send to make a terminal do things."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -212,8 +208,7 @@ def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
         said.append(f"{len(slots)} {'slot' if len(slots) == 1 else 'slots'}")
         if isinstance(n_ctx := slots[0].get("n_ctx"), int):
             said.append(f"{n_ctx} tokens each")
-    line = f"draftscope: {facts.engine} {', '.join(said)}"[:200]
-    print(line.translate(_UNSEEN), file=sys.stderr)
+    tell(f"{facts.engine} {', '.join(said)}"[:200])
 
 
 def _session(model: Path) -> Session:
@@ -265,29 +260,26 @@ class _Stream:
 
     def __init__(self, job: ServerRun, prompt: str) -> None:
         self._job, self._tokens = job, job.trace.tokens
-        self._is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._is_coloured = is_coloured()
         self._seen = 0
-        print(prompt, end="", flush=True)
+        print_text(prompt)
 
     def show(self) -> None:
         """Print what has come since the last time."""
         if self._is_coloured:
             n = len(self._tokens)
             for text, kind in _first_texts(self._job.trace, self._seen, n):
-                colour = _COLOURS.get(kind)
-                text = text.translate(_UNSEEN)
-                print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, end="")
+                print_text(text, _COLOURS.get(kind))
             self._seen = n
         else:
             text = self._job.first_text
-            print(text[self._seen :], end="")
+            print_text(text[self._seen :])
             self._seen = len(text)
-        sys.stdout.flush()
 
     def end(self) -> None:
         """Print what came last, and an empty line."""
         self.show()
-        print("\n")
+        print_text("\n\n")
 
 
 def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
@@ -305,26 +297,25 @@ def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str
 
 def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:
     for one in sequences:
-        print(f"--- sequence {one.seq_id}")
-        print((one.prompt if echo else "") + one.text + "\n")
+        print_line(f"--- sequence {one.seq_id}")
+        print_text((one.prompt if echo else "") + one.text + "\n\n")
 
 
 def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
     if rescored is not None:
-        print("\n".join(lines(rescored)))
-    for line in finding_lines(job.trace):
-        print(line)
+        print_lines(lines(rescored))
+    print_lines(finding_lines(job.trace))
     totals = job.summary()
-    print(headline(totals))
+    print_line(headline(totals))
     if paths := _paths(job):
-        print(", ".join(f"{n} {name}" for name, n in paths.items()))
+        print_line(", ".join(f"{n} {name}" for name, n in paths.items()))
     if job.counted.moved:
-        print(f"{'':<16} {'server':>8} {'here':>8}")
+        print_line(f"{'':<16} {'server':>8} {'here':>8}")
         for name, server, here in _counts(job):
-            print(f"{name:<16} {server:>8.0f} {here:>8}")
+            print_line(f"{name:<16} {server:>8.0f} {here:>8}")
     for sentence in filter(None, (job.uncounted, job.unread_log)):
         note(sentence)
-    print(json.dumps(totals, indent=2))
+    print_json(totals)
 
 
 def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import print_json
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
+from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import keep_capture, record
 from engine.report.headline import headline
 from engine.trace.store import TraceStore
@@ -49,15 +47,9 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     run = ProxyRun(
         server, TraceStore(), host, port, adds_fields=not args.pass_unchanged, log=args.log
     )
-    print(
-        f"draftscope: what comes to {run.url} goes to {server.address}; Ctrl-C ends it",
-        file=sys.stderr,
-    )
+    tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
     if not run.is_local:
-        print(
-            "draftscope: warning: other machines can use the server through this port.",
-            file=sys.stderr,
-        )
+        tell("warning: other machines can use the server through this port.")
     told = _Told(run)
     try:
         record(run, run.advance, args.trace, show=lambda: None if args.json else told.show())
@@ -73,7 +65,7 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
             told.show()
             _print_summary(run)
         if run.unread_log:
-            print(f"draftscope: note: {run.unread_log}", file=sys.stderr)
+            note(run.unread_log)
     return 0
 
 
@@ -91,8 +83,7 @@ class _Told:
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
             for seq_id, told in zip(request.seq_ids, request.told, strict=True):
-                print(f"{seq_id} {request.facts['path']}: {_fared(told, request.facts)}")
-        sys.stdout.flush()
+                print_line(f"{seq_id} {request.facts['path']}: {_fared(told, request.facts)}")
 
 
 def _fared(told: Timings | None, facts: dict[str, Any]) -> str:
@@ -111,11 +102,10 @@ def _fared(told: Timings | None, facts: dict[str, Any]) -> str:
 
 
 def _print_summary(run: ProxyRun) -> None:
-    for line in finding_lines(run.trace):
-        print(line)
+    print_lines(finding_lines(run.trace))
     totals = summary(run.trace, run.run_id)
-    print(headline(totals))
-    print(json.dumps(totals, indent=2))
+    print_line(headline(totals))
+    print_json(totals)
 
 
 def _report(run: ProxyRun) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from app.cli.interruption import Interrupted, on_signal
+from app.cli.output import tell
 from engine.errors import OptionError
 from engine.gguf.content import ContentHash
 from engine.trace.export import check_target, export_csv
@@ -114,15 +114,12 @@ def keep_capture(run: ObservedRun, path: Path) -> None:
     from engine.observe.files.capture import capture_of, write_capture
 
     write_capture(path, capture_of(run, path.name.split(".")[0]))
-    with suppress(OSError):  # the terminal may be gone
-        whole = "" if run.raw is None or run.raw.is_whole else ", without what found no room"
-        print(f"draftscope: capture written to {path}{whole}", file=sys.stderr)
+    whole = "" if run.raw is None or run.raw.is_whole else ", without what found no room"
+    tell(f"capture written to {path}{whole}")
 
 
 def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) -> None:
     """Write a trace, and tell where."""
     is_known = content is None or content.wait(_CONTENT_S)
     export_csv(trace, folder)
-    with suppress(OSError):  # the terminal may be gone
-        late = "" if is_known else _LATE
-        print(f"draftscope: trace written to {folder}{late}", file=sys.stderr)
+    tell(f"trace written to {folder}{'' if is_known else _LATE}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from app.cli.common import check_output
+from app.cli.output import print_lines, tell
 from engine.errors import OptionError
 from engine.report.markdown import markdown
 from engine.report.parts import Report
@@ -49,8 +48,7 @@ def deliver_report(args: argparse.Namespace, make: Callable[[list[str]], Report]
     report = make(["draftscope", *getattr(args, "words", ())])
     if args.report is not None:
         write_report(report, args.report)
-        with suppress(OSError):  # the terminal may be gone
-            print(f"draftscope: report written to {args.report}", file=sys.stderr)
+        tell(f"report written to {args.report}")
     if args.markdown:
-        print(markdown(report), end="")
+        print_lines(markdown(report).removesuffix("\n").split("\n"))
     return bool(args.markdown)

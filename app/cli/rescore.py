@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, loading_line, print_json, target_path
+from app.cli.common import add_compute, add_model, loading_line, target_path
 from app.cli.files import check_files
+from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
-from app.cli.server import add_key, connect, note
+from app.cli.server import add_key, connect
 from engine.errors import OptionError, TraceFileError
 from engine.findings.check import recorded
 from engine.findings.rescored import TEXT_CHANGED
@@ -99,15 +99,17 @@ def run(args: argparse.Namespace) -> int:
     found = list(_all_rescored(args, session, store, run_ids))
     if args.trace is not None:
         export_csv(store, args.trace)
-        print(f"draftscope: trace written to {args.trace}", file=sys.stderr)
+        tell(f"trace written to {args.trace}")
     if args.json:
         print_json({"model": str(target), "runs": [finite(asdict(one)) for one in found]})
     else:
         for one in found:
-            print("\n".join(lines(one)))
+            print_lines(lines(one))
         for finding in recorded(store):
             if finding.rule == TEXT_CHANGED and finding.run_id in run_ids:
-                print(f"{finding.severity}: {finding.rule}: {finding.message} {finding.evidence}")
+                print_line(
+                    f"{finding.severity}: {finding.rule}: {finding.message} {finding.evidence}"
+                )
     return int(any(one.n_changed for one in found))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_paths, print_json, target_path
+from app.cli.common import draft_paths, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
+from app.cli.output import print_json, print_line, print_lines, print_text
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
@@ -70,11 +70,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
-    for line in finding_lines(trace):
-        print(line)
+    print_lines(finding_lines(trace))
     totals = job.summary()
-    print(headline(totals))
-    print(json.dumps(totals, indent=2))
+    print_line(headline(totals))
+    print_json(totals)
     return 0
 
 
@@ -114,7 +113,7 @@ class _Stream:
         self._tokens = trace.tokens
         self._decoder = StreamDecoder(session.tokenizer)
         self._seen = 0
-        print(prompt, end="", flush=True)
+        print_text(prompt)
 
     def show(self) -> None:
         """Print what has come since the last time."""
@@ -127,17 +126,17 @@ class _Stream:
             for token, kind in zip(ids, kinds, strict=True)
             if kind in EMITTED_KINDS
         )
-        print(text, end="", flush=True)
+        print_text(text)
 
     def end(self) -> None:
         """Print what is left of an unfinished character, and an empty line."""
-        print(self._decoder.flush() + "\n")
+        print_text(self._decoder.flush() + "\n\n")
 
 
 def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
     for result, prompt in zip(job.results(), prompts, strict=True):
-        print(f"--- sequence {result.seq_id}")
-        print((prompt.text if echo else "") + result.text + "\n")
+        print_line(f"--- sequence {result.seq_id}")
+        print_text((prompt.text if echo else "") + result.text + "\n\n")
 
 
 def _report(

@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import print_json
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
+from app.cli.output import print_json, print_lines
 from app.cli.recorded import decode, export
 from app.cli.run_arguments import cache_options, refuse_cache
 from engine.conversation.recorded import RecordedConversation, RecordedTurn, read_recorded
@@ -63,13 +63,13 @@ def run_turns(
     conversation = Conversation(session, trace, rendering, PromptCache(cached) if cached else None)
     if not args.json:
         how = "through the model's chat template" if is_chat else "joined as plain text"
-        print(f"{len(recorded.turns)} turns, messages {how}\n")
+        print_lines((f"{len(recorded.turns)} turns, messages {how}", ""))
     answers = args.turns_answers or "recorded"
     try:
         for number, turn in enumerate(recorded.turns):
             _hold(conversation, session, turn, options, answers, is_traced=args.trace is not None)
             if not args.json:
-                print("\n".join(_turn_lines(conversation.tree.turns[number], trace)) + "\n")
+                print_lines((*_turn_lines(conversation.tree.turns[number], trace), ""))
     finally:
         if args.trace is not None and trace.runs:
             export(trace, args.trace, session.content)
@@ -77,9 +77,7 @@ def run_turns(
     if args.json:
         print_json(_report(turns, recorded, trace, options, session, is_chat=is_chat))
         return 0
-    for line in finding_lines(trace):
-        print(line)
-    print("\n".join(_total_lines(turns)))
+    print_lines((*finding_lines(trace), *_total_lines(turns)))
     return 0
 
 

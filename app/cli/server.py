@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
+from app.cli.output import note
 from engine.errors import ApiKeyError, OptionError
 
 if TYPE_CHECKING:
@@ -55,8 +55,3 @@ def connect(url: str, key_env: str | None) -> tuple[ServerClient, ServerFacts]:
     except BaseException:
         client.close()
         raise
-
-
-def note(sentence: str) -> None:
-    """Say something on the side."""
-    print(f"draftscope: note: {sentence}", file=sys.stderr)

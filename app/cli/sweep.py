@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import print_json
+from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.reports import add_report, check_report, deliver_report
 from engine.errors import OptionError
 from engine.report.sweep import sweep_report
@@ -80,19 +78,19 @@ def run(args: argparse.Namespace) -> int:
     if args.ship and args.ray is None:
         raise OptionError("--ship goes with --ray only.", "Leave it out.")
     if plan.n_equal:
-        _tell(f"{plan.n_equal} jobs equal another one and are left out")
+        tell(f"{plan.n_equal} jobs equal another one and are left out")
     folder = args.out or Path(f"{plan.path.stem}-sweep")
     execute: Executor = OnRay(args.ray, ship=args.ship) if args.ray is not None else one_by_one
     with Sweep(plan, folder, traces=not args.no_traces, retry_failed=args.retry_failed) as sweep:
         if args.list:
             return _list(args, plan, sweep)
         if sweep.n_done:
-            _tell(f"{sweep.n_done} of {sweep.total} jobs have results already")
+            tell(f"{sweep.n_done} of {sweep.total} jobs have results already")
         try:
             for done in sweep.run(execute):
                 _show(done, sweep.varying)
         except KeyboardInterrupt:
-            _tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
+            tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
     results = read_results(sweep.path)
     if deliver_report(args, lambda words: sweep_report(results, words)):
@@ -100,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print_json(results_json(results))
     else:
-        print("\n".join(_lines(results)))
-    _tell(f"results written to {sweep.path}")
+        print_lines(_lines(results))
+    tell(f"results written to {sweep.path}")
     return int(not results.done.all())
 
 
@@ -150,7 +148,7 @@ def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
     for job in plan.jobs:
         state = "to do" if job.key in pending else "has a result"
         said = ", ".join(f"{key} {setting_text(value)}" for key, value in job.settings.items())
-        print(f"{job.number:>5}  {state:<12}  {said}")
+        print_line(f"{job.number:>5}  {state:<12}  {said}")
     return 0
 
 
@@ -182,15 +180,10 @@ def _show(progress: SweepProgress, varying: Collection[str]) -> None:
     )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
     left = f" ({_duration(progress.left_s)} left)" if progress.left_s is not None else ""
-    _tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")
+    tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")
 
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _tell(line: str, name: str = "draftscope: ") -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(f"{name}{line}", file=sys.stderr, flush=True)

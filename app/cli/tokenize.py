@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import add_model, print_json, read_text, target_path
+from app.cli.common import add_model, read_text, target_path
+from app.cli.output import print_json, print_line, print_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.trace.cell_text import escape_piece
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    print(",".join(map(str, ids)))
-    for token, piece in zip(ids, pieces, strict=True):
-        print(f"{token:>8}  {escape_piece(piece)}")
+    print_line(",".join(map(str, ids)))
+    print_lines(
+        f"{token:>8}  {escape_piece(piece)}" for token, piece in zip(ids, pieces, strict=True)
+    )
     return 0

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, loading_line, print_json
+from app.cli.common import add_compute, loading_line
 from app.cli.files import check_files
+from app.cli.output import print_json, print_lines
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"verdict": found.verdict, **finite(asdict(found))})
     else:
-        print("\n".join(_lines(found, a, b)))
+        print_lines(_lines(found, a, b))
     return int(found.verdict in (DIFFERENT, UNKNOWN))
 
 

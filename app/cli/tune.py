@@ -4,10 +4,7 @@ and prompts."""
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +13,7 @@ from app.cli.bench_requests import set_name
 from app.cli.common import add_compute, add_model, check_output, draft_paths, positive, target_path
 from app.cli.files import open_session
 from app.cli.option_arguments import add_options, options_from, reader
+from app.cli.output import json_text, print_lines, tell
 from app.cli.reports import add_report, deliver_report
 from app.cli.run_arguments import add_chat, add_draft_model, add_sizes
 from engine.draft.registry import DRAFTERS
@@ -24,7 +22,6 @@ from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Report, Table
-from engine.report.text import visible
 from engine.tune.lengths import LOOK_UPS, has_length
 from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from resources import SUITES
@@ -156,21 +153,19 @@ def run(args: argparse.Namespace) -> int:
     texts = _texts(args, session, prompts)
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     if args.check_simulator:
-        tune_check.check(args, session, texts, base, drafters, _tell)
+        tune_check.check(args, session, texts, base, drafters, tell)
         return 0
     files = {name: path.name for name, path in drafts.items()}
     plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
-    tuned = tune(session, plan, texts, _tell)
+    tuned = tune(session, plan, texts, tell)
     if args.trials:
         tuned.data["trials"] = _trials(args, session, texts, base, tuned)
     printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
     if not printed:
-        found = "\n".join(text_lines(findings(tune_report(tuned.data))))
-        print(visible(found, keep_lines=True))  # names of models and prompts are anyone's
+        print_lines(text_lines(findings(tune_report(tuned.data))))
     if args.check_grid:
-        sys.stdout.flush()  # it takes minutes
         grid = _check_grid(session, plan, texts, tuned)
-        print("\n".join(("", *tune_check.grid_lines(grid))))
+        print_lines(("", *tune_check.grid_lines(grid)))
     _write(args, tuned, target)
     return 0
 
@@ -249,7 +244,7 @@ def _trials(
     options = base
     if tuned.chosen is not None:
         options = drafting(base, tuned.chosen, rates=args.spec_synth_rates)
-    return search(session, texts, options, args.trials, _tell)
+    return search(session, texts, options, args.trials, tell)
 
 
 def _check_grid(
@@ -265,7 +260,7 @@ def _check_grid(
         tuned.chosen,
         pairs=plan.pairs,
         rates=plan.rates,
-        report=_tell,
+        report=tell,
     )
     tuned.data["grid"] = tune_check.grid_data(found)
     return found
@@ -273,16 +268,11 @@ def _check_grid(
 
 def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.json is not None:
-        text = json.dumps(tuned.data, ensure_ascii=False, indent=2) + "\n"
+        text = json_text(tuned.data) + "\n"
         with written_whole(args.json) as part:
             part.write_text(text, encoding="utf-8")
-        _tell(f"results written to {args.json}")
+        tell(f"results written to {args.json}")
     if args.out is not None:
         from engine.tune.results_file import write_results
 
-        _tell(f"results written to {write_results(tuned.data, args.out, target)}")
-
-
-def _tell(what: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(f"draftscope: {what}", file=sys.stderr, flush=True)
+        tell(f"results written to {write_results(tuned.data, args.out, target)}")

@@ -4,12 +4,12 @@ recommended, beside real runs."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from app.cli.output import json_text, print_lines
 from engine.files import written_whole
 from engine.tune.lengths import has_floor
 
@@ -53,10 +53,10 @@ def check(
             rates=args.spec_synth_rates,
             report=tell,
         )
-        print("\n".join(check_lines(drafter, found)))
+        print_lines(check_lines(drafter, found))
         data["drafters"][drafter] = [asdict(one) for one in found]
     if args.json is not None:
-        text = json.dumps(data, ensure_ascii=False, indent=2) + "\n"
+        text = json_text(data) + "\n"
         with written_whole(args.json) as part:
             part.write_text(text, encoding="utf-8")
         tell(f"results written to {args.json}")

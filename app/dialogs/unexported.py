@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from PySide6.QtWidgets import QMessageBox, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel, QMessageBox, QWidget
 
 from app.models.run_facts import ModelRuns
 from app.models.run_notes import notes_of
@@ -32,6 +33,8 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
     if problem:
         lines += ["", f"They cannot be kept. {problem} Cancel to export them (Ctrl+E)."]
     box.setInformativeText("\n".join(lines))
+    for label in box.findChildren(QLabel):  # names of models are a file's
+        label.setTextFormat(Qt.TextFormat.PlainText)
     roles = QMessageBox.ButtonRole
     discard = box.addButton("&Discard", roles.DestructiveRole)
     cancel = box.addButton(QMessageBox.StandardButton.Cancel)

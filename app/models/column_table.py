@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
+from app.models.plain_tip import plain_tip
+
 _Index = QModelIndex | QPersistentModelIndex
 _NOWHERE = QModelIndex()
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
@@ -56,7 +58,7 @@ class ColumnTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return column.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return column.tip
+            return plain_tip(column.tip)
         return _side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -65,7 +67,8 @@ class ColumnTable(QAbstractTableModel):
         column = self._columns[index.column()]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(column)
-        return self.cell(index.row(), column.name, role)
+        value = self.cell(index.row(), column.name, role)
+        return plain_tip(value) if role == Qt.ItemDataRole.ToolTipRole and value else value
 
 
 def _side(column: TableColumn) -> Qt.AlignmentFlag:

@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QFont
 
 from app.models.compared_lanes import ComparedLanes
 from app.models.number_text import EXACT, NOT_OBSERVED, NOT_RECORDED, error_text, probability_text
+from app.models.plain_tip import plain_tip
 from engine.trace.records import N_TOP
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -157,14 +158,16 @@ class PositionDetail(QAbstractTableModel):
                 return None
             if role == Qt.ItemDataRole.DisplayRole:
                 return self._names[section].replace(",", "\n", 1)
-            return self._names[section] if role == Qt.ItemDataRole.ToolTipRole else None
+            if role == Qt.ItemDataRole.ToolTipRole:
+                return plain_tip(self._names[section])
+            return None
         if section >= len(self.rows):
             return None
         row = self.rows[section]
         if role == Qt.ItemDataRole.DisplayRole:
             return f"› {row.label}" if row.chosen else row.label
         if role == Qt.ItemDataRole.ToolTipRole:
-            return row.tip
+            return plain_tip(row.tip)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
+from app.models.plain_tip import plain_tip
 from app.models.run_comparison import FigurePair
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -67,7 +68,7 @@ class RunPairTable(QAbstractTableModel):
                 return pair.ratio_text
             return pair.text(column - _FIRST)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return pair.tip
+            return plain_tip(pair.tip)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _side(column)
         return None

@@ -11,6 +11,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.models.number_text import NOT_OBSERVED, probability_text, significant, whole_text
+from app.models.plain_tip import plain_tip
 from app.models.step import Step, TraceRow
 from engine.draft.registry import meaning
 from engine.size_text import size_text
@@ -246,7 +247,7 @@ class FactTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return fact.value if is_value else fact.label
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{fact.value}\n{fact.tip}".strip() or None
+            return plain_tip(f"{fact.value}\n{fact.tip}".strip()) or None
         if role == Qt.ItemDataRole.TextAlignmentRole:
             flag = Qt.AlignmentFlag
             side = flag.AlignRight if is_value else flag.AlignLeft

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from app.actions import PANELS
 from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
+from app.models.plain_tip import plain_tip
 from app.models.run_axis import UNITS
 from app.saved.settings import THEME_CHOICES, Settings
 from app.shell.docks import LAYOUTS
@@ -66,7 +67,8 @@ class RecentMenu(QMenu):
         ):
             for path in paths:
                 action = self.addAction(path.name)
-                action.setToolTip(str(path) if path.exists() else f"{path} is no longer there")
+                tip = str(path) if path.exists() else f"{path} is no longer there"
+                action.setToolTip(plain_tip(tip))
                 action.setEnabled(path.exists())
                 action.triggered.connect(lambda _=False, at=path, run=open_path: run(at))
             self.addSeparator()

@@ -35,6 +35,7 @@ from app.shell.run_pairs import RunPairs
 from app.shell.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
+from engine.report.text import visible
 from engine.trace.run_ref import RunRef
 
 
@@ -231,7 +232,7 @@ class MainWindow(QMainWindow):
         feed, control = self.feed, self.control
         self.news.changed.connect(self._enable_actions)
         self.news.named.connect(
-            lambda name: self.setWindowTitle(f"{name} — Draftscope" if name else "Draftscope")
+            lambda name: self.setWindowTitle(f"{visible(name)} — Draftscope".removeprefix(" — "))
         )
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.compute_changed.connect(control.reload)

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
+from app.models.plain_tip import plain_tip
 from app.models.position import Position
 from app.models.step import Step, neighbour, newest_round, read_step
 from app.models.step_facts import FactTable, outcome, step_facts
@@ -273,7 +274,7 @@ class InspectorView(QStackedWidget):
             line = step_line(self.step, token, names)
             tip = step_line_tip(self.step, token, names)
         self.rest.setText(line)
-        self.rest.setToolTip(tip)
+        self.rest.setToolTip(plain_tip(tip))
         self.rest.setVisible(bool(line))
 
     def _on_selected(self) -> None:

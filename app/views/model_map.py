@@ -23,12 +23,14 @@ from app.engine_thread.events import ModelFiles, ServerConnected
 from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
 from app.models.memory_estimate import estimate
+from app.models.plain_tip import plain_tip
 from app.widgets.empty_state import EmptyState
 from app.widgets.layer_strip import LayerStrip
 from app.widgets.policy_costs import PolicyCosts
 from app.widgets.server_page import ServerPage
 from app.widgets.size_bars import SizeBars
 from engine.options import RunOptions
+from engine.report.text import visible
 from engine.size_text import size_text
 
 if TYPE_CHECKING:
@@ -119,9 +121,11 @@ class ModelMapView(QStackedWidget):
             "llama.cpp": info.llama_cpp,
         }
         for name, text in texts.items():
-            self._facts[name].setText(text)
-        self._facts["target"].setToolTip(str(files.target))
-        self._facts["draft"].setToolTip("\n".join(str(draft.path) for draft in files.drafts))
+            self._facts[name].setText(visible(text))
+        self._facts["target"].setToolTip(plain_tip(str(files.target)))
+        self._facts["draft"].setToolTip(
+            plain_tip("\n".join(str(draft.path) for draft in files.drafts))
+        )
         self._strip.set_layers(info.layers)
         self._legend.setText(_legend(info))
         self._show_memory()
@@ -230,6 +234,7 @@ def _describe_mix(mix: dict[str, int]) -> str:
 
 def _fact_label() -> QLabel:
     label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)

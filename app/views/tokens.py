@@ -384,6 +384,7 @@ class _Panel(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._title = QLabel()
+        self._title.setTextFormat(Qt.TextFormat.PlainText)
         self._title.setContentsMargins(10, 4, 10, 4)
         self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
         self._title.hide()

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.models.compared_lanes import ComparedLanes, verdict_sentence
+from app.models.plain_tip import plain_tip
 from app.widgets.lane_cards import LaneCards
 from app.widgets.lane_editor import LaneEditor
 from engine.compare.lane_spec import LaneSpec
@@ -84,7 +85,7 @@ class ComparisonHeader(QWidget):
         self.cards.set_verdicts(lanes.verdicts)
         text = verdict_sentence(lanes.verdicts[run_id], lanes.bounds[run_id])
         self.sentence.setText(text)
-        self.sentence.setToolTip(text)
+        self.sentence.setToolTip(plain_tip(text))
         done, total = len(lanes.positions()), max(lanes.n_predict, 0)
         self.progress.setRange(0, total)
         self.progress.setValue(min(done, total))

@@ -47,6 +47,7 @@ class EmptyState(QWidget):
         column.setSpacing(8)
         column.addStretch(2)
         for label in (heading, body):
+            label.setTextFormat(Qt.TextFormat.PlainText)
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
             column.addWidget(label)
         column.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignHCenter)

@@ -7,6 +7,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QTextLayout, QTex
 from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
 
 from app.models.plain_tip import plain_tip
+from engine.report.text import visible
 
 
 class ElidedLabel(QLabel):
@@ -19,7 +20,7 @@ class ElidedLabel(QLabel):
         self.setText(text)
 
     def setText(self, text: str) -> None:
-        super().setText(text)
+        super().setText(visible(text, keep_lines=True))
         self.setToolTip(plain_tip(text))
 
     def minimumSizeHint(self) -> QSize:
@@ -49,7 +50,7 @@ class ClampedLabel(QLabel):
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._full, self._open, self._cut = text, False, False
+        self._full, self._open, self._cut = visible(text, keep_lines=True), False, False
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)

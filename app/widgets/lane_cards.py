@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 from app.looks.theme import Theme, icon
 from app.models.compared_lanes import ComparedLanes
 from app.models.number_text import error_text
+from app.models.plain_tip import plain_tip
 from app.widgets.line_styles import lane_pen
 from engine.trace.records import NOISE, REFERENCE
 from engine.trace.verdict import SUSPECT, LaneVerdict
@@ -83,7 +84,7 @@ class LaneCard(QAbstractButton):
             ]
         if verdict.error:
             lines.append(verdict.error)
-        self.setToolTip("\n".join(lines))
+        self.setToolTip(plain_tip("\n".join(lines)))
         self.update()
 
     def retheme(self, theme: Theme) -> None:

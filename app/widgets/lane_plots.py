@@ -48,6 +48,7 @@ class LanePlots(QSplitter):
         """The row over the first plot, for what else belongs there."""
         self._lane_name = QLabel()
         self._note = QLabel(_NO_STATES)
+        self._lane_name.setTextFormat(Qt.TextFormat.PlainText)
         for label in (self._lane_name, self._note):
             label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
         self._note.setWordWrap(True)

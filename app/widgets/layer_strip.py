@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.layer_kinds import LAYER_KINDS
 from app.looks.theme import Theme
+from app.models.plain_tip import plain_tip
 from engine.size_text import size_text
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class LayerStrip(QWidget):
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
             for index in range(len(self._layers)):
                 if self.cell(index).contains(event.pos()):
-                    QToolTip.showText(event.globalPos(), self.describe_layer(index), self)
+                    tip = plain_tip(self.describe_layer(index))
+                    QToolTip.showText(event.globalPos(), tip, self)
                     return True
             QToolTip.hideText()
             return True

@@ -10,6 +10,7 @@ from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.looks.theme import Theme
+from app.models.plain_tip import plain_tip
 from app.widgets.value_axis import ValueAxis
 
 
@@ -107,7 +108,7 @@ class PlotSurface(pg.PlotWidget):
             place = self.mapToScene(event.pos())
             inside = self.box.sceneBoundingRect().contains(place)
             at = self.box.mapSceneToView(place)
-            text = self.tip(at.x(), at.y()) if inside else ""
+            text = plain_tip(self.tip(at.x(), at.y())) if inside else ""
             QToolTip.showText(event.globalPos(), text, self)
             return True
         return bool(super().viewportEvent(event))

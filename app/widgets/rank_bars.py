@@ -10,6 +10,7 @@ from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme
+from app.models.plain_tip import plain_tip
 
 _GAP = 4
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
@@ -79,7 +80,7 @@ class RankBars(QWidget):
             if 0 <= at < len(self._rows):
                 name, n = self._rows[at]
                 text = f"{name}: {n:,} of {sum(k for _, k in self._rows):,} rejections"
-            QToolTip.showText(event.globalPos(), text, self)
+            QToolTip.showText(event.globalPos(), plain_tip(text), self)
             return True
         return super().event(event)
 

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QScrollArea, QVBoxLay
 
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.models.number_text import NOT_OBSERVED
+from app.models.plain_tip import plain_tip
 from app.models.server_facts import counted_since, known_facts, slot_lines
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
@@ -86,7 +87,7 @@ class ServerPage(QScrollArea):
         for name, label in self._labels.items():
             _show(label, str(texts.get(name) or NOT_OBSERVED))
         self._labels["server"].setForegroundRole(_role(bool(status.gone)))
-        self._labels["server"].setToolTip(status.gone)
+        self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
             _show(self._labels["server"], f"{told['server']} · gone")
         when = ["when it was seen last:"] if status.gone else []

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QS
 from app.engine_thread.events import ProgressMade
 from app.models.live_numbers import LiveNumbers
 from app.models.number_text import NOT_OBSERVED, significant
+from app.models.plain_tip import plain_tip
 from app.models.run_axis import RunOverlay
 from engine.size_text import size_text
 
@@ -46,6 +47,7 @@ class StatusLine(QStatusBar):
         self._texts = {"going": "", "model": ""}
         self._model = _Words()
         self._phase = QLabel()
+        self._phase.setTextFormat(Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
         self._bar.setTextVisible(False)
@@ -137,7 +139,7 @@ class StatusLine(QStatusBar):
         self._bar.setValue(round(share * _STEPS))
         self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
         of = f"{size_text(progress.done)} of {size_text(progress.total)}"
-        self._bar.setToolTip(of if progress.total else progress.phase)
+        self._bar.setToolTip(of if progress.total else plain_tip(progress.phase))
         self._show_progress(True)
 
     def hide_progress(self) -> None:
@@ -168,7 +170,7 @@ class _Words(QWidget):
     def say(self, text: str) -> None:
         if text != self.accessibleName():
             self.setAccessibleName(text)
-            self.setToolTip(text)
+            self.setToolTip(plain_tip(text))
             self.update()
 
     def sizeHint(self) -> QSize:
@@ -208,7 +210,7 @@ class FigureChip(QWidget):
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
-        tip = f"{self._tip}{more}"
+        tip = plain_tip(f"{self._tip}{more}")
         if (text, tip) == (self._text, self.toolTip()):
             return
         size = self.sizeHint()

@@ -6,6 +6,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
+from engine.report.text import visible
 
 
 class StatusMessage(QWidget):
@@ -37,7 +38,7 @@ class StatusMessage(QWidget):
         self._said = said
         drawing = icon(severity, self._theme, f"status.{severity}")
         self._icon.setPixmap(drawing.pixmap(QSize(16, 16), self.devicePixelRatioF()))
-        self._label.setText(text)
+        self._label.setText(visible(text, keep_lines=True))
         self._label.setAccessibleName(text)
         palette = self.palette()
         role = "ui.muted" if severity == "info" else f"status.{severity}"

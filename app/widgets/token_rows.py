@@ -45,9 +45,10 @@ class TokenRows:
         if complete or self._arrived(rows, follow):
             self.preview = None
         elif follow:
-            if self.preview is None:
-                self.preview = self._new_layout(max(0, len(self._stream) - _TAIL_TOKENS))
-            self.preview.advance(SLICE_SECONDS)
+            end = len(self._stream)
+            if self.preview is None or self.preview.placed < end - _TAIL_TOKENS:
+                self.preview = self._new_layout(max(0, end - _TAIL_TOKENS))
+            self.preview.advance_to(end)  # whole, or a busy machine would show older tokens
         elif self.anchor is not None:
             if self.preview is None:
                 self.preview = self._new_layout(self.anchor)

@@ -41,8 +41,9 @@ class TurnCard(QFrame):
         self.branch = _button("Branch", "Go on behind this turn with another one")
         self.run = _button("Show run", "Show this turn's run in all panels")
         self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
-        for label in (self.said, self.answer, self.facts):
+        for label in (self.title, self.place, self.said, self.answer, self.facts):
             label.setTextFormat(Qt.TextFormat.PlainText)
+        for label in (self.said, self.answer, self.facts):
             label.setWordWrap(True)
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         for label in (self.said, self.answer):

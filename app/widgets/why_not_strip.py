@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolBut
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
+from app.models.plain_tip import plain_tip
 from app.models.position import Position
 from app.models.why_not import WhyNotReason, why_not
 from engine.trace.run_ref import RunRef
@@ -108,7 +109,7 @@ class WhyNotStrip(QFrame):
         drawing = icon(reason.severity, self._theme, f"status.{reason.severity}")
         self._icon.setPixmap(drawing.pixmap(QSize(_ICON, _ICON), self.devicePixelRatioF()))
         self.close_button.setIcon(icon("close", self._theme))
-        self.text.setToolTip("\n".join(one.sentence for one in self.reasons))
+        self.text.setToolTip(plain_tip("\n".join(one.sentence for one in self.reasons)))
         self.setAccessibleName(f"{reason.severity}: {reason.sentence}")
         self.show_button.setVisible(reason.place is not None)
         self.next_button.setVisible(n > 1)

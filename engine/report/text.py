@@ -46,7 +46,7 @@ def markdown_cell(text: str) -> str:
         line = f"{line[: _LONGEST_CELL - 1]}…"
     plain = _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", line.replace("&", "&amp;")))
     # a mention or a reference needs its sign to stand before the word
-    return _AUTOMATIC.sub("\\g<0>\u200b", plain)
+    return _AUTOMATIC.sub("\\g<0>&ZeroWidthSpace;", plain)
 
 
 def markdown_block(text: str) -> str:

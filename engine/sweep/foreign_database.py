@@ -14,6 +14,7 @@ from pathlib import Path
 from time import thread_time
 
 from engine.errors import TraceFileError
+from engine.gguf.binary import shorten
 
 MOST_BYTES = 128 << 20
 LONGEST_TEXT = 1 << 20
@@ -84,6 +85,7 @@ def _check_files(path: Path) -> None:
 def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:
     """What went wrong in SQLite, in words."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    said = shorten(str(error), 120)  # it may quote the file
     if code == sqlite3.SQLITE_INTERRUPT:
         return TraceFileError(f"{path} takes longer than {_MOST_S:.0f} s to read.", _AGAIN)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -92,12 +94,7 @@ def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
         return TraceFileError(
-            f"{path} was left in the middle of a write, or cannot be opened ({_line(error)}).",
+            f"{path} was left in the middle of a write, or cannot be opened ({said}).",
             "Go on with the sweep that writes it, or check the rights of its folder.",
         )
-    return TraceFileError(f"{path} is damaged ({_line(error)}).", _AGAIN)
-
-
-def _line(error: sqlite3.Error) -> str:
-    """SQLite's own words: they may quote the file."""
-    return "".join(c if c.isprintable() else " " for c in str(error)[:120])
+    return TraceFileError(f"{path} is damaged ({said}).", _AGAIN)

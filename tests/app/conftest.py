@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from app.shell.window import MainWindow
 
 
+PATIENCE_MS = 120_000
+"""What never comes fails a test after this time; a busy machine is slow at everything."""
+for _wait in (QtBot.waitUntil, QtBot.waitSignal, QtBot.waitSignals, QtBot.waitExposed):
+    _wait.__kwdefaults__["timeout"] = PATIENCE_MS
+
+
 @pytest.fixture(autouse=True)
 def _settings_in_tmp(tmp_path: Path) -> None:
     QSettings.setPath(
@@ -117,5 +123,5 @@ def loaded(window: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
     from app.engine_thread.events import State
 
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
     return window

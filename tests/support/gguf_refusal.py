@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +12,19 @@ import pytest
 
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
+from tests.support.counted_calls import counted_calls
 
 
 @contextmanager
-def flat(seconds: float = 2.0, n_bytes: int = 2**20) -> Iterator[None]:
-    """Fails when the block takes long in this thread, a collection of garbage aside, or allocates
-    much."""
+def flat(n_calls: int = 200_000, n_bytes: int = 2**20) -> Iterator[None]:
+    """Fails when the block makes many calls or allocates much."""
     gc.disable()
     tracemalloc.start()
-    start = time.thread_time()
     try:
-        yield
+        with counted_calls() as count:
+            yield
         assert tracemalloc.get_traced_memory()[1] < n_bytes
-        assert time.thread_time() - start < seconds
+        assert count.n < n_calls
     finally:
         tracemalloc.stop()
         gc.enable()

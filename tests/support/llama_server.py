@@ -41,7 +41,7 @@ def llama_server(log: Path, *words: object) -> Iterator[str]:
             yield url
         finally:
             started.terminate()
-            started.wait(20)
+            started.wait(60)
 
 
 def free_port() -> int:

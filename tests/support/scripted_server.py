@@ -281,7 +281,7 @@ class ScriptedServer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scripted server", daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
 
     def _run(self) -> None:
         async def serve() -> None:
@@ -303,7 +303,7 @@ class ScriptedServer:
 
         with suppress(RuntimeError):  # it has ended before
             self._loop.call_soon_threadsafe(break_off)
-        self._thread.join(10)
+        self._thread.join(60)
         self._socket.close()
 
     async def _app(

@@ -1,13 +1,13 @@
 """Plans and results of sweeps without a model: a worker that only counts, and results by number.
 
 As a program it runs a plan with that worker in a process of its own, so that a test can kill it:
-`python -m tests.support.sweeps PLAN FOLDER LOG`.
+`python -m tests.support.sweeps PLAN FOLDER LOG [MOST]`.
 """
 
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Generator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from engine.sweep.writer import JobResult
 from resources import DEMO_DRAFT, DEMO_TARGET, SUITES
 
 BUNDLED = Bundled((DEMO_TARGET, DEMO_DRAFT), SUITES)
-JOB_S = 0.02
 
 
 def write_plan(folder: Path, text: str) -> Path:
@@ -76,20 +75,21 @@ def write_results(folder: Path, n_lengths: int, n_seeds: int) -> Path:
 
 
 class CountingWorker:
-    """Notes every job that it begins in a file."""
+    """Notes every job that it begins in a file. `most`: the job that never ends, counted there."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, most: int = 0) -> None:
+        self._log, self._most = log, most
 
     def run(self, job: SweepJob, trace: Path | None) -> JobResult:
         with self._log.open("a") as log:
             log.write(f"{job.number}\n")
-        time.sleep(JOB_S)
+        if len(self._log.read_text().split()) == self._most:
+            threading.Event().wait()
         return result_of(job)
 
 
-def main(plan: str, folder: str, log: str) -> None:
-    execute = partial(one_by_one, make_worker=partial(CountingWorker, Path(log)))
+def main(plan: str, folder: str, log: str, most: str = "0") -> None:
+    execute = partial(one_by_one, make_worker=partial(CountingWorker, Path(log), int(most)))
     with Sweep(read_plan(Path(plan), BUNDLED), Path(folder)) as sweep:
         for _ in sweep.run(execute):
             pass

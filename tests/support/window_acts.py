@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtCore import QCoreApplication, QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
@@ -14,8 +14,30 @@ from app.shell.window import MainWindow
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
-    """Until the engine is in this state; 5 s, so for fake engines only."""
-    qtbot.waitUntil(lambda: window.bridge.state is state, timeout=5000)
+    """Until the engine is in this state."""
+    qtbot.waitUntil(lambda: window.bridge.state is state)
+
+
+def settle(qtbot: QtBot) -> None:
+    """Until what waits has been handled: events, what they bring about, and single shots of up to
+    a second."""
+
+    def is_still() -> bool:
+        for _ in range(_PASSES):
+            QCoreApplication.sendPostedEvents()
+            QApplication.processEvents()
+        tops = QApplication.topLevelWidgets()
+        return not any(_comes(timer) for top in tops for timer in top.findChildren(QTimer))
+
+    qtbot.waitUntil(is_still)
+
+
+_PASSES = 8
+"""One thing brings about another: a size a layout, a layout a painting."""
+
+
+def _comes(timer: QTimer) -> bool:
+    return timer.isActive() and timer.isSingleShot() and timer.interval() <= 1000
 
 
 def trigger(window: MainWindow, action_id: str) -> None:

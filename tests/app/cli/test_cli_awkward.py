@@ -12,6 +12,7 @@ import pytest
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
+from tests.support.hostile_words import IN_A_NAME, left_of
 
 Cli = Callable[..., Outcome]
 
@@ -29,6 +30,7 @@ AWKWARD = (
     "x" * 5000,
     "\udcff",
     "a\nb",
+    IN_A_NAME,
     "1,,2",
     "[" * 5000,
 )
@@ -57,6 +59,7 @@ def words(name: str, action: Action, value: str, option: str = "") -> list[str]:
 def check(outcome: Outcome) -> None:
     assert outcome.status in (0, 1, 2)
     assert "Traceback" not in outcome.err
+    assert not left_of(outcome.out + outcome.err)
     assert bool(outcome.err) == bool(outcome.status) or outcome.err.startswith("draftscope: note")
 
 

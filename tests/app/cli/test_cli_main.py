@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,7 +235,6 @@ def test_a_signal_exports_what_was_recorded(tmp_path: Path, name: str, status: i
     try:
         assert process.stdout is not None
         assert process.stdout.read(8)  # the prompt and the first token are out
-        time.sleep(0.2)
         process.send_signal(getattr(signal, name))
         _, err = process.communicate(timeout=60)
     finally:
@@ -278,13 +276,11 @@ def test_a_second_signal_ends_at_once() -> None:
         "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.5); return True\n"
         "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
-        "    def stop(self):\n        print('stops', flush=True); time.sleep(60)\n"
+        "    def stop(self):\n        print('stops', flush=True); time.sleep(600)\n"
         "decode(Job(), advance, Path('never-written'))\n"
     )
-    began = time.monotonic()
     done = signalled(code, signal.SIGTERM, signal.SIGINT)
     assert done.returncode == -signal.SIGINT
-    assert time.monotonic() - began < 30
     assert not (ROOT / "never-written").exists()
 
 
@@ -322,7 +318,7 @@ def test_what_is_ignored_stays_ignored() -> None:
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "try:\n    with on_signal(interrupt):\n"
         "        print('waits', flush=True); time.sleep(0.5)\n"
-        "        print('waits', flush=True); time.sleep(60)\n"
+        "        print('waits', flush=True); time.sleep(600)\n"
         "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
     )
     assert signalled(code, signal.SIGHUP, signal.SIGTERM).returncode == 143
@@ -333,10 +329,10 @@ def test_a_signal_where_nothing_can_be_raised_comes_again() -> None:
     code = (
         "import time, weakref\nfrom app.cli.interruption import Interrupted, interrupt, on_signal\n"
         "class Taken: pass\n"
-        "def away():\n    print('waits', flush=True); time.sleep(10)\n"
+        "def away():\n    print('waits', flush=True); time.sleep(600)\n"
         "try:\n    with on_signal(interrupt):\n"
         "        taken = Taken(); weakref.finalize(taken, away); del taken\n"
-        "        time.sleep(10)\n"
+        "        time.sleep(600)\n"
         "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
     )
     done = signalled(code, signal.SIGTERM)

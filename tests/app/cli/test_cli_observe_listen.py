@@ -50,7 +50,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[str], No
                 threads[0].start()
             more = advance(run)
             if len(run.requests) == n and not run.n_open:
-                threads[0].join(10)
+                threads[0].join(60)
                 return False
             return more
 

@@ -386,11 +386,11 @@ def test_a_trace_does_not_wait_long_for_it(
     monkeypatch.setattr("app.cli.recorded._CONTENT_S", 0.05)
     monkeypatch.setattr("engine.gguf.content.kept_hash", lambda parts: None)
     monkeypatch.setattr("engine.gguf.file.kept_hash", lambda parts: None)
-    monkeypatch.setattr(
-        "engine.gguf.content.hash_tensors", lambda parts, cancelled: threading.Event().wait(1)
-    )
+    held = threading.Event()
+    monkeypatch.setattr("engine.gguf.content.hash_tensors", lambda parts, cancelled: held.wait())
     out = tmp_path / "out"
     outcome = cli("run", DEMO_DRAFT, "-p", "a", "-n", "2", "--trace", out)
+    held.set()
     assert outcome.err.endswith("without the hash of the tensors, which takes longer\n")
     (run,) = json.loads((out / "session.json").read_text())["runs"].values()
     assert run["model"]["content"] is None

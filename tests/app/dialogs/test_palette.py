@@ -22,7 +22,7 @@ def palette(window: MainWindow, qtbot: QtBot) -> CommandPalette:
     window.activateWindow()
     prompt = window.run_panel.prompt
     prompt.setFocus()
-    qtbot.waitUntil(prompt.hasFocus, timeout=2000)
+    qtbot.waitUntil(prompt.hasFocus)
     qtbot.keyClick(prompt, Qt.Key.Key_P, CTRL_SHIFT)
     assert window.palette_box.isVisible()
     return window.palette_box

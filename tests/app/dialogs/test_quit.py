@@ -49,7 +49,7 @@ def asking(
     def make() -> MainWindow:
         window = make_window(Bridge(engine), tmp_path / "data")
         window.sessions.quit_choice = None
-        with qtbot.waitSignal(window.sessions.library_read, timeout=5000):
+        with qtbot.waitSignal(window.sessions.library_read):
             window.sessions.open_library()
         return window
 
@@ -57,7 +57,7 @@ def asking(
 
 
 def run_on(window: MainWindow, model: Path, qtbot: QtBot) -> None:
-    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(window.bridge.loaded):
         window.open_model(model)
     wait(qtbot, window, State.READY)
     trigger(window, "run.start")
@@ -98,7 +98,7 @@ def test_what_is_discarded_is_gone(
     run_on(window, model_file, qtbot)
     autosave = window.sessions.autosave
     assert autosave is not None
-    with qtbot.waitSignal(autosave.saved, timeout=5000):
+    with qtbot.waitSignal(autosave.saved):
         autosave.save()
     answers.quit_choice = QuitChoice.DISCARD
     window.close()
@@ -120,7 +120,7 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
     engine.rounds = 10**9
     n_tokens = len(window.bridge.store.tokens)
     trigger(window, "run.start")
-    qtbot.waitUntil(lambda: len(window.bridge.store.tokens) > n_tokens, timeout=5000)
+    qtbot.waitUntil(lambda: len(window.bridge.store.tokens) > n_tokens)
     sizes = [1, 2]
     answers.quit_choice = QuitChoice.KEEP
     assert window.close()
@@ -139,7 +139,7 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
         ("other", 1),
     ]
     assert all(row.on_disk and row.tokens for row in rows)
-    with qtbot.waitSignal(again.bridge.rows_read, timeout=5000):
+    with qtbot.waitSignal(again.bridge.rows_read):
         again.runs.run_selected.emit(rows[0].run)
     assert again.tokens.copy_text().startswith(" first a1.0")
     assert [row.on_disk for row in again.runs.model.rows] == [False, True, True]
@@ -163,7 +163,7 @@ def test_what_was_exported_is_not_asked_about(
     window = asking()
     run_on(window, model_file, qtbot)
     run_on(window, model_file.with_name("other.gguf"), qtbot)
-    with qtbot.waitSignal(window.bridge.exported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.exported):
         window.bridge.export(window.bridge.store, tmp_path / "out")
     answers.quit_choice = QuitChoice.DISCARD
     window.close()

@@ -45,7 +45,7 @@ def bridge(qtbot: QtBot, engine: FakeEngine) -> Iterator[Bridge]:
 
 @pytest.fixture
 def wait_for(qtbot: QtBot, bridge: Bridge) -> Callable[[State], None]:
-    return lambda state: qtbot.waitUntil(lambda: bridge.state is state, timeout=5000)
+    return lambda state: qtbot.waitUntil(lambda: bridge.state is state)
 
 
 def test_loading_goes_through_inspection_and_counts_bytes(
@@ -134,7 +134,7 @@ def test_pause_step_resume_stop(
 
 
 def wait_for_rows(bridge: Bridge, n: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(bridge.store.rounds) < n:
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -202,7 +202,7 @@ def test_the_second_of_two_opens_wins(
     other = model_file.with_name("other.gguf")
     bridge.open(other)
     engine.gate.set()
-    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     assert [opened[0] for opened in engine.opened] == [other]
 
 
@@ -211,7 +211,7 @@ def test_bad_file_is_a_failure_and_nothing_more(
 ) -> None:
     seen = Watcher(bridge)
     bridge.open(tmp_path / "letter.txt")
-    qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)))
     failed = seen.of(events.CommandFailed)[0]
     assert isinstance(failed, events.CommandFailed)
     assert failed.message == "letter.txt: byte 0: no GGUF file."
@@ -242,7 +242,7 @@ def test_every_model_keeps_its_own_trace(
     other = model_file.with_name("other.gguf")
     stores = []
     for path in (model_file, other, model_file, other):
-        with qtbot.waitSignal(bridge.loaded, timeout=5000):
+        with qtbot.waitSignal(bridge.loaded):
             bridge.open(path)
         wait_for(State.READY)
         assert (bridge.live is None) is (len(stores) < 2), "its newest run, if it had any"
@@ -268,11 +268,9 @@ def test_close_while_running_ends_the_thread_in_time(
     engine.rounds = 10**9
     bridge = Bridge(engine)
     bridge.open(model_file)
-    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     bridge.start(["p"], OPTIONS)
-    started = time.monotonic()
-    assert bridge.close()
-    assert time.monotonic() - started < 1
+    assert bridge.close(timeout=60)
     assert set(threading.enumerate()) <= before
 
 
@@ -281,21 +279,30 @@ def test_close_tells_when_the_engine_does_not_stop(
 ) -> None:
     bridge = Bridge(engine)
     bridge.open(model_file)
-    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     engine.gate.clear()
     bridge.start(["p"], OPTIONS)
-    qtbot.waitUntil(engine.waits.is_set, timeout=5000)
+    qtbot.waitUntil(engine.waits.is_set)
     assert not bridge.close(timeout=0.05)
     engine.gate.set()
-    assert bridge.close(timeout=5)
+    assert bridge.close(timeout=60)
 
 
-def test_progress_is_thinned_out_but_its_end_is_told() -> None:
-    seen: list[events.Event] = []
+class _Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_progress_is_thinned_out_but_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = _Clock(), list[events.Event]()
+    monkeypatch.setattr(events, "time", clock)
     report = events.throttled(seen.append)
     for done in range(10_001):
+        clock.now += events.PROGRESS_PERIOD / 200
         report(done, 10_000, "x")
-    assert len(seen) < 100
+    assert len(seen) == pytest.approx(10_000 / 200, abs=2)
     assert seen[-1] == events.ProgressMade(10_000, 10_000, "x")
 
 
@@ -327,7 +334,7 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
     bridge.exported.connect(exported.append)
     bridge.export(bridge.store, tmp_path / "out")
     assert bridge.exporting
-    with qtbot.waitSignal(bridge.export_ended, timeout=5000):
+    with qtbot.waitSignal(bridge.export_ended):
         bridge.cancel()
     assert not exported
     assert not bridge.exporting
@@ -342,7 +349,7 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
     monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
     failed: list[events.CommandFailed] = []
     bridge.failed.connect(failed.append)
-    with qtbot.waitSignal(bridge.export_ended, timeout=5000):
+    with qtbot.waitSignal(bridge.export_ended):
         bridge.export(bridge.store, tmp_path / "out")
     assert [one.message for one in failed] == ["The engine failed: GeneratorExit: ."]
     assert not bridge.exporting

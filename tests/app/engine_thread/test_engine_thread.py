@@ -41,7 +41,7 @@ def bridge(qtbot: QtBot, engine: FakeEngine, model_file: Path) -> Iterator[Bridg
     """With a model in use."""
     bridge = Bridge(engine)
     bridge.open(model_file)
-    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     yield bridge
     engine.gate.set()
     assert bridge.close()
@@ -49,7 +49,7 @@ def bridge(qtbot: QtBot, engine: FakeEngine, model_file: Path) -> Iterator[Bridg
 
 @pytest.fixture
 def wait_for(qtbot: QtBot, bridge: Bridge) -> Wait:
-    return lambda state: qtbot.waitUntil(lambda: bridge.state is state, timeout=5000)
+    return lambda state: qtbot.waitUntil(lambda: bridge.state is state)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_the_stop_of_a_paused_run(
     assert run is not None
     engine.fail_at["stop"] = RuntimeError("scripted")
     AFTER_PAUSE[command](bridge, model_file)
-    qtbot.waitUntil(lambda: len(engine.opened) == 1 + (command == "open"), timeout=5000)
+    qtbot.waitUntil(lambda: len(engine.opened) == 1 + (command == "open"))
     wait_for(State.READY)
     assert "scripted" in failed[0].message
     assert run.facts["error"] == failed[0].message
@@ -168,7 +168,7 @@ def test_the_stop_of_a_run_that_goes_on(
 ) -> None:
     engine.rounds = 10**9
     bridge.start(["p"], OPTIONS)
-    qtbot.waitUntil(lambda: len(bridge.store.rounds) > 2, timeout=5000)
+    qtbot.waitUntil(lambda: len(bridge.store.rounds) > 2)
     engine.fail_at["stop"] = RuntimeError("scripted")
     bridge.stop()
     wait_for(State.READY)
@@ -241,12 +241,12 @@ def test_opening(
     other = model_file.with_name("other.gguf")
     if not first:
         bridge.open(other)
-        qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+        qtbot.waitUntil(lambda: bridge.state is State.READY)
     engine.fail_at[stage] = RuntimeError("scripted")
     bridge.open(model_file)
-    qtbot.waitUntil(lambda: bool(told), timeout=5000)
+    qtbot.waitUntil(lambda: bool(told))
     rest = State.INSPECTED if stage == "open" else State.EMPTY
-    qtbot.waitUntil(lambda: bridge.state is (rest if first else State.READY), timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is (rest if first else State.READY))
     shown = bridge.files
     if first and stage == "inspect":
         assert shown is None
@@ -254,7 +254,7 @@ def test_opening(
         assert shown is not None
         assert shown.target == (model_file if first else other), "what can be used, or loaded"
     bridge.open(model_file)
-    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     assert bridge.close()
 
 
@@ -268,7 +268,7 @@ def test_the_model_before_cannot_be_let_go(
     assert bridge.files is not None
     other = bridge.files.target.with_name("other.gguf")
     engine.fail_at["close"] = RuntimeError("scripted")
-    with qtbot.waitSignal(bridge.failed, timeout=5000):
+    with qtbot.waitSignal(bridge.failed):
         bridge.open(other)
     wait_for(State.READY)
     assert bridge.files.target == other
@@ -320,7 +320,7 @@ def test_the_models_that_were_in_use_are_let_go(
 ) -> None:
     assert bridge.files is not None
     first, other = bridge.files.target, bridge.files.target.with_name("other.gguf")
-    with qtbot.waitSignal(bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(bridge.loaded):
         bridge.open(other)
     wait_for(State.READY)
     assert engine.closed == [first]
@@ -390,7 +390,7 @@ def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
     for _ in range(2):
         last = worker.finish()
     assert last is not None
-    last.result(timeout=5)
+    last.result(timeout=60)
     assert worker.close(5)
     states = [event.state for event in told if isinstance(event, events.StateChanged)]
     assert states == [State.LOADING, State.READY, State.PAUSED, State.READY]

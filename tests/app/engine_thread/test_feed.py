@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import time
-
+import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread import feed as feed_module
 from app.engine_thread.feed import FRAME_MS, SLOWEST_FRAME_MS, Feed
 from app.models.position import Position
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, timed_trace
+
+
+class Clock:
+    """The thread's time and the wall's, which move only where a test says so."""
+
+    now = 0.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+    monotonic = thread_time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(feed_module, "time", clock)
+    return clock
 
 
 class _Counting:
@@ -35,7 +53,9 @@ def test_a_run_that_comes_on_show_is_read_once(qtbot: QtBot) -> None:
     feed.show_run(RunRef(store, run_id))
     assert (view.shown, view.refreshed) == (1, 0)
     feed.start()
-    qtbot.wait(100)
+    for _ in range(3):
+        with qtbot.waitSignal(feed._timer.timeout):
+            pass
     assert view.refreshed == 0, "nothing is new"
     add_rounds(store, run_id, 8, 12)
     qtbot.waitUntil(lambda: view.refreshed == 1)
@@ -43,14 +63,16 @@ def test_a_run_that_comes_on_show_is_read_once(qtbot: QtBot) -> None:
     assert view.refreshed == 2, "the last state is shown"
 
 
-def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(qtbot: QtBot) -> None:
+def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(
+    qtbot: QtBot, clock: Clock
+) -> None:
     store, _, run_id = timed_trace(8)
     owner, view = QObject(), _Counting()
     feed = Feed(owner)
     feed.add([view])
     feed.show_run(RunRef(store, run_id))
     feed.start()
-    _compute(0.05)  # a frame of that much would be followed by the longest pause
+    clock.now += 0.05  # a frame of that much would be followed by the longest pause
     add_rounds(store, run_id, 8, 12)
     qtbot.waitUntil(lambda: view.refreshed == 1)
     assert feed._timer.interval() == FRAME_MS
@@ -58,10 +80,10 @@ def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(qtbot: QtBo
 
 
 def test_a_costly_frame_is_followed_by_the_longest_pause_and_a_cheap_one_by_the_shortest(
-    qtbot: QtBot,
+    qtbot: QtBot, clock: Clock
 ) -> None:
     store, _, run_id = timed_trace(8)
-    owner, view = QObject(), _Costly()
+    owner, view = QObject(), _Costly(clock)
     feed = Feed(owner)
     feed.add([view])
     feed.show_run(RunRef(store, run_id))
@@ -69,23 +91,19 @@ def test_a_costly_frame_is_followed_by_the_longest_pause_and_a_cheap_one_by_the_
     view.seconds = 0.05
     add_rounds(store, run_id, 8, 12)
     qtbot.waitUntil(lambda: view.refreshed == 1)
-    qtbot.waitUntil(lambda: feed._timer.interval() == SLOWEST_FRAME_MS, timeout=100)
+    qtbot.waitUntil(lambda: feed._timer.interval() == SLOWEST_FRAME_MS)
     view.seconds = 0.0
     add_rounds(store, run_id, 12, 16)
     qtbot.waitUntil(lambda: view.refreshed == 2)
-    qtbot.waitUntil(lambda: feed._timer.interval() == FRAME_MS, timeout=100)
+    qtbot.waitUntil(lambda: feed._timer.interval() == FRAME_MS)
     feed.stop()
 
 
 class _Costly(_Counting):
-    seconds = 0.0
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock, self.seconds = clock, 0.0
 
     def refresh(self) -> None:
         super().refresh()
-        _compute(self.seconds)
-
-
-def _compute(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
+        self._clock.now += self.seconds

@@ -27,7 +27,7 @@ def test_tensors_are_hashed_behind_the_first_token(tmp_path: Path) -> None:
     assert found.identity["content"] is None
     while run.advance():
         pass
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not found.identity["content"] and time.monotonic() < until:
         time.sleep(0.01)
     assert len(found.identity["content"]) == 64

@@ -78,8 +78,8 @@ def test_painting_counts(clock: Clock, qtbot: QtBot, share_of_wait: float, at_on
     paced = Pacer(work, 0, canvas)
     paced.ask()
     assert len(calls) == 1, "the first call waits for nothing"
-    qtbot.waitUntil(lambda: canvas.n_painted > n_painted, timeout=5000)
-    qtbot.waitUntil(lambda: not paced._painted.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: canvas.n_painted > n_painted)
+    qtbot.waitUntil(lambda: not paced._painted.isActive())
     paced.ask()
     assert (len(calls) == 2) is at_once
     paced.stop()

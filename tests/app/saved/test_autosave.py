@@ -43,24 +43,24 @@ def saver(tmp_path: Path, trace: TraceStore, qapp: object) -> Iterator[Autosave]
 
 def test_saves_only_what_is_new(saver: Autosave, trace: TraceStore, qtbot: QtBot) -> None:
     assert saver.unsaved()
-    with qtbot.waitSignal(saver.saved, timeout=5000):
+    with qtbot.waitSignal(saver.saved):
         saver.save()
     assert not saver.unsaved()
     assert open_trace(saver.folder_of(trace)).size() == trace.size()
     written = (saver.folder_of(trace) / SESSION_FILE).stat().st_mtime_ns
     saver.save()
-    qtbot.wait(50)
+    assert not saver.is_writing
     assert (saver.folder_of(trace) / SESSION_FILE).stat().st_mtime_ns == written
     trace.findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
     assert saver.unsaved()
-    with qtbot.waitSignal(saver.saved, timeout=5000):
+    with qtbot.waitSignal(saver.saved):
         saver.save()
     assert len(open_trace(saver.folder_of(trace)).findings) == 1
 
 
 def test_the_timer_saves(saver: Autosave, qtbot: QtBot) -> None:
     saver._timer.setInterval(10)
-    with qtbot.waitSignal(saver.saved, timeout=5000):
+    with qtbot.waitSignal(saver.saved):
         saver.start()
 
 
@@ -75,7 +75,7 @@ def test_nothing_recorded_writes_nothing(tmp_path: Path, qapp: object) -> None:
 def test_what_is_discarded_is_gone_and_a_live_one_is_of_no_earlier_session(
     saver: Autosave, trace: TraceStore, qtbot: QtBot
 ) -> None:
-    with qtbot.waitSignal(saver.saved, timeout=5000):
+    with qtbot.waitSignal(saver.saved):
         saver.save()
     parent = saver.folder_of(trace).parent
     assert saved_folders(parent) == []
@@ -93,7 +93,7 @@ def test_a_failure_is_logged_and_tried_again(
     (made.folder_of(trace) / "foreign.txt").write_text("x")
     with caplog.at_level("WARNING", "draftscope"):
         made.save()
-        qtbot.waitUntil(lambda: made._job is None, timeout=5000)
+        qtbot.waitUntil(lambda: made._job is None)
     assert "foreign.txt" in caplog.text
     assert made.unsaved()
     made.close()
@@ -164,7 +164,7 @@ def words(folder: Path) -> set[bytes]:
 
 def saved_all(saver: Autosave, qtbot: QtBot) -> None:
     saver.save()
-    qtbot.waitUntil(lambda: not saver.unsaved(), timeout=5000)
+    qtbot.waitUntil(lambda: not saver.unsaved())
 
 
 def test_every_trace_is_kept_but_those_that_are_discarded(tmp_path: Path, qtbot: QtBot) -> None:
@@ -211,8 +211,7 @@ def test_a_run_that_grows_meanwhile_does_not_keep_others_waiting(
 
     saver.saved.connect(grow)
     saver.save()
-    qtbot.waitUntil(lambda: len(written) == 2, timeout=5000)
-    qtbot.wait(50)
+    qtbot.waitUntil(lambda: len(written) == 2 and not saver.is_writing)
     assert len(written) == 2, "what grew meanwhile is for the next time"
     assert saver.unsaved() == [stores[0]]
     saver.close()

@@ -116,7 +116,7 @@ def test_the_window_works_and_says_so(
     assert autosave is not None
     autosave.save()
     assert "error: The runs are not saved." in messages(window)[1]
-    with qtbot.waitSignal(window.bridge.exported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.exported):
         window.bridge.export(window.bridge.store, nowhere.parent.parent / "out")
     assert autosave.unexported() == [], "an export elsewhere still works"
 

@@ -40,7 +40,7 @@ def behind(loaded: MainWindow, engine: FakeEngine, folder: Path, qtbot: QtBot) -
 
 
 def show(window: MainWindow, folder: Path, qtbot: QtBot) -> None:
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(folder)
 
 
@@ -130,9 +130,9 @@ def test_a_trace_that_comes_late_is_offered(
     engine.gate.clear()
     loaded.sessions.open(folder)
     trigger(loaded, "run.start")
-    qtbot.waitUntil(lambda: loaded.feed.run is not None, timeout=5000)
+    qtbot.waitUntil(lambda: loaded.feed.run is not None)
     live = loaded.feed.run
-    with qtbot.waitSignal(loaded.bridge.reading_ended, timeout=5000):
+    with qtbot.waitSignal(loaded.bridge.reading_ended):
         engine.gate.set()
     wait(qtbot, loaded, State.READY)
     assert loaded.feed.run == live, "the run that was started since stays on show"

@@ -50,7 +50,7 @@ def test_garbage_of_another_thread_dies_here(running: Collector, qtbot: QtBot) -
     thread.start()
     thread.join()
     assert refs[0]() is not None
-    qtbot.waitUntil(lambda: refs[0]() is None, timeout=5000)
+    qtbot.waitUntil(lambda: refs[0]() is None)
     assert Loop.died_on == threading.main_thread().name
 
 

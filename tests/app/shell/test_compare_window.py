@@ -26,12 +26,11 @@ from engine.trace.run_ref import RunRef
 from resources import MEMORY_SCRIPTS
 from tests.support.clean import passed
 from tests.support.fake_session import FakeEngine
-
-PATIENCE = 120_000
+from tests.support.window_acts import settle
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
-    qtbot.waitUntil(lambda: window.bridge.state is state, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: window.bridge.state is state)
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_pause_step_resume_stop(loaded: MainWindow, engine: FakeEngine, qtbot: Q
         f"{done + 1:,} of 8 tokens in 4 lanes"
     )
     qtbot.keyClick(loaded, Qt.Key.Key_F5)
-    qtbot.waitUntil(lambda: engine.steps > done + 2, timeout=5000)
+    qtbot.waitUntil(lambda: engine.steps > done + 2)
     qtbot.keyClick(loaded, Qt.Key.Key_F5, Qt.KeyboardModifier.ShiftModifier)
     wait(qtbot, loaded, State.READY)
     assert not loaded.divergence.header.progress.isVisible()
@@ -128,7 +127,7 @@ def test_close_while_comparing_leaves_nothing(
 ) -> None:
     engine.rounds = 10**6
     press_compare(qtbot, loaded)
-    qtbot.waitUntil(lambda: engine.steps > 2, timeout=5000)
+    qtbot.waitUntil(lambda: engine.steps > 2)
     loaded.close()  # the window fixture looks for threads and timers
 
 
@@ -206,7 +205,7 @@ def test_scripts_of_memory_operations_stand_behind_the_scenarios(
     for chosen, played in (("planes", "carry"), ("ring", "ring")):
         window.run_panel.rollback.setCurrentText(chosen)
         action.trigger()
-        qtbot.waitUntil(lambda: bool(engine.compared), timeout=PATIENCE)
+        qtbot.waitUntil(lambda: bool(engine.compared))
         wait(qtbot, window, State.READY)
         assert engine.compared.pop() == ScriptRequest(script, played)
     window.close()
@@ -276,16 +275,16 @@ def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: Qt
     press_compare(qtbot, loaded)
     wait(qtbot, loaded, State.READY)
     loaded.divergence.header.set_editing(True)
-    qtbot.wait(50)
+    settle(qtbot)
     (page,) = loaded.divergence.findChildren(ScrollPage)
     loaded.show_message("warning", "Something to read.", "And what to do about it. " * 4)
-    qtbot.wait(50)
+    settle(qtbot)
     assert len(loaded.divergence.header.cards.cards) == 14
     assert loaded.divergence.header.editor.isVisible()
     assert loaded.minimumSizeHint().height() <= 640
     assert (loaded.width(), loaded.height()) == (1280, 800)
     loaded.resize(1280, 560)
-    qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0, timeout=2000)
+    qtbot.waitUntil(lambda: page.verticalScrollBar().maximum() > 0)
 
 
 @pytest.mark.usefixtures("each_font")
@@ -297,7 +296,7 @@ def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot)
     (page,) = loaded.divergence.findChildren(ScrollPage)
     for editing in (False, True):
         loaded.divergence.header.set_editing(editing)
-        qtbot.wait(50)
+        settle(qtbot)
         assert page.verticalScrollBar().maximum() == 0, editing
 
 

@@ -19,7 +19,7 @@ from app.views.breaks import BreaksView
 from engine.trace.breaks import EXAMPLES, BreakRule
 from resources import DEMO_DRAFT
 from tests.support.fake_session import FakeEngine
-from tests.support.window_acts import wait
+from tests.support.window_acts import settle, wait
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_rule_pauses_the_run_and_says_where(loaded: MainWindow, qtbot: QtBot) 
     assert "round 1" in loaded.breaks.message
     assert len(loaded.bridge.store.rounds) == 2, "not a round more"
     loaded.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: "round 4" in loaded.breaks.message, timeout=5000)
+    qtbot.waitUntil(lambda: "round 4" in loaded.breaks.message)
     wait(qtbot, loaded, State.PAUSED)
     loaded.breaks.list.item(0).setCheckState(Qt.CheckState.Unchecked)
     loaded.actions_by_id["run.start"].trigger()
@@ -263,7 +263,7 @@ def test_one_sequence_is_ended(
     if not paused:
         loaded.actions_by_id["run.start"].trigger()
     assert end_sequence(loaded)
-    qtbot.waitUntil(lambda: len(engine.cancelled) == 1, timeout=5000)
+    qtbot.waitUntil(lambda: len(engine.cancelled) == 1)
     assert engine.cancelled[0][0] == 0
     if paused:
         assert engine.cancelled == [(0, 3)]
@@ -277,7 +277,7 @@ def test_a_sequence_that_is_not_there_is_a_message(loaded: MainWindow, qtbot: Qt
     wait(qtbot, loaded, State.PAUSED)
     assert loaded.bridge.live is not None
     loaded.bridge.cancel_sequence(loaded.bridge.live, 5)
-    qtbot.waitUntil(lambda: bool(loaded.banners.banners), timeout=5000)
+    qtbot.waitUntil(lambda: bool(loaded.banners.banners))
     assert "no sequence 5" in loaded.banners.banners[0].message
     loaded.actions_by_id["run.stop"].trigger()
     wait(qtbot, loaded, State.READY)
@@ -314,7 +314,7 @@ def test_the_first_look_at_a_small_screen_has_all_that_a_run_needs(
 ) -> None:
     """Without scrolling; the button that runs is in the tool bar."""
     window.resize(1280, 800)
-    qtbot.wait(20)
+    settle(qtbot)
     panel = window.run_panel
     for field in (panel.prompt, panel.drafter, panel.n_max, panel.rollback, panel.n_predict):
         seen = field.visibleRegion().boundingRect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from app.shell.docks import LAYOUTS, TITLES
 from app.shell.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
+from tests.support.window_acts import settle
 
-PATIENCE = 120_000
 DATA = Path(__file__).parents[2] / "data"
 
 
@@ -30,7 +29,7 @@ def real_window(make_window: Callable[[Bridge], MainWindow]) -> MainWindow:
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
-    qtbot.waitUntil(lambda: window.bridge.state is state, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: window.bridge.state is state)
 
 
 def press(qtbot: QtBot, window: MainWindow, key: Qt.Key) -> None:
@@ -52,7 +51,7 @@ def test_open_run_pause_step_resume_stop_export(
 ) -> None:
     window = real_window
     window.actions_by_id["file.open_demo"].trigger()
-    qtbot.waitUntil(lambda: window.bridge.files is not None, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: window.bridge.files is not None)
     assert window.model_map.facts["architecture"].startswith("qwen35 · 8 layers")
     wait(qtbot, window, State.READY)
     assert window.run_panel.texts() == [demo_prompts()[0].text]
@@ -62,7 +61,7 @@ def test_open_run_pause_step_resume_stop_export(
 
     store = window.bridge.store
     press(qtbot, window, Qt.Key.Key_F5)
-    qtbot.waitUntil(lambda: len(store.rounds) >= 15, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: len(store.rounds) >= 15)
     press(qtbot, window, Qt.Key.Key_F6)
     wait(qtbot, window, State.PAUSED)
     kinds = set(store.tokens.texts("kind"))
@@ -77,7 +76,7 @@ def test_open_run_pause_step_resume_stop_export(
     wait(qtbot, window, State.PAUSED)
     assert len(store.rounds) == rounds + 1
     press(qtbot, window, Qt.Key.Key_F5)
-    qtbot.waitUntil(lambda: len(store.rounds) >= rounds + 4, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: len(store.rounds) >= rounds + 4)
     window.actions_by_id["run.stop"].trigger()
     wait(qtbot, window, State.READY)
 
@@ -86,7 +85,7 @@ def test_open_run_pause_step_resume_stop_export(
     window.actions_by_id["file.export"].trigger()
     (dialog,) = window.findChildren(ExportDialog)
     dialog.folder.setText(str(tmp_path))
-    with qtbot.waitSignal(window.bridge.exported, timeout=PATIENCE) as exported:
+    with qtbot.waitSignal(window.bridge.exported) as exported:
         dialog.accept()
     folder: Path = exported.args[0].folder
     with (folder / "tokens.csv").open(newline="", encoding="utf-8") as file:
@@ -137,9 +136,7 @@ def test_cancelled_load_and_close_while_loading(real_window: MainWindow, qtbot: 
     wait(qtbot, window, State.INSPECTED)
     window.model_map.load_asked.emit()
     wait(qtbot, window, State.LOADING)
-    started = time.monotonic()
     window.close()
-    assert time.monotonic() - started < 5
 
 
 def truncated(folder: Path) -> Path:
@@ -166,18 +163,18 @@ def test_bad_files_are_banners(
 ) -> None:
     path = make(tmp_path)
     real_window.open_model(path)
-    qtbot.waitUntil(lambda: bool(real_window.banners.banners), timeout=5000)
+    qtbot.waitUntil(lambda: bool(real_window.banners.banners))
     banner = real_window.banners.banners[0]
     assert banner.severity == "error"
     assert path.name in banner.message
     assert banner.remedy
-    qtbot.waitUntil(lambda: real_window.bridge.state is State.EMPTY, timeout=5000)
+    qtbot.waitUntil(lambda: real_window.bridge.state is State.EMPTY)
     assert real_window.actions_by_id["file.open"].isEnabled()
 
 
 def test_draft_with_another_vocabulary_is_a_banner(real_window: MainWindow, qtbot: QtBot) -> None:
     real_window.open_model(DATA / "qwen35-a-f32.gguf", DEMO_DRAFT)
-    qtbot.waitUntil(lambda: bool(real_window.banners.banners), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: bool(real_window.banners.banners))
     assert "vocabular" in real_window.banners.banners[0].message.lower()
     wait(qtbot, real_window, State.INSPECTED)
 
@@ -188,11 +185,11 @@ def test_no_panel_makes_a_small_window_larger(real_window: MainWindow, qtbot: Qt
     window.actions_by_id["file.open_demo"].trigger()
     wait(qtbot, window, State.READY)
     press(qtbot, window, Qt.Key.Key_F5)
-    qtbot.waitUntil(lambda: window.tokens.end_card.isVisible(), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: window.tokens.end_card.isVisible())
     for layout in LAYOUTS:
         window.actions_by_id[f"view.layout_{layout}"].trigger()
         for name in TITLES:
             window.docks.reveal(name)
-            qtbot.wait(60)
+            settle(qtbot)
             size = window.width(), window.height()
             assert size == (1024, 720), f"{name} in {layout}"

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import THEME_NAMES
 from app.shell.docks import LAYOUTS
 from app.shell.window import MainWindow
+from tests.support.window_acts import settle
 
 SIZES = ((2560, 1440), (1280, 1000), (1700, 1200))
 ONE_COLUMN_LINES = 57
@@ -19,7 +20,7 @@ ONE_COLUMN_LINES = 57
 
 def grow(window: MainWindow, qtbot: QtBot, size: tuple[int, int]) -> None:
     window.resize(*size)
-    qtbot.wait(20)
+    settle(qtbot)
 
 
 def share(window: MainWindow, name: str) -> float:
@@ -44,7 +45,7 @@ def test_many_small_steps_do_not_add_up(window: MainWindow, qtbot: QtBot) -> Non
     before = share(window, "rollback")
     for height in (*range(1000, 1400, 7), *range(1400, 1000, -3), 1000):
         window.resize(1280, height)
-    qtbot.wait(20)
+    settle(qtbot)
     assert share(window, "rollback") == pytest.approx(before, abs=0.005)
 
 
@@ -55,7 +56,7 @@ def test_a_dragged_height_is_the_share_from_then_on(
     grow(window, qtbot, (1280, 1200))
     dock = window.docks["rollback"]
     window.resizeDocks([dock], [height], Qt.Orientation.Vertical)
-    qtbot.wait(20)
+    settle(qtbot)
     left = Qt.MouseButton.LeftButton
     QApplication.sendEvent(
         window,
@@ -86,7 +87,7 @@ def test_squeezed_docks_come_back(window: MainWindow, qtbot: QtBot) -> None:
 def test_a_line_parts_docks_and_centre(window: MainWindow, qtbot: QtBot, theme: str) -> None:
     grow(window, qtbot, (1280, 900))
     window.set_theme(theme)
-    qtbot.wait(20)
+    settle(qtbot)
     image: QImage = window.grab().toImage()
     wanted = window.theme.color("ui.border").rgb()
     run, rollback = window.docks["run"].geometry(), window.docks["rollback"].geometry()
@@ -103,12 +104,12 @@ def test_a_panel_at_the_right_keeps_its_share_of_the_width(
 ) -> None:
     window.resize(2000, 900)
     window.docks.reveal("inspector")
-    qtbot.wait(10)
+    settle(qtbot)
     dock, left = window.docks["inspector"], window.docks["model"].width()
     share = dock.width() / 2000
     for width in (1700, 1400, 1150, 1024, 2000):
         window.resize(width, 900)
-        qtbot.wait(10)
+        settle(qtbot)
         assert window.width() == width
         assert dock.width() == pytest.approx(share * width, abs=2)
         assert window.docks["model"].width() == left

@@ -20,6 +20,7 @@ from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
+from tests.support.window_acts import settle
 
 STEP = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
 
@@ -59,15 +60,14 @@ def test_each_opens_its_docks(window: MainWindow, name: str) -> None:
 def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "divergence")
     dock = window.docks["divergence"]
-    qtbot.waitUntil(lambda: dock.height() > 0.6 * window.height(), timeout=2000)
+    qtbot.waitUntil(lambda: dock.height() > 0.6 * window.height())
     assert dock.width() == window.width()
     choose(window, "rollback")
     qtbot.waitUntil(
         lambda: (
             window.docks["ring"].height() + window.docks["rollback"].height()
             > 0.55 * window.height()
-        ),
-        timeout=2000,
+        )
     )
 
 
@@ -103,7 +103,7 @@ def test_plots_fit_a_low_window_in_two_columns(
     window.resize(853, height)
     choose(window, "plots")
     plots = [window.docks[name] for name in LAYOUTS["plots"].bottom]
-    qtbot.waitUntil(lambda: len({dock.x() for dock in plots}) == n_columns, timeout=2000)
+    qtbot.waitUntil(lambda: len({dock.x() for dock in plots}) == n_columns)
     assert window.height() == height, "no layout makes the window larger than its screen"
     widths = [dock.width() for dock in plots]
     assert max(widths) - min(widths) <= 8
@@ -114,7 +114,7 @@ def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: 
     window.resize(1024, 720)
     window.docks.reveal("findings")
     dock, text = window.docks["findings"], window.centralWidget()
-    qtbot.waitUntil(lambda: dock.width() > 200, timeout=2000)
+    qtbot.waitUntil(lambda: dock.width() > 200)
     assert text.width() >= window.docks.characters(36)
 
 
@@ -124,7 +124,7 @@ def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot)
         window.docks["findings"].setFloating(True)
         window.docks["findings"].setFloating(False)
     window.docks.reveal("divergence", "findings")
-    qtbot.wait(20)
+    settle(qtbot)
     bars = [
         bar
         for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
@@ -199,7 +199,7 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     small.docks.fit_screen()
     for each in (name, *LAYOUTS):
         choose(small, each)
-        qtbot.wait(20)
+        settle(qtbot)
         assert screen.contains(small.frameGeometry()), each
         docks = [small.docks[dock] for dock in shown(small)]
         in_front = [dock.geometry() for dock in docks if dock.geometry().right() >= 0]
@@ -215,13 +215,13 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
     monkeypatch.setattr(QScreen, "availableGeometry", lambda _: QRect(0, 0, width, 533))
     store, _, _ = timed_trace(60)
     window.opened_results.open(write_results(tmp_path, 3, 8))
-    qtbot.waitUntil(lambda: window.panels.results.results is not None, timeout=5000)
+    qtbot.waitUntil(lambda: window.panels.results.results is not None)
     export_csv(store, tmp_path / "trace")
     window.sessions.open(tmp_path / "trace")
-    qtbot.waitUntil(lambda: window.feed.run is not None, timeout=5000)
+    qtbot.waitUntil(lambda: window.feed.run is not None)
     tune = window.plots.whole["tune"]
     window.docks.reveal("tune")
-    qtbot.waitUntil(lambda: tune.has_rounds, timeout=5000)
+    qtbot.waitUntil(lambda: tune.has_rounds)
     end = RunEnd("It came to its limit of 128 tokens.", ("128 tokens",), None, False, STEP)
     for layout in LAYOUTS:
         window.tokens.end_card.show_end(end, can_measure=True, can_compare=True)
@@ -231,7 +231,7 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
         for name in TITLES:
             opens = window.docks[name].isHidden()
             window.docks.reveal(name)
-            qtbot.wait(1)
+            settle(qtbot)
             least = window.minimumSizeHint()
             assert least.width() <= width and least.height() <= height, (layout, name, least)
             assert (window.width(), window.height()) == (width, height), (layout, name)
@@ -241,9 +241,9 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
 
 def test_a_panel_opened_as_another_closes_has_its_room(window: MainWindow, qtbot: QtBot) -> None:
     window.docks.reveal("findings")
-    qtbot.wait(10)
+    settle(qtbot)
     wide = window.docks["findings"].width()
     window.docks["findings"].close()
     window.docks.reveal("runs")
-    qtbot.wait(10)
+    settle(qtbot)
     assert window.docks["runs"].width() >= wide - 8

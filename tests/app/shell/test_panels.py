@@ -21,6 +21,7 @@ from app.engine_thread.events import State
 from app.shell.docks import LAYOUTS, TITLES
 from app.shell.window import MainWindow
 from app.widgets.buttons import TitleButton
+from tests.support.window_acts import settle
 
 _LEAST = 60
 """A panel that is smaller than this shows nothing."""
@@ -44,7 +45,7 @@ def in_it(dock: QDockWidget) -> list[QWidget]:
 @pytest.fixture
 def small(window: MainWindow, qtbot: QtBot) -> MainWindow:
     window.resize(1280, 800)
-    qtbot.wait(10)
+    settle(qtbot)
     return window
 
 
@@ -52,9 +53,9 @@ def comes_and_goes(window: MainWindow, qtbot: QtBot, name: str) -> None:
     dock, action = window.docks[name], window.actions_by_id[f"view.panel_{name}"]
     if in_sight(dock):
         action.trigger()
-        qtbot.waitUntil(lambda: dock.isHidden() and not action.isChecked(), timeout=2000)
+        qtbot.waitUntil(lambda: dock.isHidden() and not action.isChecked())
     action.trigger()
-    qtbot.waitUntil(lambda: in_sight(dock) and action.isChecked(), timeout=2000)
+    qtbot.waitUntil(lambda: in_sight(dock) and action.isChecked())
     action.trigger()
     assert dock.isHidden()
     assert not action.isChecked()
@@ -78,11 +79,11 @@ def test_a_panel_behind_a_tab_is_raised_not_closed(
     small.actions_by_id[f"view.layout_{layout}"].trigger()
     for name in ("findings", "runs"):
         small.docks.reveal(name)
-        qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]), timeout=2000)
+        qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]))
     behind = small.actions_by_id["view.panel_findings"]
     assert not behind.isChecked(), "checked is what can be seen"
     behind.trigger()
-    qtbot.waitUntil(lambda: in_sight(small.docks["findings"]), timeout=2000)
+    qtbot.waitUntil(lambda: in_sight(small.docks["findings"]))
     assert not small.docks["runs"].isHidden(), "a tab beside it stays open"
 
 
@@ -105,9 +106,9 @@ def test_the_keys_go_into_the_panel_that_is_asked_for(
     ask_for("conversation")
     assert small.focusWidget() is small.panels.conversation.box
     small.open_model(model_file)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     ask_for("runs")
     assert small.focusWidget() is small.runs.table
 
@@ -117,10 +118,10 @@ def test_inspecting_a_token_always_shows_the_inspector(
     small: MainWindow, model_file: Path, qtbot: QtBot, layout: str
 ) -> None:
     small.open_model(model_file)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: bool(small.tokens.areas), timeout=5000)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bool(small.tokens.areas))
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.actions_by_id[f"view.layout_{layout}"].trigger()
     small.docks.reveal("runs")
     area = next(iter(small.tokens.areas.values()))
@@ -131,11 +132,11 @@ def test_inspecting_a_token_always_shows_the_inspector(
         small.docks["inspector"].close()
         area.step_token(1)
         ask()
-        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]), timeout=2000)
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
         small.docks.reveal("runs")
-        qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]), timeout=2000)
+        qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]))
         ask()
-        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]), timeout=2000)
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
 
 
 @pytest.mark.parametrize("name", ["rollback", "acceptance", "timing", "what_if"])
@@ -144,13 +145,13 @@ def test_each_plot_has_a_button_for_its_menu(
 ) -> None:
     """It is in sight in the dock's title, and the menu is then about this plot."""
     small.open_model(model_file)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: bool(small.bridge.store.runs), timeout=5000)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: bool(small.bridge.store.runs))
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.docks.reveal(name)
     dock = small.docks[name]
-    qtbot.waitUntil(lambda: in_sight(dock), timeout=2000)
+    qtbot.waitUntil(lambda: in_sight(dock))
     (button,) = dock.findChildren(TitleButton)
     assert TITLES[name] in button.accessibleName()
     place = button.mapTo(small, button.rect().center())

@@ -19,8 +19,6 @@ from tests.support.window_acts import messages, trigger
 
 pytestmark = pytest.mark.peer
 
-WAIT_MS = 60_000
-
 
 def test_a_run_is_that_of_the_log_and_its_tokens_are_the_models(
     make_window: Callable[..., MainWindow],
@@ -33,13 +31,13 @@ def test_a_run_is_that_of_the_log_and_its_tokens_are_the_models(
     with llama_server(out, *words, "-c", 2048) as url:
         window = make_window(Bridge(servers=ServerEngine(look_s=0.2)))
         window.control.connect_server(url)
-        qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: window.bridge.state is State.READY)
         window.run_panel.prompt.setPlainText("def quicksort(arr):")
         window.run_panel.prompts.copies.setValue(2)
         window.run_panel.n_predict.setValue(48)
-        with qtbot.waitSignal(window.bridge.run_ended, timeout=WAIT_MS):
+        with qtbot.waitSignal(window.bridge.run_ended):
             trigger(window, "run.start")
-        qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: window.bridge.state is State.READY)
         run = window.feed.run
         assert run is not None
         rounds, tokens = run.store.rounds, run.store.tokens
@@ -49,15 +47,13 @@ def test_a_run_is_that_of_the_log_and_its_tokens_are_the_models(
             int(((rounds.column("seq_id") == seq) & (drafted > 0)).sum()) for seq in (0, 1)
         )
         counts = f"{int(drafted[drafted > 0].sum()):,} drafted"
-        qtbot.waitUntil(
-            lambda: window.model_map.server.facts["counters"].count(counts) == 2, timeout=WAIT_MS
-        )
+        qtbot.waitUntil(lambda: window.model_map.server.facts["counters"].count(counts) == 2)
         monkeypatch.setattr("app.shell.run_control.ask_model", lambda *_: DEMO_TARGET)
         trigger(window, "run.rescore")
-        qtbot.waitUntil(lambda: bool(messages(window)), timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: bool(messages(window)))
         assert "none that the model cannot have chosen" in messages(window)[0]
         emitted = [kind in EMITTED_KINDS for kind in tokens.texts("kind")]
         p = tokens.column("target_p")[emitted]
         assert len(p) == 96 and (p > 0).all()
         trigger(window, "file.disconnect")
-        qtbot.waitUntil(lambda: window.bridge.server is None, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: window.bridge.server is None)

@@ -59,7 +59,7 @@ def show(window: MainWindow, qtbot: QtBot, name: str) -> RunRef:
     rows = table(window).rows
     (run,) = (row.run for row in rows if row.title.endswith(name))
     window.panels.runs.run_selected.emit(run)
-    qtbot.waitUntil(lambda: table(window).shown == run, timeout=5000)
+    qtbot.waitUntil(lambda: table(window).shown == run)
     return run
 
 
@@ -86,7 +86,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     opened: MainWindow, qtbot: QtBot
 ) -> None:
     show(opened, qtbot, "sglang-generate.json")
-    qtbot.waitUntil(lambda: "0.444" in chips(opened)["acceptance"], timeout=5000)
+    qtbot.waitUntil(lambda: "0.444" in chips(opened)["acceptance"])
     assert "2.33" in chips(opened)["tokens_per_step"]
     assert NOT_OBSERVED in chips(opened)["tokens_per_second"]
     assert NOT_OBSERVED in chips(opened)["path"]
@@ -100,7 +100,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     dock.show()
     dock.raise_()
     curves = acceptance.rates.curves
-    qtbot.waitUntil(lambda: curves["unconditional"].getData()[1] is not None, timeout=5000)
+    qtbot.waitUntil(lambda: curves["unconditional"].getData()[1] is not None)
     rates = curves["unconditional"].getData()[1]
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
@@ -122,7 +122,7 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
-    qtbot.waitUntil(lambda: table(opened).overlaid == other, timeout=5000)
+    qtbot.waitUntil(lambda: table(opened).overlaid == other)
     opened.findChildren(AcceptanceView)[0].grab()
 
 

@@ -25,7 +25,7 @@ def write(
 ) -> None:
     """Open the trace and ask for its report."""
     export_csv(store, to.parent / "trace")
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(to.parent / "trace")
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_, **__: (str(to), ""))
     assert "file.report" in enabled(window)
@@ -40,7 +40,7 @@ def test_a_run_with_hostile_tokens(
     builder.prompt(["</pre><script>"])
     builder.plain("<img src=x>")
     builder.store.runs[0]["model"] = {"name": "<b>model</b>.gguf"}
-    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.reported):
         write(window, qtbot, monkeypatch, builder.store, tmp_path / "page")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>Speculative decoding of &lt;b&gt;model&lt;/b&gt;.gguf</h1>" in page
@@ -52,7 +52,7 @@ def test_a_comparison(
     window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.reported):
         write(window, qtbot, monkeypatch, faulty_comparison().store, page)
     assert "beyond their bounds" in page.read_text(encoding="utf-8")
     opened: list[QUrl] = []
@@ -64,7 +64,7 @@ def test_a_comparison(
     assert any("Nothing on this desktop opens" in message for message in messages(window))
     run = window.feed.run
     assert run is not None
-    qtbot.waitUntil(lambda: window.status.going_text == f"lane {run.facts['lane']}", timeout=5000)
+    qtbot.waitUntil(lambda: window.status.going_text == f"lane {run.facts['lane']}")
 
 
 def test_a_second_run_over_the_one_on_show_is_in_the_report(
@@ -75,11 +75,11 @@ def test_a_second_run_over_the_one_on_show_is_in_the_report(
     store = sample_trace(rounds=5).store
     store.runs[0]["model"] = {"name": "shown.gguf"}
     page = tmp_path / "page.html"
-    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.reported):
         write(window, qtbot, monkeypatch, store, page)
     assert "other.gguf" not in page.read_text(encoding="utf-8")
     window.feed.set_overlay(RunRef(other.store, 0))
-    with qtbot.waitSignal(window.bridge.reported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.reported):
         window.actions_by_id["file.report"].trigger()
     found = page.read_text(encoding="utf-8")
     for text in (
@@ -96,6 +96,6 @@ def test_a_file_that_cannot_be_written(
     builder.prompt(["x"])
     folder = tmp_path / "page.html"
     folder.mkdir()
-    with qtbot.waitSignal(window.bridge.failed, timeout=5000):
+    with qtbot.waitSignal(window.bridge.failed):
         write(window, qtbot, monkeypatch, builder.store, folder)
     assert any("cannot be written" in message for message in messages(window))

@@ -135,19 +135,19 @@ def test_one_click_measures_plain_and_comes_back(
     assert "tokens · round" in loaded.status.going_text
     trigger(loaded, "run.stop")
     wait(qtbot, loaded, State.READY)
-    qtbot.waitUntil(card.isVisible, timeout=5000)
+    qtbot.waitUntil(card.isVisible)
     assert loaded.status.going_text == ""
     assert card.reason.text() == "The text was stopped."
     assert card.plain.isVisible() and "plain decoding" not in card.figures.text()
     run = loaded.feed.run
     engine.rounds = 12
     card.plain.click()
-    qtbot.waitUntil(lambda: loaded.bridge.live != run, timeout=5000)
+    qtbot.waitUntil(lambda: loaded.bridge.live != run)
     wait(qtbot, loaded, State.READY)
     assert loaded.bridge.live is not None
     asked = loaded.bridge.request_of(loaded.bridge.live)
     assert asked is not None and asked.options.spec.types == ()
-    qtbot.waitUntil(lambda: loaded.feed.run == run, timeout=5000)
+    qtbot.waitUntil(lambda: loaded.feed.run == run)
     QApplication.processEvents()
     assert card.isVisible()
 

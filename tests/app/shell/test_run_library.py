@@ -35,7 +35,7 @@ def start(
     def make() -> MainWindow:
         window = make_window(Bridge(engine), tmp_path / "data")
         window.sessions.quit_choice = QuitChoice.KEEP
-        with qtbot.waitSignal(window.sessions.library_read, timeout=5000):
+        with qtbot.waitSignal(window.sessions.library_read):
             window.sessions.open_library()
         window.docks.reveal("runs")
         QApplication.processEvents()
@@ -45,7 +45,7 @@ def start(
 
 
 def run_on(window: MainWindow, model: Path, qtbot: QtBot, n_runs: int = 1) -> None:
-    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(window.bridge.loaded):
         window.open_model(model)
     wait(qtbot, window, State.READY)
     for _ in range(n_runs):
@@ -58,7 +58,7 @@ def saved(window: MainWindow, qtbot: QtBot) -> None:
     autosave = window.sessions.autosave
     assert autosave is not None
     autosave.save()
-    qtbot.waitUntil(lambda: not autosave.unsaved() and not autosave.is_writing, timeout=5000)
+    qtbot.waitUntil(lambda: not autosave.unsaved() and not autosave.is_writing)
 
 
 def rows(window: MainWindow) -> list[RunRow]:
@@ -77,7 +77,7 @@ def test_names_and_stars_come_back(
     (editor,) = table.viewport().findChildren(QLineEdit)
     editor.setText("baseline  of Q8")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: rows(window)[1].name == "baseline of Q8", timeout=5000)
+    qtbot.waitUntil(lambda: rows(window)[1].name == "baseline of Q8")
     star = model.index(0, model.column_of("star"))
     table.clicked.emit(star)
     assert star.data() == "★"
@@ -122,7 +122,7 @@ def test_the_prompt_of_a_run_that_goes_on_is_kept(
     """A run that the program did not live to end is listed with it."""
     window = start()
     engine.rounds = 10**9
-    with qtbot.waitSignal(window.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(window.bridge.loaded):
         window.open_model(model_file)
     wait(qtbot, window, State.READY)
     trigger(window, "run.step")
@@ -211,7 +211,7 @@ def test_rows_of_old_traces_wait_on_disk(
     assert first.store.size() == 0
     before = rows(window)[0]
     assert before.tokens and before.tokens_per_second
-    with qtbot.waitSignal(window.bridge.rows_read, timeout=5000):
+    with qtbot.waitSignal(window.bridge.rows_read):
         window.runs.overlay_asked.emit(first)
     assert window.feed.overlay is not None and window.feed.overlay.run == first
     assert first.store.size() == size

@@ -15,11 +15,9 @@ from app.widgets.token_area import TokenArea
 from engine.compare.scenario import find_scenario
 from resources import SCENARIOS
 
-PATIENCE = 120_000
-
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
-    qtbot.waitUntil(lambda: window.bridge.state is state, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: window.bridge.state is state)
 
 
 def in_sight(area: TokenArea) -> bool:
@@ -40,7 +38,7 @@ def test_it_shows_the_suspect_lane_its_first_divergence_and_the_finding(
     window.control.open_scenario(scenario)
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
-    qtbot.waitUntil(lambda: bool(window.banners.banners), timeout=5000)
+    qtbot.waitUntil(lambda: bool(window.banners.banners))
     shown = window.feed.run
     assert shown is not None
     assert shown.facts["lane"] == "planes,fault=plane-off-by-one"
@@ -51,7 +49,7 @@ def test_it_shows_the_suspect_lane_its_first_divergence_and_the_finding(
     assert window.divergence.plots.delta.x_range == window.divergence.plots.states.x_range
     assert sum(window.divergence.plots.delta.x_range) == pytest.approx(9 + 33, abs=4)
     (area,) = window.tokens.areas.values()
-    qtbot.waitUntil(lambda: in_sight(area), timeout=5000)
+    qtbot.waitUntil(lambda: in_sight(area))
     assert window.findings.isVisible() and window.divergence.isVisible()
     (chosen,) = window.findings.table.selectionModel().selectedRows()
     assert window.findings.model.findings[chosen.row()].rule == "plane-off-by-one"

@@ -37,9 +37,8 @@ from tests.support.scripted_server import (
     stream,
     without_timings,
 )
-from tests.support.window_acts import drop, enabled, messages, trigger
+from tests.support.window_acts import drop, enabled, messages, settle, trigger
 
-WAIT_MS = 10_000
 PLOTS = ("rollback", "ring", "acceptance", "timing", "verify", "kv", "what_if")
 KEY = "secret-of-the-server"
 
@@ -57,7 +56,7 @@ def at_servers(make_window: Callable[..., MainWindow], engine: FakeEngine) -> Ma
 
 
 def until(qtbot: QtBot, is_so: Callable[[], bool]) -> None:
-    qtbot.waitUntil(is_so, timeout=WAIT_MS)
+    qtbot.waitUntil(is_so)
 
 
 def connect(qtbot: QtBot, window: MainWindow, address: str, key: str = "") -> None:
@@ -79,7 +78,7 @@ def disconnect(qtbot: QtBot, window: MainWindow) -> None:
 def run(qtbot: QtBot, window: MainWindow, text: str = "def quicksort(arr):") -> None:
     """Ask the server, and wait for the end."""
     window.run_panel.prompt.setPlainText(text)
-    with qtbot.waitSignal(window.bridge.run_ended, timeout=WAIT_MS):
+    with qtbot.waitSignal(window.bridge.run_ended):
         trigger(window, "run.start")
     until(qtbot, lambda: window.bridge.state is State.READY)
 
@@ -227,7 +226,7 @@ def test_stop_ends_the_request_at_the_server_and_keeps_what_arrived(
     trigger(at_servers, "run.start")
     until(qtbot, lambda: hold.reached.is_set() and at_servers.feed.run is not None)
     until(qtbot, lambda: n_rounds(at_servers) > 3)
-    with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
+    with qtbot.waitSignal(at_servers.bridge.run_ended):
         trigger(at_servers, "run.stop")
     until(qtbot, lambda: server.of("/completion")[-1].left.is_set())
     hold.release()
@@ -320,7 +319,7 @@ def test_other_programs_are_watched(
     until(qtbot, lambda: bool(done) and n_rounds(at_servers) > 40)
     client.join()
     assert str(shown.facts["listens_at"]) in "".join(messages(at_servers))
-    with qtbot.waitSignal(at_servers.bridge.run_ended, timeout=WAIT_MS):
+    with qtbot.waitSignal(at_servers.bridge.run_ended):
         trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)
     assert messages(at_servers) == [], "nothing is recorded any more"
@@ -339,7 +338,7 @@ def captures() -> Path:
 
 
 def open_file(qtbot: QtBot, window: MainWindow, path: Path) -> None:
-    with qtbot.waitSignal(window.bridge.reading_ended, timeout=WAIT_MS):
+    with qtbot.waitSignal(window.bridge.reading_ended):
         assert drop(window, path)
     assert window.bridge.trace_folder == path, messages(window)
 
@@ -368,7 +367,7 @@ def test_what_other_engines_wrote_is_dropped_and_shown(
     assert not [text for text in messages(window) if text.startswith("error")]
     for dock in ("runs", "findings", "inspector", "divergence", *PLOTS):
         window.docks.reveal(dock)
-        qtbot.wait(1)
+        settle(qtbot)
         window.docks[dock].grab()
     assert "not observed" in window.runs.detail.text()
 
@@ -380,14 +379,14 @@ def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
     open_file(qtbot, at_servers, captures / "draft.json.gz")
     rows = at_servers.runs.model.rows
     assert [row.model for row in rows] == ["mtp.json.gz", "draft.json.gz"]
-    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS):
+    with qtbot.waitSignal(at_servers.bridge.triaged):
         at_servers.feed.set_overlay(rows[0].run)
     assert "Verdict: " in at_servers.runs.pair.text.text()
     connect(qtbot, at_servers, server.url)
     run(qtbot, at_servers)
     rows = at_servers.runs.model.rows
     assert len(rows) == 3 and at_servers.bridge.trace is None
-    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS) as triaged:
+    with qtbot.waitSignal(at_servers.bridge.triaged) as triaged:
         at_servers.feed.set_overlay(rows[1].run)
     assert triaged.args[0].found.verdict == "same", "the server replays the capture"
     at_servers.runs.run_selected.emit(rows[1].run)
@@ -418,7 +417,7 @@ def test_x_goes_to_where_two_runs_part(
     server.script("/completion", Reply(changed(pieces, other)))
     run(qtbot, at_servers)
     assert first is not None
-    with qtbot.waitSignal(at_servers.bridge.triaged, timeout=WAIT_MS):
+    with qtbot.waitSignal(at_servers.bridge.triaged):
         at_servers.feed.set_overlay(first)
     assert "Verdict" in at_servers.runs.pair.text.text()
     trigger(at_servers, "go.first_divergence")

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shown(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(folder)
 
 
@@ -81,11 +81,11 @@ def test_by_dialog_menu_and_drop(
 ) -> None:
     chosen = str(folder / SESSION_FILE)
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (chosen, ""))
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         window.actions_by_id["file.open_trace"].trigger()
     window.recent_menu.fill()
     (entry,) = [a for a in window.recent_menu.actions() if a.text() == "mine"]
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         entry.trigger()
     for dropped in (folder, folder / SESSION_FILE, folder / "rounds.csv"):
         data = QMimeData()
@@ -97,7 +97,7 @@ def test_by_dialog_menu_and_drop(
         QApplication.sendEvent(window, enter)
         assert enter.isAccepted()
         assert window.status.currentMessage() == "Drop to open the trace mine"
-        with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+        with qtbot.waitSignal(window.bridge.trace_shown):
             QApplication.sendEvent(
                 window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
             )
@@ -105,7 +105,7 @@ def test_by_dialog_menu_and_drop(
 
 def test_a_broken_trace_is_a_banner(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
     (folder / "rounds.csv").write_text("nonsense\n")
-    with qtbot.waitSignal(window.bridge.reading_ended, timeout=5000):
+    with qtbot.waitSignal(window.bridge.reading_ended):
         window.sessions.open(folder)
     assert messages(window)[0].startswith("error: ")
     assert "rounds.csv line 1" in messages(window)[0]
@@ -118,11 +118,11 @@ def test_a_run_takes_the_place_of_the_trace(
     window: MainWindow, qtbot: QtBot, folder: Path, model_file: Path
 ) -> None:
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
     shown(window, qtbot, folder)
     assert "run.start" in enabled(window)
     window.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
     assert window.windowTitle() == "model — Draftscope"
     assert window.bridge.store is window.bridge.session_store
     assert window.tokens.copy_text().startswith(" first a1.0")
@@ -147,7 +147,7 @@ def test_export_for_spreadsheets_is_remembered(
     (dialog,) = window.findChildren(ExportDialog)
     dialog.folder.setText(str(tmp_path))
     dialog.excel.setChecked(True)
-    with qtbot.waitSignal(window.bridge.exported, timeout=5000) as exported:
+    with qtbot.waitSignal(window.bridge.exported) as exported:
         dialog.accept()
     written = exported.args[0].folder
     assert (written / "tokens.csv").read_bytes().startswith(b"\xef\xbb\xbf")
@@ -164,7 +164,7 @@ def test_return_in_the_folder_exports(
     window.actions_by_id["file.export"].trigger()
     (dialog,) = window.findChildren(ExportDialog)
     dialog.folder.setText(str(tmp_path))
-    with qtbot.waitSignal(window.bridge.exported, timeout=5000):
+    with qtbot.waitSignal(window.bridge.exported):
         qtbot.keyClick(dialog.folder, Qt.Key.Key_Return)
 
 
@@ -220,7 +220,7 @@ def saving_window(
 ) -> Callable[[], MainWindow]:
     def make() -> MainWindow:
         window = make_window(Bridge(engine), data)
-        with qtbot.waitSignal(window.sessions.library_read, timeout=5000):
+        with qtbot.waitSignal(window.sessions.library_read):
             window.sessions.open_library()
         return window
 
@@ -240,12 +240,12 @@ def test_runs_are_saved_and_a_clean_end_takes_them_away(
     window = saving_window()
     assert messages(window) == []
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
     window.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
     autosave = window.sessions.autosave
     assert autosave is not None
-    with qtbot.waitSignal(autosave.saved, timeout=5000):
+    with qtbot.waitSignal(autosave.saved):
         autosave.save()
     assert open_trace(autosave.folder_of(window.bridge.store)).size() == window.bridge.store.size()
     window.close()
@@ -261,10 +261,10 @@ def test_a_run_that_has_ended_is_saved_soon(
     monkeypatch.setattr(saving, "SOON_MS", 10)
     window = saving_window()
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
     saves = window.sessions.autosave
     assert saves is not None
-    with qtbot.waitSignal(saves.saved, timeout=5000):
+    with qtbot.waitSignal(saves.saved):
         window.actions_by_id["run.start"].trigger()
     assert not window.bridge.has_run and saves.is_saved(window.bridge.store)
 
@@ -279,20 +279,20 @@ def test_a_run_is_saved_before_it_is_half_a_minute_old(
     monkeypatch.setattr(saving, "EARLY_MS", 1000)
     window = saving_window()
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
     saves = window.sessions.autosave
     assert saves is not None
     engine.rounds = 10**6
     going: list[bool] = []
     saves.saved.connect(lambda: going.append(window.bridge.has_run))
     window.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: len(window.bridge.store.rounds) > 3, timeout=5000)
+    qtbot.waitUntil(lambda: len(window.bridge.store.rounds) > 3)
     engine.gate.clear()  # a run without a brake writes faster than it is exported
-    qtbot.waitUntil(lambda: bool(going), timeout=5000)
+    qtbot.waitUntil(lambda: bool(going))
     engine.gate.set()
     assert going[0] and open_trace(saves.folder_of(window.bridge.store)).size() > 0
     window.actions_by_id["run.stop"].trigger()
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
 
 
 def test_what_a_crash_left_is_listed_and_stays(
@@ -307,7 +307,7 @@ def test_what_a_crash_left_is_listed_and_stays(
     (show,) = window.banners.banners[0].offer_buttons
     show.click()
     assert window.docks["runs"].isVisible()
-    with qtbot.waitSignal(window.bridge.rows_read, timeout=5000):
+    with qtbot.waitSignal(window.bridge.rows_read):
         window.runs.run_selected.emit(row.run)
     assert window.tokens.copy_text() == " saved"
     window.close()
@@ -325,7 +325,7 @@ def test_a_model_opened_over_kept_runs_says_where_they_are(
     crashed(data)
     window = saving_window()
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
     assert window.tokens.currentWidget() is window.tokens.empty
     title, text = window.tokens.empty.words
     assert title == "No run on show" and text.endswith("One run is kept in Runs.")

@@ -31,21 +31,19 @@ def test_the_openai_package_gets_the_same_bytes_while_the_window_draws(
         straight.chat(400, cache_prompt=False)
         window = make_window(Bridge(engine, servers=ServerEngine()))
         window.control.connect_server(url, port=free_port())
-        qtbot.waitUntil(lambda: window.bridge.state is State.RUNNING, timeout=10_000)
-        qtbot.waitUntil(lambda: window.feed.run is not None, timeout=10_000)
+        qtbot.waitUntil(lambda: window.bridge.state is State.RUNNING)
+        qtbot.waitUntil(lambda: window.feed.run is not None)
         assert window.feed.run is not None
         through = Reader(window.feed.run.facts["listens_at"])
         client = threading.Thread(target=lambda: through.chat(400, cache_prompt=False))
         client.start()
-        qtbot.waitUntil(lambda: not client.is_alive(), timeout=30_000)
+        qtbot.waitUntil(lambda: not client.is_alive())
         store = window.feed.run.store
-        qtbot.waitUntil(
-            lambda: int(store.rounds.column("num_emitted").sum()) == 400, timeout=10_000
-        )
+        qtbot.waitUntil(lambda: int(store.rounds.column("num_emitted").sum()) == 400)
         drawn = window.tokens.areas[0].stream
         assert drawn is not None
-        qtbot.waitUntil(lambda: len(drawn.text()) > 400, timeout=10_000)
-        with qtbot.waitSignal(window.bridge.run_ended, timeout=10_000):
+        qtbot.waitUntil(lambda: len(drawn.text()) > 400)
+        with qtbot.waitSignal(window.bridge.run_ended):
             trigger(window, "run.stop")
         for reader in (straight, through):
             reader.client.close()

@@ -29,7 +29,7 @@ def test_map_appears_before_the_weights(
     window.open_model(model_file)
     wait(qtbot, window, State.LOADING)
     assert window.model_map.facts["target"] == "model.gguf"
-    qtbot.waitUntil(lambda: window.status.progress_shown, timeout=5000)
+    qtbot.waitUntil(lambda: window.status.progress_shown)
     assert "run.start" not in enabled(window)
     engine.gate.set()
     wait(qtbot, window, State.READY)
@@ -44,7 +44,7 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
 ) -> None:
     engine.gate.clear()
     window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.status.progress_shown, timeout=5000)
+    qtbot.waitUntil(lambda: window.status.progress_shown)
     window.status.cancel_asked.emit()
     wait(qtbot, window, State.INSPECTED)
     assert not window.status.progress_shown
@@ -98,7 +98,7 @@ def test_draft_model_joins_the_target(
 ) -> None:
     draft = tmp_path / "draft.gguf"
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (str(draft), ""))
-    with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(loaded.bridge.loaded):
         trigger(loaded, "file.open_draft")
     assert engine.opened[-1] == (model_file, (draft,), "auto")
     assert loaded.model_map.facts["draft"] == "MTP head, draft.gguf"
@@ -131,7 +131,7 @@ def test_bad_file_is_a_banner_and_the_window_stays_usable(
     window: MainWindow, tmp_path: Path, model_file: Path, qtbot: QtBot
 ) -> None:
     window.open_model(tmp_path / "letter.txt")
-    qtbot.waitUntil(lambda: bool(messages(window)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(messages(window)))
     assert messages(window) == ["error: letter.txt: byte 0: no GGUF file. Choose another."]
     window.open_model(model_file)
     wait(qtbot, window, State.READY)
@@ -143,7 +143,7 @@ def test_weights_that_fail_leave_the_session_in_use(
 ) -> None:
     engine.fail_load = ModelFileError("x.gguf", "blk.0", "gone", "Choose another.")
     loaded.open_model(model_file.with_name("x.gguf"))
-    qtbot.waitUntil(lambda: bool(messages(loaded)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
     wait(qtbot, loaded, State.READY)
     assert loaded.windowTitle() == "model — Draftscope"
     assert "run.start" in enabled(loaded)
@@ -152,12 +152,12 @@ def test_weights_that_fail_leave_the_session_in_use(
 def test_compute_mode_reloads_and_a_refusal_shows_the_mode_in_use(
     loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
 ) -> None:
-    with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(loaded.bridge.loaded):
         loaded.run_panel.compute.setCurrentText("f32")
     assert engine.opened[-1][2] == "f32"
     wait(qtbot, loaded, State.READY)
     engine.fail_load = ModelFileError("x.gguf", "int8", "not here", "Use f32.")
     loaded.run_panel.compute.setCurrentText("int8")
-    qtbot.waitUntil(lambda: bool(messages(loaded)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
     wait(qtbot, loaded, State.READY)
     assert loaded.run_panel.compute.currentText() == "f32"

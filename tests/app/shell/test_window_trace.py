@@ -27,14 +27,14 @@ def test_export_and_read_back(
     (dialog,) = loaded.findChildren(ExportDialog)
     assert not dialog.isModal()
     dialog.findChild(QPushButton).click()
-    with qtbot.waitSignal(loaded.bridge.exported, timeout=5000) as exported:
+    with qtbot.waitSignal(loaded.bridge.exported) as exported:
         dialog.accept()
     folder = exported.args[0].folder
     assert folder.parent == tmp_path
     with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(loaded.bridge.store.rounds)
-    qtbot.waitUntil(lambda: bool(messages(loaded)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
     assert messages(loaded) == [f"info: Trace exported to {folder}."]
 
 
@@ -44,7 +44,7 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
     (file := tmp_path / "file").write_text("x")
     trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
-    with qtbot.waitSignal(loaded.bridge.export_ended, timeout=5000):
+    with qtbot.waitSignal(loaded.bridge.export_ended):
         dialog.chosen.emit(file, False)
     dialog.reject()
     assert messages(loaded)[0].startswith("error: ")
@@ -63,7 +63,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     wait(qtbot, loaded, State.READY)
     old = loaded.bridge.store
     assert loaded.runs.model.lines == loaded.runs.model.rows, "one model needs no name"
-    with qtbot.waitSignal(loaded.bridge.loaded, timeout=5000):
+    with qtbot.waitSignal(loaded.bridge.loaded):
         loaded.open_model(model_file.with_name("other.gguf"))
     wait(qtbot, loaded, State.READY)
     assert loaded.tokens.copy_text() == ""

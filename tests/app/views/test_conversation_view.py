@@ -27,7 +27,7 @@ TEXT = "def quicksort(arr):\n" + "    # sorts the list and gives it back\n" * 6
 def demo(make_window: Callable[..., MainWindow], qtbot: QtBot) -> MainWindow:
     window = make_window(Bridge())
     window.open_demo()
-    qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=30_000)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
     window.run_panel.n_predict.setValue(12)
     window.docks.reveal("conversation")
     return window
@@ -43,7 +43,7 @@ def say(window: MainWindow, qtbot: QtBot, text: str, *, by_key: bool = False) ->
         qtbot.keyClick(view.box, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
     else:
         view.say.click()
-    qtbot.waitUntil(lambda: len(window.bridge.session_store.runs) > n_runs, timeout=30_000)
+    qtbot.waitUntil(lambda: len(window.bridge.session_store.runs) > n_runs)
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=60_000)
 
 
@@ -133,7 +133,7 @@ def test_a_conversation_of_another_trace_goes_on(
     store = demo.bridge.session_store
     answer = store.runs[0]["turn"]["answer"]["content"]
     export_csv(store, tmp_path / "trace")
-    with qtbot.waitSignal(demo.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(demo.bridge.trace_shown):
         demo.sessions.open(tmp_path / "trace")
     assert shown(demo) == ["Turn 1"] and view.store is not store
     view.say.setFocus()

@@ -24,6 +24,7 @@ from app.widgets.state_map import shades
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
+from tests.support.window_acts import settle
 
 
 def shown(qtbot: QtBot, theme: Theme) -> DivergenceView:
@@ -384,7 +385,7 @@ def test_an_open_editor_leaves_plots_and_tables_readable(
     faulty.resize(1280, 40 * line)  # what a window of 1280 × 800 has for it with a common font
     for editing in (False, True):
         faulty.header.set_editing(editing)
-        qtbot.wait(20)
+        settle(qtbot)
         assert faulty.plots.delta.height() >= 8 * line
         assert faulty.plots.states.height() >= 6 * line
         shown_rows = faulty.tables.detail.viewport().height()
@@ -397,18 +398,18 @@ def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot
     line = faulty.fontMetrics().height()
     faulty.resize(1280, 31 * line)  # what the same window has with a tall font
     bar = faulty.findChildren(ScrollPage)[0].verticalScrollBar()
-    qtbot.waitUntil(lambda: bar.maximum() == 0, timeout=2000)
+    qtbot.waitUntil(lambda: bar.maximum() == 0)
     assert faulty.plots.delta.height() >= 5 * line
     assert faulty.plots.states.height() >= 5 * line
     rows = faulty.tables.detail
     assert rows.viewport().height() >= 3 * rows.verticalHeader().defaultSectionSize()
     faulty.resize(1280, 40 * line)
-    qtbot.waitUntil(lambda: faulty.plots.delta.height() >= 8 * line, timeout=2000)
+    qtbot.waitUntil(lambda: faulty.plots.delta.height() >= 8 * line)
 
 
 def test_ranks_stand_in_sight_of_half_a_window(faulty: DivergenceView, qtbot: QtBot) -> None:
     faulty.resize(1280, 545)
-    qtbot.wait(20)
+    settle(qtbot)
     table = faulty.tables.positions
     titles = [table.model().headerData(i, Qt.Orientation.Horizontal) for i in range(9)]
     rank = titles.index("rank")

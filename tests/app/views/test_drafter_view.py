@@ -14,6 +14,7 @@ from app.views.drafter import DrafterView
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
+from tests.support.window_acts import settle
 
 
 def add_drafts(
@@ -88,12 +89,12 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     assert view.empty.words[0] == "No draft yet"
     add_drafts(store, 0, 1, 2)
     view.refresh()
-    qtbot.waitUntil(lambda: view.has_rounds, timeout=3000)
+    qtbot.waitUntil(lambda: view.has_rounds)
     assert "2 tokens" in view.quality.reliability_part.figure
     assert view.quality.rank_part.figure == "none recorded"  # nothing was rejected
     add_drafts(store, 0, 2, 41)
     view.refresh()
-    qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure, timeout=3000)
+    qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure)
     assert view.quality.survival_part.figure.startswith("2.5 tokens/step")
     # 40 tokens of .95 accepted, 20 of 40 of .45: |.05| and |.05| apart
     assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · too unsure by 0.050"
@@ -133,17 +134,17 @@ def test_out_of_sight_it_neither_reads_nor_draws(window: MainWindow, qtbot: QtBo
     window.feed.show_run(run)
     assert not view.has_rounds
     window.docks.reveal("drafter")
-    qtbot.waitUntil(lambda: view.has_rounds, timeout=3000)
+    qtbot.waitUntil(lambda: view.has_rounds)
     window.docks.reveal("findings")
-    qtbot.waitUntil(lambda: not view.in_sight, timeout=3000)
+    qtbot.waitUntil(lambda: not view.in_sight)
     assert view._facts is not None
     before = view._facts.quality().n_steps
     add_drafts(store, 0, 9, 20)
     window.feed.refresh()
-    qtbot.wait(20)
+    settle(qtbot)
     assert view._facts.quality().n_steps == before == 8
     window.docks.reveal("drafter")
-    qtbot.waitUntil(lambda: "19 drafts" in view.quality.survival_part.figure, timeout=3000)
+    qtbot.waitUntil(lambda: "19 drafts" in view.quality.survival_part.figure)
 
 
 def test_another_engine_may_tell_no_drafts(view: DrafterView) -> None:
@@ -161,7 +162,7 @@ def test_every_width_and_theme_is_drawn(view: DrafterView, qtbot: QtBot, width: 
     add_drafts(store, 0, 1, 31)
     view.resize(width, 700)
     view.show_run(run)
-    qtbot.waitUntil(lambda: view.has_rounds, timeout=3000)
+    qtbot.waitUntil(lambda: view.has_rounds)
     theme = load_theme("light")
     view.retheme(theme)
     QApplication.processEvents()

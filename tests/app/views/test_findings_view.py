@@ -14,6 +14,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison
 from tests.support.trace_builder import TraceBuilder
+from tests.support.window_acts import settle
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_columns_are_as_wide_as_what_is_in_them(
     find(store, 3, 2, "error")
     view.show_run(RunRef(store, 1))
     view.resize(width, 300)
-    qtbot.wait(10)
+    settle(qtbot)
     table = view.table
     for name in ("severity", "rule", "round", "seq", *(["lane"] if width > 1000 else [])):
         column = view.model.column_of(name)

@@ -21,6 +21,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import sample_trace
+from tests.support.window_acts import settle
 
 NAMES = [column.name for column in COLUMNS]
 
@@ -146,7 +147,7 @@ def test_the_newest_round_is_shown_as_rounds_come(window: MainWindow, qtbot: QtB
     qtbot.waitUntil(lambda: window.inspector.title.text() == "Round 1 · sequence 0")
     builder.plain(" y")
     window.feed.refresh()
-    qtbot.wait(250)
+    settle(qtbot)
     assert window.inspector.title.text() == "Round 1 · sequence 0"
     window.feed.move_cursor(None)
     qtbot.waitUntil(lambda: window.inspector.title.text() == "Round 4 · sequence 0 · newest")
@@ -169,7 +170,7 @@ def test_what_the_table_has_no_room_for_is_told_below(
     dock.setFloating(True)
     dock.resize(width, 700)
     shown.feed.move_cursor(Position(shown.feed.run, 1, 1, 1))
-    qtbot.wait(20)
+    settle(qtbot)
     table = view.tokens
     filled = [i for i, name in enumerate(NAMES) if name != "draft_conf"]
     seen = [i for i in range(len(NAMES)) if not table.isColumnHidden(i)]
@@ -194,11 +195,11 @@ def test_facts_stay_together_in_a_wide_panel(shown: MainWindow, qtbot: QtBot) ->
     view, dock = shown.inspector, shown.docks["inspector"]
     dock.setFloating(True)
     dock.resize(1200, 700)
-    qtbot.wait(20)
+    settle(qtbot)
     assert view.facts.width() <= 56 * view.fontMetrics().averageCharWidth() + 8
     assert view.facts.x() < 20, "at the left, not in the middle"
     dock.resize(330, 700)
-    qtbot.wait(20)
+    settle(qtbot)
     assert view.facts.width() > 250, "a narrow panel is used up"
 
 

@@ -457,7 +457,7 @@ def test_an_opened_trace_has_it_too(
     window: MainWindow, store: TraceStore, tmp_path: Path, qtbot: QtBot
 ) -> None:
     export_csv(store, tmp_path / "mine")
-    with qtbot.waitSignal(window.bridge.trace_shown, timeout=5000):
+    with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(tmp_path / "mine")
     assert window.feed.run.run_id == 2
     window.actions_by_id["plot.overlay"].trigger()

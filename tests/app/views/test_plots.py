@@ -186,7 +186,7 @@ def test_a_plot_behind_another_tab_draws_when_it_comes_to_the_front(
     view = window.plots.views["kv"]
     assert n_points(view) == 0
     window.docks["kv"].raise_()
-    qtbot.waitUntil(lambda: n_points(view) > 0, timeout=3000)
+    qtbot.waitUntil(lambda: n_points(view) > 0)
 
 
 def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
@@ -200,13 +200,13 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     before = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
     add_rounds(store, run_id, 60, 90)
     window.feed.refresh()
-    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90, timeout=3000)
+    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90)
     shown = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
     assert shown == before
     window.docks["timing"].raise_()
-    qtbot.waitUntil(lambda: timing.plot.n_rounds == 90, timeout=3000)
+    qtbot.waitUntil(lambda: timing.plot.n_rounds == 90)
     window.docks["what_if"].raise_()
-    qtbot.waitUntil(lambda: estimate.headline.text() != before[2], timeout=3000)
+    qtbot.waitUntil(lambda: estimate.headline.text() != before[2])
 
 
 def test_one_switch_changes_the_unit_of_all_plots(window: MainWindow) -> None:
@@ -257,7 +257,7 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     assert not view.has_rounds
     filled(window)
     assert view.has_rounds
-    qtbot.waitUntil(lambda: view.table_widget.rowCount() == 5, timeout=3000)
+    qtbot.waitUntil(lambda: view.table_widget.rowCount() == 5)
     names, rows = view.table()
     speeds = [row[names.index("tokens_per_second")] for row in rows]
     best = int(np.argmax(np.array(speeds, float)))

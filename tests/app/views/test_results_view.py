@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from app.shell.window import MainWindow
 from app.views.results import ResultsView
 from engine.sweep.schema import trace_folder
 from engine.trace.export import export_csv
+from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
 from tests.support.window_acts import drop, messages
@@ -28,8 +28,8 @@ from tests.support.window_acts import drop, messages
 def opened(window: MainWindow, qtbot: QtBot, path: Path) -> ResultsView:
     window.opened_results.open(path)
     view = window.panels.results
-    qtbot.waitUntil(lambda: view.results is not None, timeout=5000)
-    qtbot.waitUntil(view.isVisible, timeout=2000)
+    qtbot.waitUntil(lambda: view.results is not None)
+    qtbot.waitUntil(view.isVisible)
     return view
 
 
@@ -48,7 +48,7 @@ def test_a_file_is_chosen_sorted_and_pointed_at(
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_a, **_k: (str(path), ""))
     window.actions_by_id["file.open_results"].trigger()
     view = window.panels.results
-    qtbot.waitUntil(lambda: view.results is not None, timeout=5000)
+    qtbot.waitUntil(lambda: view.results is not None)
     assert view.headline.text() == "lengths"
     assert rows_shown(view) == [str(i) for i in range(1, 25)]
     header = view.table.horizontalHeader()
@@ -90,9 +90,9 @@ def test_a_double_click_opens_the_trace(window: MainWindow, qtbot: QtBot, tmp_pa
     double_click(6)
     assert messages(window)[-1] == "info: Job 7 left no trace: Job 7 failed."
     double_click(1)
-    qtbot.waitUntil(lambda: window.bridge.trace is not None, timeout=5000)
+    qtbot.waitUntil(lambda: window.bridge.trace is not None)
     assert window.bridge.trace_folder == trace_folder(path, key)
-    qtbot.waitUntil(lambda: not window.bridge.reading, timeout=5000)
+    qtbot.waitUntil(lambda: not window.bridge.reading)
 
 
 def test_what_is_no_result_file_is_one_sentence(
@@ -102,12 +102,12 @@ def test_what_is_no_result_file_is_one_sentence(
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE results SET predicted_n = 'many' WHERE number = 2")
     window.opened_results.open(path)
-    qtbot.waitUntil(lambda: bool(messages(window)), timeout=5000)
+    qtbot.waitUntil(lambda: bool(messages(window)))
     (message,) = messages(window)
     assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
-    qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)), timeout=5000)
+    qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)))
     assert window.panels.results.results is None
 
 
@@ -136,12 +136,12 @@ def test_dropped_read_again_and_empty(window: MainWindow, qtbot: QtBot, tmp_path
     path = write_results(tmp_path, 2, 2)
     assert drop(window, path)
     view = window.panels.results
-    qtbot.waitUntil(lambda: view.results is not None, timeout=5000)
+    qtbot.waitUntil(lambda: view.results is not None)
     view.map_figure.setCurrentIndex(1)
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("DELETE FROM results")
     view.again.click()
-    qtbot.waitUntil(lambda: view.results is not None and view.results.n == 0, timeout=5000)
+    qtbot.waitUntil(lambda: view.results is not None and view.results.n == 0)
     assert view.model.rowCount() == 0
     assert view.grid.shown is None
     assert view.note.text().startswith("0 of 4 jobs")
@@ -178,13 +178,13 @@ def test_the_map_is_over_n_max_and_p_min_until_another_pair_is_chosen(
     view = opened(window, qtbot, path)
     assert map_words(view) == ("tok/s", "n_max", "seed")
     with_settings(path, settings)
-    with qtbot.waitSignal(window.bridge.results_read, timeout=5000):
+    with qtbot.waitSignal(window.bridge.results_read):
         view.again.click()
     assert map_words(view) == ("tok/s", "n_max", "p_min")
     assert view.grid.shown is not None and view.grid.shown.values.shape == (2, 3)
     view.map_y.setCurrentIndex(view.map_y.findText("spec-type"))
     view.map_y.activated.emit(view.map_y.currentIndex())
-    with qtbot.waitSignal(window.bridge.results_read, timeout=5000):
+    with qtbot.waitSignal(window.bridge.results_read):
         view.again.click()
     assert map_words(view) == ("tok/s", "n_max", "spec-type")
 
@@ -208,7 +208,7 @@ def test_one_result_is_shown(window: MainWindow, qtbot: QtBot, tmp_path: Path) -
     view.grab()
 
 
-def test_ten_thousand_rows_open_within_two_seconds(
+def test_ten_thousand_rows_open_in_few_calls_each(
     window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     path = write_results(tmp_path, 1, 1)
@@ -235,11 +235,10 @@ def test_ten_thousand_rows_open_within_two_seconds(
         marks = ", ".join("?" * len(names))
         file.executemany(f"INSERT INTO results VALUES ({marks})", rows)
     window.docks.reveal("results")
-    start = time.perf_counter()
-    view = opened(window, qtbot, path)
-    view.grab()
-    assert time.perf_counter() - start < 2
+    with counted_calls() as count:
+        view = opened(window, qtbot, path)
+        view.grab()
+    assert count.n < 60 * 10_000
     assert view.model.rowCount() == 10_000
-    start = time.perf_counter()
-    view.table.sortByColumn(3, Qt.SortOrder.DescendingOrder)
-    assert time.perf_counter() - start < 2
+    sort = calls_of(lambda: view.table.sortByColumn(3, Qt.SortOrder.DescendingOrder))
+    assert sort < 100_000

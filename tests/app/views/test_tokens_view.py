@@ -229,5 +229,5 @@ def test_a_run_that_soon_has_tokens_does_not_say_what_it_waits_for(
     _, run = next_run(first)
     view.show_run(run)
     assert "Reading the prompt" not in words(view)
-    qtbot.waitUntil(lambda: "Reading the prompt" in words(view), timeout=5000)
+    qtbot.waitUntil(lambda: "Reading the prompt" in words(view))
     assert view.areas == {}

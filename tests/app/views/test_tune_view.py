@@ -19,6 +19,7 @@ from app.views.tune import TuneView
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.confident_trace import confident_trace
+from tests.support.window_acts import settle
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def shown(window: MainWindow, qtbot: QtBot, run: RunRef) -> TuneView:
     view = window.plots.tune
     window.docks.reveal("tune")
     window.feed.show_run(run)
-    qtbot.waitUntil(lambda: view.shown is not None, timeout=5000)
+    qtbot.waitUntil(lambda: view.shown is not None)
     return view
 
 
@@ -97,7 +98,7 @@ def test_what_is_pointed_at_and_chosen(window: MainWindow, qtbot: QtBot, run: Ru
     assert "n_max 2 and p_min 0.3 are set" in window.status.currentMessage()
     names, rows = view.table()
     assert (names[:2], len(rows), rows[13][:2]) == (["n_max", "p_min"], 40, [2, 0.3])
-    qtbot.waitUntil(lambda: not view._waits, timeout=5000)
+    qtbot.waitUntil(lambda: not view._waits)
 
 
 def test_another_rule_is_shown_but_not_set(window: MainWindow, qtbot: QtBot, run: RunRef) -> None:
@@ -106,9 +107,7 @@ def test_another_rule_is_shown_but_not_set(window: MainWindow, qtbot: QtBot, run
     at = view.rule.findText("survival")
     view.rule.setCurrentIndex(at)
     view.rule.activated.emit(at)
-    qtbot.waitUntil(
-        lambda: view.shown is not None and view.shown.request.rule == "survival", timeout=5000
-    )
+    qtbot.waitUntil(lambda: view.shown is not None and view.shown.request.rule == "survival")
     assert view.grid.shown is not None
     assert view.grid.shown.values.shape == (1, 4)
     assert CURRENT not in view.grid.shown.marks
@@ -141,10 +140,10 @@ def test_out_of_sight_nothing_is_asked(
     window.plots.tune.asked.connect(asked.append)
     window.feed.show_run(run)
     window.feed.refresh()
-    qtbot.wait(20)
+    settle(qtbot)
     assert not asked
     window.docks.reveal("tune")
-    qtbot.waitUntil(lambda: window.plots.tune.shown is not None, timeout=5000)
+    qtbot.waitUntil(lambda: window.plots.tune.shown is not None)
     assert [request.run for request in asked] == [run]
 
 

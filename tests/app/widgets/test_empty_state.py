@@ -30,8 +30,6 @@ def test_buttons_stand_in_as_many_columns_as_there_is_room_for(
     def columns() -> list[int]:
         return sorted(button.mapTo(empty, button.rect().center()).x() // 4 for button in buttons)
 
-    qtbot.waitUntil(lambda: len(set(columns())) == n_columns, timeout=2000)
+    qtbot.waitUntil(lambda: len(set(columns())) == n_columns)
     whole = [button.rect() for button in buttons]
-    qtbot.waitUntil(
-        lambda: [button.visibleRegion().boundingRect() for button in buttons] == whole, timeout=2000
-    )
+    qtbot.waitUntil(lambda: [button.visibleRegion().boundingRect() for button in buttons] == whole)

@@ -81,7 +81,7 @@ def estimated(qtbot: QtBot, theme: Theme, width: int, height: int) -> WhatIfView
     store, _, run_id = timed_trace(60)
     view.show_run(RunRef(store, run_id))
     view.refresh()
-    qtbot.waitUntil(lambda: view.table_widget.rowCount() > 0, timeout=5000)
+    qtbot.waitUntil(lambda: view.table_widget.rowCount() > 0)
     QApplication.processEvents()
     return view
 

@@ -186,7 +186,7 @@ def test_a_banner_wraps_and_then_elides_with_details(qtbot: QtBot, theme: Theme)
     def under() -> bool:
         return banner.offer_buttons[0].y() > banner.text.geometry().bottom()
 
-    qtbot.waitUntil(lambda: banner.text.is_cut and under(), timeout=2000)
+    qtbot.waitUntil(lambda: banner.text.is_cut and under())
     lines = banner.text.text().splitlines()
     metrics = banner.text.fontMetrics()
     assert len(lines) == MOST_LINES
@@ -205,7 +205,7 @@ def test_a_banner_wraps_and_then_elides_with_details(qtbot: QtBot, theme: Theme)
     assert banner.text.text().replace("\n", " ") == words
     assert banner.text.width() < 1500, "a line of 8000 pixels cannot be read"
     assert banner.details.isHidden()
-    qtbot.waitUntil(lambda: not under(), timeout=2000)
+    qtbot.waitUntil(lambda: not under())
     assert 0 < banner.offer_buttons[0].x() - banner.text.geometry().right() < 20
 
 

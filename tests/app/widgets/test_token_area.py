@@ -15,6 +15,7 @@ from app.looks.theme import Theme, load_theme
 from app.models.position import Position
 from app.models.token_stream import KIND, RunStreams
 from app.widgets.token_area import TokenArea
+from app.widgets.token_rows import SLICE_SECONDS
 from app.widgets.token_tip import token_tip
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 
@@ -324,9 +325,22 @@ def test_resizing_keeps_the_place(show: Callable[..., Shown]) -> None:
     assert shown[0] - 20 <= top <= shown[-1]
 
 
+class _Ticks:
+    """A clock that moves whenever it is read, so that a slice has so many looks at it."""
+
+    def __init__(self, looks: float) -> None:
+        self._now, self._step = 0.0, SLICE_SECONDS / looks
+
+    def perf_counter(self) -> float:
+        self._now += self._step
+        return self._now
+
+
+@pytest.mark.parametrize("looks", [0.5, 3, 20], ids=["busy", "slow", "fast"])
 def test_a_long_stream_is_shown_before_it_is_laid_out(
-    show: Callable[..., Shown], qtbot: QtBot
+    show: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch, looks: float
 ) -> None:
+    monkeypatch.setattr("app.widgets.token_layout.time", _Ticks(looks))
     area, run = show(repeated(sample_trace(rounds=250), 100))
     stream = run.by_seq[0]
     assert len(stream) > 90_000

@@ -37,7 +37,7 @@ def test_a_name_longer_than_the_axis_is_left_out(qtbot: QtBot) -> None:
     label = plot.getPlotItem().getAxis("left").label
     for height, named in ((400, True), (60, False), (400, True)):
         plot.resize(600, height)
-        qtbot.waitUntil(lambda named=named: label.isVisible() is named, timeout=2000)
+        qtbot.waitUntil(lambda named=named: label.isVisible() is named)
         plot.retheme(load_theme("dark" if named else "light"))
         assert label.isVisible() is named
 

@@ -46,7 +46,7 @@ def learnt(path: Path) -> dict[str, Any]:
         identity = file.identity()
         found = ContentHash([(identity, file.contents)])
     found.start(lambda: True)
-    assert found.wait(30)
+    assert found.wait(60)
     return identity
 
 
@@ -199,7 +199,7 @@ def test_a_file_that_changed_since_it_was_opened_has_no_hash(tmp_path: Path) -> 
     identity: dict[str, Any] = {}
     found = ContentHash([(identity, parts)])
     found.start(lambda: True)
-    assert not found.wait(30)
+    assert not found.wait(60)
     assert identity == {}
 
 
@@ -215,12 +215,12 @@ def test_it_waits_for_the_first_token_and_can_be_cancelled(tmp_path: Path) -> No
     assert not found.known
     found.cancel()
     assert "content" not in [thread.name for thread in threading.enumerate()]
-    assert not found.wait(30)
+    assert not found.wait(60)
     again = ContentHash([(identity, file.contents)])
     again.tell(other := {})
     again.start(token.is_set)
     token.set()
-    assert again.wait(30)
+    assert again.wait(60)
     assert identity["content"] == other["content"]
 
 

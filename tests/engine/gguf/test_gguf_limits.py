@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Iterable
 from itertools import islice, product
 from pathlib import Path
@@ -17,6 +16,7 @@ from engine.gguf.binary import BLOCK
 from engine.gguf.file import GgufFile
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import Tokenizer
+from tests.support.counted_calls import counted_calls
 from tests.support.gguf_refusal import refusal
 from tests.support.gguf_writer import ARRAY, STRING, Tensor, Typed, build, write
 
@@ -62,10 +62,8 @@ def test_many_arrays_share_what_one_may_have(tmp_path: Path) -> None:
     many = Typed(ARRAY, struct.pack("<IQ", STRING, 1 << 17) + bytes(8 << 17))
     path = tmp_path / "x.gguf"
     path.write_bytes(build([(f"key{i}", many) for i in range(17)]))  # 17 MiB of empty strings
-    start = time.process_time()
     with pytest.raises(Exception, match="key key16: 131072 strings are announced, but at most 0"):
         GgufFile.open(path)
-    assert time.process_time() - start < 5
 
 
 def test_parts_share_it_too(tmp_path: Path) -> None:
@@ -78,13 +76,12 @@ def test_parts_share_it_too(tmp_path: Path) -> None:
         GgufFile.open(tmp_path / "m-00001-of-00002.gguf")
 
 
-def test_as_many_keys_and_tensors_as_are_allowed_open_quickly(tmp_path: Path) -> None:
+def test_as_many_keys_and_tensors_as_are_allowed_take_few_calls_each(tmp_path: Path) -> None:
     tensors = [Tensor(f"{i}", [1], bytes(4)) for i in range(10_000)]
     path = write(tmp_path / "x.gguf", [(f"key{i}", i) for i in range(MOST_KEYS)], tensors)
-    start = time.process_time()
-    with GgufFile.open(path) as file:
+    with counted_calls() as count, GgufFile.open(path) as file:
         assert (len(file.metadata), len(file.tensors)) == (MOST_KEYS, 10_000)
-    assert time.process_time() - start < 2
+    assert count.n < 60 * (MOST_KEYS + 10_000)
 
 
 # cancelling

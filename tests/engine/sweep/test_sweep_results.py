@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from engine.errors import TraceFileError
 from engine.sweep import schema
 from engine.sweep.reader import find_results, read_results
+from tests.support.counted_calls import counted_calls
 from tests.support.sweeps import demo_identity, write_results
 
 
@@ -49,7 +49,7 @@ def test_columns_are_those_of_the_jobs(written: Path) -> None:
     assert set(schema.FIGURES) <= set(results.columns)
 
 
-def test_ten_thousand_rows_are_read_within_two_seconds(tmp_path: Path) -> None:
+def test_ten_thousand_rows_are_read_in_few_calls_each(tmp_path: Path) -> None:
     path = write_results(tmp_path, 1, 1)
     with closing(sqlite3.connect(path)) as file, file:
         names = [row[1] for row in file.execute("PRAGMA table_info(results)")]
@@ -60,9 +60,9 @@ def test_ten_thousand_rows_are_read_within_two_seconds(tmp_path: Path) -> None:
         )
         marks = ", ".join("?" * len(names))
         file.executemany(f"INSERT INTO results VALUES ({marks})", rows)
-    start = time.perf_counter()
-    results = read_results(path)
-    assert time.perf_counter() - start < 2
+    with counted_calls() as count:
+        results = read_results(path)
+    assert count.n < 400 * results.n
     assert (results.n, len(results.columns["seed"])) == (10_000, 10_000)
 
 

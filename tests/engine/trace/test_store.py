@@ -200,7 +200,7 @@ def test_a_reader_on_another_thread_sees_only_complete_rows() -> None:
             )
     finally:
         done.set()
-        reader.join(30)
+        reader.join(60)
     assert not reader.is_alive()
     assert problems == []
     assert looks > 10

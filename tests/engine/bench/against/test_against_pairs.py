@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 
@@ -45,12 +44,15 @@ def test_the_first_side_changes_from_pair_to_pair() -> None:
     assert "".join(order) == "abbaab"
 
 
-def test_waiting_is_told_from_working() -> None:
-    def work() -> None:
-        until = time.process_time() + 0.05
-        while time.process_time() < until:
-            pass
+def test_waiting_is_told_from_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = used = 0.0
 
-    *_, idle = take_turns(0, lambda: time.sleep(0.1), work)
-    *_, busy = take_turns(0, work, lambda: None)
-    assert idle < busy
+    def take(seconds: float, of_them_used: float) -> None:
+        nonlocal wall, used
+        wall, used = wall + seconds, used + of_them_used
+
+    monkeypatch.setattr("engine.bench.against.pairs.perf_counter", lambda: wall)
+    monkeypatch.setattr("engine.bench.against.pairs.process_time", lambda: used)
+    *_, idle = take_turns(0, lambda: take(2.0, 0.5), lambda: take(1.0, 1.0))
+    *_, busy = take_turns(1, lambda: take(2.0, 2.0), lambda: take(1.0, 0.0))
+    assert (idle, busy) == (0.25, 1.0)

@@ -166,7 +166,7 @@ def test_a_program_goes_with_us_when_we_are_killed() -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(200):
+    for _ in range(2400):
         if not os.path.exists(f"/proc/{child}"):
             return
         time.sleep(0.05)

@@ -60,7 +60,7 @@ def test_two_streams_and_a_plain_request() -> None:
         texts["plain"] = reader.plain(16)
         hold.release()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         reader.client.close()
         proxy.stop()
     assert texts["plain"] == json.loads(records[2]["text"])["choices"][0]["text"]

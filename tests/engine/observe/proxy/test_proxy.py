@@ -64,7 +64,7 @@ class Passing:
         self.tape = Tape(limit)
         self.proxy = Proxy(server, self.tape, **options)
         self.proxy.start()
-        self.client = httpx.Client(base_url=self.proxy.url, timeout=20, trust_env=False)
+        self.client = httpx.Client(base_url=self.proxy.url, timeout=60, trust_env=False)
         self.notes: list[Note] = []
 
     def stop(self) -> None:
@@ -73,7 +73,7 @@ class Passing:
 
     def until(self, what: str, n: int = 1) -> list[Note]:
         """All notes, once `n` of a kind are among them."""
-        for _ in range(2000):
+        for _ in range(24_000):
             self.notes += self.tape.take()
             if sum(note.what == what for note in self.notes) >= n:
                 return self.notes
@@ -100,7 +100,7 @@ def open_files() -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(24_000):
         if holds():
             return
         time.sleep(0.005)
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_is_gone_at_the_server(
     with passing.client.stream("POST", "/completion", json=body) as reply:
         next(reply.iter_lines())
     passing.until("left")
-    assert server.received[0].left.wait(10)
+    assert server.received[0].left.wait(60)
     hold.release()
 
 
@@ -367,7 +367,7 @@ def test_a_request_is_ended_by_hand(server: ScriptedServer, passing: Passing) ->
         with pytest.raises(httpx.RemoteProtocolError):
             reply.read()
     passing.until("left")
-    assert server.received[0].left.wait(10)
+    assert server.received[0].left.wait(60)
     hold.release()
 
 
@@ -433,7 +433,7 @@ def test_what_cannot_be_passed_on_is_a_501(
     server: ScriptedServer, passing: Passing, request_line: bytes
 ) -> None:
     url = passing.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=10) as client:
+    with socket.create_connection((url.host, url.port), timeout=60) as client:
         client.sendall(request_line)
         told = b""
         while b"}}" not in told:
@@ -451,7 +451,7 @@ def test_an_offer_of_http_2_is_no_upgrade(server: ScriptedServer, passing: Passi
 def test_expect_is_answered_here(server: ScriptedServer, passing: Passing) -> None:
     server.script("/completion", json_reply({"content": ""}))
     url = passing.client.base_url
-    with socket.create_connection((url.host, url.port), timeout=10) as client:
+    with socket.create_connection((url.host, url.port), timeout=60) as client:
         client.sendall(
             b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
             b"Expect: 100-continue\r\n\r\n"
@@ -481,7 +481,7 @@ def test_stopping_ends_what_is_open_and_leaves_nothing(server: ScriptedServer) -
             reply = httpx.post(
                 f"{passing.proxy.url}/completion",
                 json={"prompt": "a", "stream": True},
-                timeout=20,
+                timeout=60,
                 trust_env=False,
             )
             told.append(reply.status_code)
@@ -496,10 +496,10 @@ def test_stopping_ends_what_is_open_and_leaves_nothing(server: ScriptedServer) -
     passing.proxy.stop()
     passing.proxy.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(told) == 2
     passing.until("left", 2)
-    assert all(one.left.wait(10) for one in server.received)
+    assert all(one.left.wait(60) for one in server.received)
     hold.release()
     with pytest.raises(httpx.ConnectError):
         passing.client.get("/health")
@@ -518,7 +518,7 @@ def test_stopping_tells_those_who_wait_for_a_reply() -> None:
         thread.start()
         passing.until("request")
         passing.proxy.stop()
-        thread.join(10)
+        thread.join(60)
         passing.client.close()
     assert told[0].status_code == 503 and told[0].json()["error"]["message"] == ENDED
 
@@ -533,7 +533,7 @@ def test_stopping_does_not_wait_for_a_client_that_does_not_read(server: Scripted
         eventually(lambda: len(server.received) == 1)
         passing.stop()
         assert not passing.proxy.is_running
-    assert server.received[0].left.wait(10)
+    assert server.received[0].left.wait(60)
     hold.release()
 
 

@@ -50,7 +50,7 @@ def until(run: ProxyRun, holds: Callable[[], bool]) -> None:
 
 
 def ask(run: ProxyRun, body: dict[str, Any], path: str = "/completion") -> httpx.Response:
-    return httpx.post(f"{run.url}{path}", json=body, timeout=20, trust_env=False)
+    return httpx.post(f"{run.url}{path}", json=body, timeout=60, trust_env=False)
 
 
 def unasked(request: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def test_a_request_is_cancelled_by_its_sequence(server: ScriptedServer, run: Pro
     until(run, lambda: len(run.trace.rounds) > 5)
     run.cancel(run.requests[0].seq_ids[0])
     until(run, lambda: run.n_open == 0)
-    thread.join(10)
-    assert ended and server.received[0].left.wait(10)
+    thread.join(60)
+    assert ended and server.received[0].left.wait(60)
     hold.release()
     with pytest.raises(OptionError, match="Sequence 0 has ended"):
         run.cancel(0)
@@ -158,7 +158,7 @@ def test_a_stop_keeps_what_came(server: ScriptedServer, run: ProxyRun) -> None:
     until(run, lambda: len(run.trace.rounds) > 5)
     run.stop()
     run.stop()
-    thread.join(10)
+    thread.join(60)
     hold.release()
     assert not run.advance() and not run.step() and run.done
     assert run.trace.runs[run.run_id]["stops"] == ["stopped"]

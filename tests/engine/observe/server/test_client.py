@@ -231,7 +231,7 @@ def test_a_server_that_was_started_again_has_lost_the_stream(
     held = Hold()
     server.script("/completion", Reply([*stream(server.capture["requests"][0])[:4], held]))
     inbox = ask(client, server, "a-name")
-    assert held.reached.wait(10)
+    assert held.reached.wait(60)
     server.restart()
     found = all_of(inbox)
     assert kinds(found) == ["head", "lost", "broke"]
@@ -247,7 +247,7 @@ def test_ending_a_request_closes_it_at_the_server(
     begun = inbox.take(10)
     assert begun is not None and begun.kind == "head"
     end()
-    assert server.of("/completion")[0].left.wait(10)
+    assert server.of("/completion")[0].left.wait(60)
     held.release()
     assert kinds(all_of(inbox)) == ["broke"]
     client.close()
@@ -262,9 +262,9 @@ def test_closing_leaves_no_thread(server: ScriptedServer) -> None:
     held = Hold()
     server.script("/completion", Reply([held]))
     ask(client, server, "a-name")
-    assert held.reached.wait(10)
+    assert held.reached.wait(60)
     client.close()
-    assert server.of("/completion")[0].left.wait(10)
+    assert server.of("/completion")[0].left.wait(60)
     held.release()
     assert set(threading.enumerate()) <= before
 
@@ -281,9 +281,9 @@ def test_closing_ends_a_question_of_another_thread(server: ScriptedServer) -> No
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert held.reached.wait(10)
+    assert held.reached.wait(60)
     client.close()
-    asking.join(10)
+    asking.join(60)
     assert ended == [True]
     held.release()
     with pytest.raises(CancelledError):

@@ -236,7 +236,7 @@ def test_a_line_without_end_is_given_up(server: ScriptedServer, client: ServerCl
     error = finish(run)
     assert error is not None and "more than 16 MiB" in error.message
     client.close()
-    assert server.of("/completion")[0].left.wait(10)
+    assert server.of("/completion")[0].left.wait(60)
     held.release()
 
 
@@ -290,7 +290,7 @@ def test_a_sequence_is_cancelled_at_the_server_and_the_others_go_on(
     went_first = server.of("/completion")[0]
     (stuck,) = (seq for seq, reply in got.items() if reply == 0)
     run.cancel(stuck)
-    assert went_first.left.wait(10)
+    assert went_first.left.wait(60)
     held[1].release()
     assert finish(run) is None
     assert len(server.of("/completion")) == 2 and sums(run, 1 - stuck)[0] == 96
@@ -309,7 +309,7 @@ def test_stopping_ends_everything_and_keeps_what_came(
     run.stop()
     run.stop()
     assert run.done and not run.advance() and sums(run, 0)[0] >= 15
-    assert server.of("/completion")[0].left.wait(10) and len(server.of("/completion")) == 1
+    assert server.of("/completion")[0].left.wait(60) and len(server.of("/completion")) == 1
     assert not found(run)
     export_csv(run.trace, tmp_path / "out")
     held.release()
