@@ -364,13 +364,13 @@ class _Exchange:
                 yield message["body"]
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
-        """The body, and whether that is all of it, or at least `limit` bytes of a larger one."""
+        """The body, and whether that is all of it and has at most `limit` bytes."""
         read = bytearray()
         async for piece in self.body():
             read += piece
             if len(read) > limit:
                 break
-        return bytes(read), self._is_read.is_set()
+        return bytes(read), self._is_read.is_set() and len(read) <= limit
 
     async def client_left(self) -> None:
         """Returns when the client has closed its connection, or the reply has ended."""

@@ -21,6 +21,9 @@ def fault(buffered: bytes) -> tuple[int, str] | None:
         return 431, f"The head has more than {MAX_BYTES >> 10} KiB or {MAX_LINES} lines."
     if end is None:
         return None
+    version = lines[0].rstrip().rpartition(b" ")[2]
+    if version not in (b"HTTP/1.0", b"HTTP/1.1"):
+        return 400, "The request is not of HTTP/1.1 or HTTP/1.0."
     if any(line[:1] in (b" ", b"\t") for line in lines):
         return 400, "A header goes on in the next line."
     names = [line.partition(b":")[0].strip().lower() for line in lines[1:]]
@@ -30,6 +33,6 @@ def fault(buffered: bytes) -> tuple[int, str] | None:
     if b"transfer-encoding" in names:
         if b"content-length" in names:
             return 400, "The request has both content-length and transfer-encoding."
-        if not lines[0].rstrip().endswith(b"HTTP/1.1"):
+        if version != b"HTTP/1.1":
             return 400, "Only a request of HTTP/1.1 can have transfer-encoding."
     return None
