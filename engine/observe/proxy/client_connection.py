@@ -9,6 +9,7 @@ import json
 import os
 import socket
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import h11
@@ -90,9 +91,10 @@ class ClientConnection(H11Protocol):
             ("content-length", str(len(body))),
             ("connection", "close"),
         ]
-        events = h11.Response(status_code=status, headers=headers), h11.Data(body)
+        reason = HTTPStatus(status).phrase
+        begin = h11.Response(status_code=status, headers=headers, reason=reason)
         with suppress(h11.LocalProtocolError):
-            for event in (*events, h11.EndOfMessage()):
+            for event in (begin, h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:  # whose request ends here
             self.cycle.disconnected = True

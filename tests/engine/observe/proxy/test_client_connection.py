@@ -17,6 +17,7 @@ from engine.errors import OptionError
 from engine.findings.check import recorded
 from engine.observe.proxy import client_connection, json_limits
 from engine.observe.proxy import proxy as proxy_module
+from engine.observe.proxy.added_fields import add_fields
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.observe.proxy.tape import Tape
@@ -318,7 +319,7 @@ class Parsing:
 def test_others_are_served_while_a_request_is_parsed(
     server: ScriptedServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsing = Parsing(proxy_module.add_fields)
+    parsing = Parsing(add_fields)
     monkeypatch.setattr(proxy_module, "add_fields", parsing)
     hold = Hold()
     first, second = events({"content": "a", "stop": False}, {"content": "b", "stop": False})
