@@ -25,6 +25,7 @@ _REMEDY = "Check the path, its rights and the room on the disk."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; errors that a user can act on become one line on stderr."""
+    _open_what_is_closed()
     _never_fail_on_characters()
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -83,6 +84,15 @@ def _flush() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that a shell has closed (`>&-`): nothing is read or written there, and no
+    other file gets their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # what is opened gets the lowest number that is free
+            stream = open(os.devnull, "w" if number else "r", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _never_fail_on_characters() -> None:

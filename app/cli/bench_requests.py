@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_paths, print_json, target_path
+from app.cli.common import check_output, draft_paths, output_file, print_json, target_path
 from app.cli.files import open_session
 from app.cli.run import draft_files
 from app.cli.run_arguments import add_chat, run_options
@@ -32,7 +32,7 @@ def add_requests(parser: argparse.ArgumentParser) -> None:
     add_prompt_set(group)
     add_chat(group)
     group.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the results as JSON, for --compare"
+        "--out", type=output_file, metavar="FILE", help="write the results as JSON, for --compare"
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import OptionError
+from engine.files import written_whole
 from resources import DESKTOP
 
 NAME = "draftscope"
@@ -53,7 +54,8 @@ def install() -> int:
     }
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(contents[kind], encoding="utf-8")
+        with written_whole(path) as part:
+            part.write_text(contents[kind], encoding="utf-8")
         print(f"written: {path}")
     _tell_desktop()
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from app.cli.common import (
     add_compute,
     add_model,
     check_output,
+    output_file,
     positive,
     print_json,
     target_path,
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         required=True,
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="file to write: array `logits`, float32 [n, n_vocab]",
     )

@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from app.cli.common import check_output
+from app.cli.common import check_output, output_file
 from engine.errors import OptionError
 from engine.report.markdown import markdown
 from engine.report.parts import Report
@@ -19,7 +18,7 @@ def add_report(group: argparse._ArgumentGroup) -> None:
     """Both options."""
     group.add_argument(
         "--report",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write what was measured as one HTML page that needs nothing else",
     )
