@@ -6,20 +6,27 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from app.cli.interruption import Interrupted, interrupt, on_signal
 from engine.errors import DraftscopeError, OptionError
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_FILES = ("trace", "out", "json", "report", "capture")
 _REMEDY = "Check the path, its rights and the room on the disk."
 
 
@@ -27,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; errors that a user can act on become one line on stderr."""
     _open_what_is_closed()
     _never_fail_on_characters()
+    _Output.in_place_of("stderr")
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as leaving:  # argparse: help, version, wrong usage
@@ -65,10 +73,51 @@ def _dispatch(argv: list[str]) -> int:
     args.words = argv
     if not name:  # the window has its own way to end
         return int(module.run(args))
+    output = _Output.in_place_of("stdout") if _writes_files(args) else None
     with on_signal(interrupt):
         status = int(module.run(args))
         sys.stdout.flush()
-        return status
+    if output is not None and output.error is not None:
+        raise output.error
+    return status
+
+
+def _writes_files(args: argparse.Namespace) -> bool:
+    """Whether a command has more to do than to print."""
+    wanted = (getattr(args, name, None) for name in _FILES)
+    return any(isinstance(one, Path) for one in wanted)
+
+
+class _Output(io.FileIO):
+    """A standard stream of a command that has more to do than to print: where nothing can be
+    printed any more, what is printed is lost, and `error` is the first reason."""
+
+    error: OSError | None = None
+
+    @classmethod
+    def in_place_of(cls, name: str) -> _Output | None:
+        """Put one in the place of sys.NAME; None where that is not the process's own stream."""
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
+            return None
+        output = cls(stream.fileno(), "wb", closefd=False)
+        text = io.TextIOWrapper(
+            io.BufferedWriter(output),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+        )
+        setattr(sys, name, text)
+        return output
+
+    def write(self, data: Buffer, /) -> int:
+        """Bytes written, or dropped."""
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
 
 
 def _tell(text: str) -> None:
