@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from PySide6.QtCore import QBuffer, QPoint, QRect, QSize
-from PySide6.QtGui import QImage, QPainter, QPalette, QRegion
+from PySide6.QtCore import QBuffer, QByteArray, QPoint, QRect, QSize
+from PySide6.QtGui import QImage, QImageWriter, QPainter, QPalette, QRegion
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QWidget
 
@@ -66,7 +66,7 @@ def write_plot(view: Picturable, path: Path, light: Theme, shown: Theme) -> None
         if path.suffix == ".svg":
             _draw_svg(view, buffer, light, shown)
         else:
-            picture(view, light, shown).save(buffer, b"PNG")
+            QImageWriter(buffer, QByteArray(b"png")).write(picture(view, light, shown))
         part.write_bytes(buffer.data().data())
 
 
