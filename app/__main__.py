@@ -6,10 +6,12 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from app.cli import output
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
@@ -19,6 +21,7 @@ from engine.errors import DraftscopeError, OptionError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_FILES = ("trace", "out", "json", "report", "capture")
 _REMEDY = "Check the path, its rights and the room on the disk."
 
 
@@ -68,10 +71,19 @@ def _dispatch(argv: list[str]) -> int:
     args.words = argv
     if not name:  # the window has its own way to end
         return int(module.run(args))
+    stdout = output.LastingStream.in_place_of("stdout") if _writes_files(args) else None
     with on_signal(interrupt):
         status = int(module.run(args))
         output.flush()
-        return status
+    if stdout is not None and stdout.error is not None:
+        raise stdout.error
+    return status
+
+
+def _writes_files(args: argparse.Namespace) -> bool:
+    """Whether a command has more to do than to print."""
+    wanted = (getattr(args, name, None) for name in _FILES)
+    return any(isinstance(one, Path) for one in wanted)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from app.cli import (
     bench_w1,
 )
 from app.cli.bench_requests import add_requests
-from app.cli.common import add_compute, add_model, check_output, positive
+from app.cli.common import add_compute, add_model, check_output, output_file, positive
 from app.cli.output import print_json, print_line
 from app.cli.reports import add_report, check_report
 from app.cli.run_arguments import (
@@ -124,7 +124,7 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
     )
     one.add_argument(
         "--write-random-model",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="measure nothing: write a qwen35 model with random weights and an MTP head",
     )

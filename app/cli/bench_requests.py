@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_paths, target_path
+from app.cli.common import check_output, draft_paths, output_file, target_path
 from app.cli.files import open_session
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
@@ -31,7 +31,7 @@ def add_requests(parser: argparse.ArgumentParser) -> None:
     add_prompt_set(group)
     add_chat(group)
     group.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the results as JSON, for --compare"
+        "--out", type=output_file, metavar="FILE", help="write the results as JSON, for --compare"
     )
 
 

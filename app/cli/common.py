@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
-import uuid
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn
 
 from app.cli.output import is_terminal, print_line, show_progress, tell
 from engine.errors import OptionError
+from engine.files import check_writable
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.progress import ReportProgress
 from engine.version import version
@@ -218,23 +219,28 @@ def read_text(source: Path | None) -> str:
         raise OptionError(f"{name} is not UTF-8 text.", "Convert it to UTF-8.") from error
 
 
+def output_file(text: str) -> Path:
+    """A file to write, as an argparse type."""
+    if text.endswith(("/", "/.", "/..", os.sep)):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder")
+    return Path(text)
+
+
 def check_output(path: Path, option: str) -> None:
     """Refuse a file that cannot be written, before anything is computed for it.
 
-    Raises OptionError for a folder, a device, a folder that does not exist or takes no file.
+    Raises OptionError for a folder, a name that the file system does not take, a folder that does
+    not exist or takes no file.
     """
     shown = f"{option} {str(path)[:80]}"
     try:
-        if not path.name or path.is_dir():
-            raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.")
-        if path.exists() and not path.is_file():
-            raise OptionError(f"{shown} is no regular file.", f"Name another with {option}.")
-        probe = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
+        check_writable(path)
+    except IsADirectoryError as error:
+        raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        reason = error.strerror if isinstance(error, OSError) else error
         raise OptionError(
-            f"{shown} cannot be written: {error.strerror}.",
+            f"{shown} cannot be written: {reason}.",
             "Name a file in an existing folder, or change that folder's rights.",
         ) from error
 

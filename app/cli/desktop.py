@@ -14,6 +14,7 @@ from pathlib import Path
 
 from app.cli.output import print_line
 from engine.errors import OptionError
+from engine.files import written_whole
 from resources import DESKTOP
 
 NAME = "draftscope"
@@ -54,7 +55,8 @@ def install() -> int:
     }
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(contents[kind], encoding="utf-8")
+        with written_whole(path) as part:
+            part.write_text(contents[kind], encoding="utf-8")
         print_line(f"written: {path}")
     _tell_desktop()
     return 0

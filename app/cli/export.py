@@ -6,9 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from app.cli.common import check_output
+from app.cli.common import check_output, output_file
 from app.cli.output import tell
 from engine.errors import TraceFileError
+from engine.files import written_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aiperf",
         metavar="FILE",
-        type=Path,
+        type=output_file,
         required=True,
         help="acceptance records as AIPerf has them: a line of JSON for each sequence of each run",
     )
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.trace} has no sequence whose drafts were counted.",
             "Name the trace of a run with a drafter.",
         )
-    args.aiperf.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with written_whole(args.aiperf) as part:
+        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
     tell(f"{len(lines)} records written to {args.aiperf}")
     if n_left_out:
         tell(

@@ -48,18 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
     from app.cli.findings import finding_lines, findings_json
+    from app.cli.recorded import check_trace_folder
     from engine.errors import OptionError
     from engine.findings.check import record_findings, recorded
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
     from engine.observe.files.importing import before_and_after, import_file
-    from engine.trace.export import check_target, export_csv
+    from engine.trace.export import export_csv
     from engine.trace.store import TraceStore
 
     if args.log is not None and len(args.files) != 1:
         raise OptionError("--log belongs to one capture.", "Name one FILE beside it.")
     if args.trace is not None:
-        check_target(args.trace)
+        check_trace_folder(args.trace)
     vocabulary = None
     if args.model is not None:
         with GgufFile.open(args.model) as file:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 
-from app.cli.common import add_compute, add_model, check_output, positive, target_path, token_ids
+from app.cli.common import (
+    add_compute,
+    add_model,
+    check_output,
+    output_file,
+    positive,
+    target_path,
+    token_ids,
+)
 from app.cli.files import open_session
 from app.cli.output import print_json, print_line
 from engine.files import written_whole
@@ -27,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         required=True,
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="file to write: array `logits`, float32 [n, n_vocab]",
     )

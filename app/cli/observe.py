@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, loading_line
+from app.cli.common import check_output, loading_line, output_file
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
 from app.cli.interruption import Interrupted
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--capture",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write what was sent and what came back, as `draftscope import` reads it; gzipped "
         "for a name that ends with .gz",

@@ -19,9 +19,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.terminal_text import TEXT, terminal_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _CLEAR_LINE = "\r\x1b[K"
@@ -29,12 +32,56 @@ _CLEAR_LINE = "\r\x1b[K"
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Both streams take any character, and standard error is filtered whoever writes to it."""
+    """Both streams are there and take any character; standard error is filtered, by whoever it is
+    written, and what it does not take is dropped."""
+    _open_closed()
+    LastingStream.in_place_of("stderr")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with redirect_stderr(_Filtered(sys.stderr) if sys.stderr else None):
         yield
+
+
+def _open_closed() -> None:
+    """Standard streams that a shell has closed (`>&-`): nothing is read or written there, and no
+    other file gets their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # what is opened gets the lowest number that is free
+            stream = open(os.devnull, "w" if number else "r", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+class LastingStream(io.FileIO):
+    """A standard stream of a command that has more to do than to print: where nothing can be
+    printed any more, what is printed is lost, and `error` is the first reason."""
+
+    error: OSError | None = None
+
+    @classmethod
+    def in_place_of(cls, name: str) -> LastingStream | None:
+        """Put one in the place of sys.NAME; None where that is not the process's own stream."""
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
+            return None
+        output = cls(stream.fileno(), "wb", closefd=False)
+        text = io.TextIOWrapper(
+            io.BufferedWriter(output),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+        )
+        setattr(sys, name, text)
+        return output
+
+    def write(self, data: Buffer, /) -> int:
+        """Bytes written, or dropped."""
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
 
 
 class _Filtered:

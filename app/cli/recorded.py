@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +10,7 @@ from app.cli.interruption import Interrupted, on_signal
 from app.cli.output import tell
 from engine.errors import OptionError
 from engine.gguf.content import ContentHash
-from engine.trace.export import check_target, export_csv
+from engine.trace.export import check_export, export_csv
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -31,24 +29,12 @@ def check_trace_folder(folder: Path | None) -> None:
     if folder is None:
         return
     try:
-        check_target(folder)
-        # an export is first a hidden folder beside the one that it replaces
-        _make_and_remove(folder.absolute().with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old"))
+        check_export(folder)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise OptionError(
             f"--trace {str(folder)[:80]} cannot be written: {reason}.", "Name another folder."
         ) from error
-
-
-def _make_and_remove(folder: Path) -> None:
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
-    try:
-        folder.mkdir(parents=True)
-    finally:
-        for each in made:
-            with suppress(OSError):
-                each.rmdir()
 
 
 class Recorded(Protocol):

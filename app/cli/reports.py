@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
-from app.cli.common import check_output
+from app.cli.common import check_output, output_file
 from app.cli.output import print_lines, tell
 from engine.errors import OptionError
 from engine.report.markdown import markdown
@@ -18,7 +17,7 @@ def add_report(group: argparse._ArgumentGroup) -> None:
     """Both options."""
     group.add_argument(
         "--report",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write what was measured as one HTML page that needs nothing else",
     )

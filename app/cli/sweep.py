@@ -9,7 +9,7 @@ from typing import Any
 
 from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.reports import add_report, check_report, deliver_report
-from engine.errors import OptionError
+from engine.errors import DraftscopeError, OptionError
 from engine.report.sweep import sweep_report
 from engine.sweep.on_ray import OnRay
 from engine.sweep.one_by_one import one_by_one
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             for done in sweep.run(execute):
                 _show(done, sweep.varying)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DraftscopeError):
             tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
     results = read_results(sweep.path)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli import tune_check
 from app.cli.bench_requests import set_name
-from app.cli.common import add_compute, add_model, check_output, draft_paths, positive, target_path
+from app.cli.common import (
+    add_compute,
+    add_model,
+    check_output,
+    draft_paths,
+    output_file,
+    positive,
+    target_path,
+)
 from app.cli.files import open_session
 from app.cli.option_arguments import add_options, options_from, reader
 from app.cli.output import json_text, print_lines, tell
@@ -95,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(memory)
     add_options(memory, grouped(RunOptions, "rollback"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    output.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
     output.add_argument(
         "--out",
         type=Path,

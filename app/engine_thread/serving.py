@@ -121,10 +121,10 @@ class ServedSession:
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
         """Pass on what other programs ask, and record it."""
+        from engine.observe.proxy.proxy import listening_address
         from engine.observe.proxy.proxy_run import ProxyRun
 
-        host, _, port = listen.rpartition(":")
-        return ProxyRun(self.facts, trace, host, int(port))
+        return ProxyRun(self.facts, trace, *listening_address(listen))
 
     def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> NoReturn:
         """Always refused with OptionError."""

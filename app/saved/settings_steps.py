@@ -10,6 +10,9 @@ from pathlib import Path
 
 from PySide6.QtCore import QSettings
 
+from engine.errors import OptionError
+from engine.files import written_whole
+
 VERSION = 2
 VERSION_KEY = "version"
 
@@ -63,9 +66,10 @@ def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
     path = Path(store.fileName())
     kept = path.with_suffix(f".{suffix}{path.suffix}")
     try:
-        shutil.copyfile(path, kept)
+        with written_whole(kept) as part:
+            shutil.copyfile(path, part)
         where = f"They are kept as {kept}."
-    except OSError:
+    except OptionError:
         where = f"They could not be kept beside {path}."
     store.clear()
     store.setValue(VERSION_KEY, VERSION)

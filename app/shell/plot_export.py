@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from PySide6.QtCore import QPoint, QRect, QSize
-from PySide6.QtGui import QImage, QPainter, QPalette, QRegion
+from PySide6.QtCore import QBuffer, QByteArray, QPoint, QRect, QSize
+from PySide6.QtGui import QImage, QImageWriter, QPainter, QPalette, QRegion
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QWidget
 
@@ -18,6 +17,7 @@ from app.looks.theme import Theme
 from app.shell.plot_caption import PlotCaption
 from app.widgets.round_view import RoundView
 from engine.errors import TraceFileError
+from engine.files import written_whole
 from engine.trace.run_ref import RunRef
 
 SUFFIXES = (".png", ".svg", ".csv")
@@ -57,21 +57,17 @@ def write_plot(view: Picturable, path: Path, light: Theme, shown: Theme) -> None
 
     An existing file is replaced once the new one is complete. Raises TraceFileError.
     """
-    stage = path.with_name(f".part-{path.name}")  # the suffix says the format
-    try:
+    with written_whole(path, TraceFileError) as part:
         if path.suffix == ".csv":
-            _write_csv(view, stage)
-        elif path.suffix == ".svg":
-            _write_svg(view, stage, light, shown)
-        elif not picture(view, light, shown).save(str(stage)):
-            raise OSError("it is not writable")
-        os.replace(stage, path)
-    except OSError as error:
-        stage.unlink(missing_ok=True)
-        raise TraceFileError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "Choose another folder, or free some space.",
-        ) from error
+            _write_csv(view, part)
+            return
+        buffer = QBuffer()  # Qt does not report what a disk refuses
+        buffer.open(QBuffer.OpenModeFlag.WriteOnly)
+        if path.suffix == ".svg":
+            _draw_svg(view, buffer, light, shown)
+        else:
+            QImageWriter(buffer, QByteArray(b"png")).write(picture(view, light, shown))
+        part.write_bytes(buffer.data().data())
 
 
 def _write_csv(view: Picturable, path: Path) -> None:
@@ -86,12 +82,11 @@ def _field(value: object) -> object:
     return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
 
 
-def _write_svg(view: Picturable, path: Path, light: Theme, shown: Theme) -> None:
-    path.touch()  # the generator tells of no failure
+def _draw_svg(view: Picturable, buffer: QBuffer, light: Theme, shown: Theme) -> None:
     caption = PlotCaption(view.page, view.run)
     size = view.page.size() + QSize(0, caption.height)
     generator = QSvgGenerator()
-    generator.setFileName(str(path))
+    generator.setOutputDevice(buffer)
     generator.setSize(size)
     generator.setViewBox(QRect(QPoint(), QSize(size)))
     generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small

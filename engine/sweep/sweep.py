@@ -74,10 +74,15 @@ class Sweep:
         return self.total - len(self.pending)
 
     def run(self, execute: Executor) -> Iterator[SweepProgress]:
-        """Run what is pending; the row of a job is written before it is given here."""
+        """Run what is pending; the row of a job is written before it is given here.
+
+        Raises OptionError where the disk does not take a row or a trace: the job stays pending.
+        """
         began, at_start, pending = monotonic(), self.n_done, list(self.pending)
         with closing(execute(pending, self._trace_of)) as results:
             for job, result in results:
+                if result.unwritable:
+                    raise OptionError(result.unwritable, "Free some space, then sweep again.")
                 self._writer.add(job, self._with_trace(job, result))
                 self.pending.remove(job)
                 done = self.n_done

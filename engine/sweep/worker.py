@@ -14,7 +14,7 @@ from typing import Any
 from engine.bench.environment import machine
 from engine.bench.request import run_to_end
 from engine.device import device_name, resolve_device
-from engine.errors import DraftscopeError, OptionError
+from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.findings.check import recorded
 from engine.huge_pages import wait_for_huge_pages
 from engine.model.threads import use_threads
@@ -66,7 +66,10 @@ class SweepWorker:
             if session.content:
                 session.content.start(lambda: True)
                 session.content.wait(_CONTENT_S)
-            export_csv(run.trace, trace)
+            try:
+                export_csv(run.trace, trace)
+            except TraceFileError as error:
+                return JobResult(unwritable=error.message)
         return JobResult(
             figures={
                 **figures,

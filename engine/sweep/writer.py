@@ -26,7 +26,8 @@ class JobResult:
     """What came of a job. error: empty unless it failed. figures: by name of schema.FIGURES.
     machine, model: JSON-able descriptions. output: a hash of the generated tokens. trace: files of
     an exported trace by name, where they are not in their place already. has_trace: whether there
-    is a trace at all."""
+    is a trace at all. unwritable: why a trace could not be written; then the job has to be run
+    again."""
 
     error: str = ""
     figures: Mapping[str, float | None] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class JobResult:
     output: str = ""
     has_trace: bool = False
     trace: Mapping[str, bytes] = field(default_factory=dict)
+    unwritable: str = ""
 
 
 class ResultsWriter:
@@ -65,6 +67,8 @@ class ResultsWriter:
             self._lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             self._lock.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
             raise OptionError(
                 f"Another sweep is writing to {self.path.parent}.", "Wait for it, or name another."
             ) from error

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.files import written_whole
 from engine.trace.export import SESSION_FILE, strict_json
 from engine.trace.session_file import read_json
 
@@ -28,16 +27,6 @@ def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:
         if not isinstance(known, dict):
             raise TraceFileError(f"{path}: runs.{run_id} is missing.", "Export the trace again.")
         known.update(strict_json(added))
-    # beside the folder, where one that a crash leaves is in nobody's way
-    written = folder.with_name(f".{folder.name}.{SESSION_FILE}.{os.getpid()}")
-    try:
-        with open(written, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(json.dumps(session, ensure_ascii=False, indent=1) + "\n")
-        written.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            written.unlink()
-        raise TraceFileError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "Free some space, or check the rights of the folder.",
-        ) from error
+    with written_whole(path, TraceFileError) as part:
+        text = json.dumps(session, ensure_ascii=False, indent=1) + "\n"
+        part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
+from engine.files import PART
 from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
-from engine.trace.replacing import recover, replacing
+from engine.trace.replacing import check_room, recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.version import version
@@ -54,6 +55,15 @@ def header(table: Table) -> list[str]:
     return [name for column in table.columns for name in csv_names(table.name, column)]
 
 
+def check_export(folder: Path) -> None:
+    """Refuse a folder that an export could not write, before there is anything to export.
+
+    Raises TraceFileError as `check_target`, and OSError or ValueError.
+    """
+    check_target(folder)
+    check_room(folder, _FILES)
+
+
 def check_target(folder: Path) -> None:
     """Refuse a folder that an export may not replace.
 
@@ -80,7 +90,7 @@ def _own_files(folder: Path) -> set[str]:
         if {path.name for path in folder.glob("*.csv")} - _FILES:
             rows = json.loads((folder / SESSION_FILE).read_bytes())["rows"]
             more = {f"{name}.csv" for name in rows}
-    return _FILES | more
+    return _FILES | more | {path.name for path in folder.glob(f"{PART}*")}
 
 
 def recover_export(folder: Path) -> None:

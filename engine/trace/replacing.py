@@ -9,13 +9,16 @@ beside a target is touched, and of what was in the target only the files of a tr
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from engine.files import synced
 
 _STAGE = re.compile(r"\.(?P<name>.+)\.draftscope-(?P<pid>\d+)-[0-9a-f]{8}\.(part|new|old|gone)")
 _PART, _NEW, _OLD, _GONE = ".part", ".new", ".old", ".gone"
@@ -34,8 +37,9 @@ def replacing(
     check: raises for a target that may not be replaced; it is asked when the new one is complete.
     ours: names of the files in a folder that may be deleted.
     """
+    folder = where_links_lead(folder)
     made = [parent for parent in folder.parents if not parent.exists()]
-    stem = f".{folder.name}.draftscope-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    stem = _stem(folder)
     part, new, old = (folder.with_name(stem + ending) for ending in (_PART, _NEW, _OLD))
     _mine.add(stem)
     try:
@@ -43,8 +47,11 @@ def replacing(
         part.mkdir(parents=True)
         yield part
         check(folder)
+        for path in part.iterdir():
+            synced(path)
         part.rename(new)
         if folder.exists():
+            shutil.copymode(folder, new)
             _swap(new, folder, old)
             _remove(old, folder, ours)
         else:
@@ -58,6 +65,36 @@ def replacing(
         raise
     finally:
         _mine.discard(stem)
+
+
+def where_links_lead(folder: Path) -> Path:
+    """A folder's own path: what replaces a link's folder leaves the link. Raises OSError."""
+    found = Path(os.path.realpath(folder))
+    if found.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return found
+
+
+def check_room(folder: Path, names: Iterable[str]) -> None:
+    """Raise OSError if `replacing` could not write files of these names; nothing is left of the
+    attempt."""
+    folder = where_links_lead(folder)
+    part = folder.with_name(_stem(folder) + _PART)
+    made = [each for each in (part, *part.parents) if not each.exists()]
+    try:
+        part.mkdir(parents=True)
+        longest = part / max(names, key=len)
+        longest.touch()
+        longest.unlink()
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+def _stem(folder: Path) -> str:
+    """A stage's name without its ending."""
+    return f".{folder.name}.draftscope-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _swap(new: Path, folder: Path, old: Path) -> None:
@@ -74,6 +111,7 @@ def recover(folder: Path, ours: Callable[[Path], set[str]]) -> None:
 
     Raises OSError.
     """
+    folder = where_links_lead(folder)
     if not folder.parent.is_dir():
         return
     stages = [path for path in folder.parent.iterdir() if target_of(path) == folder]

@@ -7,7 +7,6 @@ better rules can read old captures.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import math
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.files import written_whole
 from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
@@ -235,7 +235,7 @@ def capture_of(run: ObservedRun, name: str = "") -> Capture:
 
 
 def write_capture(path: Path, capture: Capture) -> None:
-    """Write a capture, gzipped where the name ends with .gz. Raises TraceFileError."""
+    """Write a capture as a whole, gzipped where the name ends with .gz. Raises TraceFileError."""
     said: dict[str, Any] = {
         "format": _FORMATS[0],
         "version": 1,
@@ -253,17 +253,10 @@ def write_capture(path: Path, capture: Capture) -> None:
     data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "backslashreplace"
     )
-    try:
-        if path.suffix == ".gz":
-            packed = io.BytesIO()
-            with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
-                file.write(data)
-            data = packed.getvalue()
-        path.write_bytes(data)
-    except OSError as error:
-        raise TraceFileError(
-            f"{path} cannot be written: {error.strerror or error}.", "Choose another file."
-        ) from error
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    with written_whole(path, TraceFileError) as part:
+        part.write_bytes(data)
 
 
 def _written(one: CapturedRequest) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any, Literal
 
+from engine.observe.proxy.json_limits import excess
+
 Reply = Literal["completion", "text", "chat", "responses", "messages"]
 
 REPLIES: dict[str, Reply] = {
@@ -34,6 +36,11 @@ _ADDED: dict[Reply, tuple[str, ...]] = {
 MAX_LINE = 16 * 2**20
 """Bytes of a line that are held until its end comes; a longer one is passed on as it is."""
 
+MAX_MEMBERS = 1024
+"""Members of a request or an event; more of them are no form that is known."""
+_SHORT_LINE, _MAX_SIGNS = 4096, 1 << 15
+"""Bytes of an event that is parsed whatever it holds, and signs of a longer one."""
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _decoder = json.JSONDecoder()
 
@@ -58,6 +65,8 @@ class _Members:
             value, end = _decoder.raw_decode(text, begin)
             if not isinstance(key, str) or key in self.values:
                 raise ValueError("no key, or one that comes twice")
+            if len(self.values) == MAX_MEMBERS:
+                raise ValueError("too many members")
             self.values[key], self.spans[key] = value, (begin, end)
             if behind is not None:
                 self.cuts[key] = behind, end
@@ -98,7 +107,8 @@ def _object(text: str) -> _Members:
 def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The body of a request with what it lacks for rounds to be told, and the names of that.
 
-    A body that is no JSON object, or asks for no stream, comes back as it is.
+    A body that is no JSON object, has more than MAX_MEMBERS, or asks for no stream, comes back as
+    it is. The caller sees to it that the body keeps to `json_limits`.
     """
     text = body.decode("latin-1")
     try:
@@ -154,6 +164,8 @@ class FieldRemover:
         if not line.startswith(b"data:") or not any(
             mark in line for mark in (b"timings", b'"__verbose"')
         ):
+            return line
+        if len(line) > _SHORT_LINE and excess(line, _MAX_SIGNS):
             return line
         text = line[5:].decode("latin-1")
         try:

@@ -8,19 +8,22 @@ gets (`added_fields.py`); the tape has them. The reader of the tape cannot make 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import re
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
-from engine.observe.proxy.added_fields import REPLIES, FieldRemover, add_fields
+from engine.observe.proxy import request_head
+from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_fields
+from engine.observe.proxy.allowed_hosts import AllowedHosts
+from engine.observe.proxy.json_limits import excess
 from engine.observe.proxy.tape import Recording, Tape
 from engine.observe.server.address import is_loopback, server_address
 from engine.observe.server.errors import cut_short, unreachable
@@ -40,11 +43,12 @@ MAX_PARSED = 32 * 2**20
 """Bytes of a request that is read before it is passed on; a larger one passes unread."""
 _KEPT_OPEN_S = 75
 """How long a client's connection may be idle."""
-_STOP_S = 5
+_STOP_S = 1
 _OF_ONE_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade".split()
 )
+_ABSOLUTE = re.compile(rb"http://([^/?#]*)([^#]*)", re.IGNORECASE)
 ENDED = "The request was ended where it is watched."
 
 
@@ -67,6 +71,7 @@ class Proxy:
         self._server, self._tape, self._adds_fields = _Server(server), tape, adds_fields
         self._listener = _listen(host, port)
         name, number = self._listener.getsockname()[:2]
+        self._hosts = AllowedHosts(host, name, number)
         self.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
         """Where clients find it."""
         self.is_local = is_loopback(name)
@@ -106,6 +111,8 @@ class Proxy:
         """Listen no more and close what is open; from any thread, and more than once."""
 
         def close() -> None:
+            for connection in list(self._uvicorn.server_state.connections):
+                connection.shutdown()
             for task in list(self._uvicorn.server_state.tasks):
                 task.cancel()
             self._uvicorn.should_exit = True
@@ -131,13 +138,17 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_note_failure)
         import uvicorn
+
+        from engine.observe.proxy.client_connection import ClientConnection
 
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 self._app,
                 interface="asgi3",
-                http="h11",
+                http=ClientConnection,
+                h11_max_incomplete_event_size=2 * request_head.MAX_BYTES,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -162,8 +173,8 @@ class Proxy:
 
     async def _app(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         exchange = _Exchange(scope, receive, send)
-        if refusal := exchange.refusal():
-            await exchange.tell(501, refusal)
+        if refusal := exchange.refusal(self._hosts):
+            await exchange.tell(*refusal)
             return
         passing = asyncio.ensure_future(self._pass(exchange))
         leaving = asyncio.ensure_future(exchange.client_left())
@@ -215,10 +226,12 @@ class Proxy:
             content = exchange.body() if exchange.has_body else None
         else:
             body, is_whole = await exchange.read(MAX_PARSED)
-            if is_whole and self._adds_fields and exchange.can_be_added_to:
-                body, exchange.added = add_fields(form, body)
+            too_large = f"is larger than {MAX_PARSED >> 20} MiB"
+            if is_whole:
+                adds_to = form if self._adds_fields and exchange.can_be_added_to else None
+                body, exchange.added, too_large = await asyncio.to_thread(_parsed, body, adds_to)
             exchange.recording = self._tape.request(
-                exchange.path, body if is_whole else b"{}", bool(exchange.added)
+                exchange.path, b"{}" if too_large else body, bool(exchange.added), too_large
             )
             if exchange.recording is not None:
                 task = asyncio.current_task()
@@ -243,6 +256,9 @@ class Proxy:
     async def _reply(self, exchange: _Exchange, response: httpx.Response) -> None:
         import httpx
 
+        if not 200 <= response.status_code < 600:
+            await exchange.break_off(502, f"The server answered {response.status_code}.")
+            return
         kind = response.headers.get("content-type", "")
         encoding = response.headers.get("content-encoding", "identity")
         remover = None
@@ -254,10 +270,11 @@ class Proxy:
         if recording is not None:
             told = {"content-type": kind, "content-encoding": encoding}
             recording.head(response.status_code, told)
+        has_length = remover is None and "transfer-encoding" not in response.headers
         headers = [
             (name, value)
             for name, value in _end_to_end(response.headers.raw)
-            if remover is None or name.lower() != b"content-length"
+            if has_length or name.lower() != b"content-length"
         ]
         await exchange.begin(response.status_code, headers)
         try:
@@ -276,6 +293,18 @@ class Proxy:
         await exchange.end(b"" if remover is None else remover.rest())
 
 
+def _parsed(body: bytes, adds_to: Reply | None) -> tuple[bytes, tuple[str, ...], str]:
+    """A body with what it lacks, the names of that, and why it is not recorded; in a thread."""
+    if too_large := excess(body):
+        return body, (), too_large
+    return *(add_fields(adds_to, body) if adds_to else (body, ())), ""
+
+
+def _note_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print, such as that no more files can be opened for connections."""
+    log.info("%s: %r", context["message"], context.get("exception"))
+
+
 class _ClientLeftError(Exception):
     """A client closed its connection within its request."""
 
@@ -290,6 +319,11 @@ class _Exchange:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         query: bytes = scope["query_string"]
         self.target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+        self._hosts = [value for name, value in self.headers if name == b"host"]
+        if absolute := _ABSOLUTE.fullmatch(self.target):  # as to a proxy (RFC 9112, section 3.2.2)
+            self._hosts.append(absolute[1])
+            self.target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+            self.path = unquote(self.target.partition(b"?")[0].decode("ascii"))
         names = {name for name, _ in self.headers}
         self.has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
         self.reply_form = REPLIES.get(self.path) if self.method == "POST" else None
@@ -304,14 +338,17 @@ class _Exchange:
         if not self.has_body:
             self._is_read.set()
 
-    def refusal(self) -> str:
-        """Why a request is not passed on, empty where it is."""
+    def refusal(self, hosts: AllowedHosts) -> tuple[int, str] | None:
+        """Status and sentence for a request that is not passed on."""
+        if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
+            return 501, "This port passes requests on to one server and is no proxy for others."
+        for host in self._hosts:  # HTTP/1.0 may do without, which no browser speaks
+            if fault := hosts.fault(host.decode("latin-1")):
+                return fault
         asked = [value.lower() for name, value in self.headers if name == b"upgrade"]
         if any(b"websocket" in value for value in asked):
-            return "WebSocket connections are not passed on, only plain HTTP requests."
-        if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
-            return "This port passes requests on to one server and is no proxy for others."
-        return ""
+            return 501, "WebSocket connections are not passed on, only plain HTTP requests."
+        return None
 
     async def body(self, begin: bytes = b"") -> AsyncIterator[bytes]:
         """The request's body, as it comes. Raises _ClientLeftError."""
@@ -327,13 +364,13 @@ class _Exchange:
                 yield message["body"]
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
-        """The body, and whether that is all of it, or at least `limit` bytes of a larger one."""
+        """The body, and whether that is all of it and has at most `limit` bytes."""
         read = bytearray()
         async for piece in self.body():
             read += piece
             if len(read) > limit:
                 break
-        return bytes(read), self._is_read.is_set()
+        return bytes(read), self._is_read.is_set() and len(read) <= limit
 
     async def client_left(self) -> None:
         """Returns when the client has closed its connection, or the reply has ended."""
@@ -365,8 +402,9 @@ class _Exchange:
         """An error of our own in place of a reply that has not begun, as a server tells it."""
         if self._has_begun:
             return
-        error = {"code": status, "message": sentence, "type": "server_error"}
-        body = json.dumps({"error": error}).encode()
+        from engine.observe.proxy.client_connection import error_body
+
+        body = error_body(status, sentence)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await self.begin(status, headers)
         await self.end(body)

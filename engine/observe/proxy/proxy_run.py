@@ -130,7 +130,8 @@ class ProxyRun:
         self.observed.end(error)
         record_findings(self.trace, [self.run_id])
 
-    def _not_recorded(self, reason: str, seq_id: int | None = None) -> None:
+    def _not_recorded(self, reason: str, request: ObservedRequest | None = None) -> None:
+        seq_id = request.seq_ids[0] if request is not None and request.seq_ids else None
         self.observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
 
     def _record(self) -> None:
@@ -143,6 +144,8 @@ class ProxyRun:
                 )
                 self._open[note.request] = request
                 self.requests.append(request)
+                if note.reason:
+                    self._not_recorded(f"A request was not recorded: it {note.reason}.", request)
             else:
                 self._reply(note, at_ms)
 
@@ -161,4 +164,4 @@ class ProxyRun:
             else:
                 request.left(at_ms)
                 if note.what == "unrecorded":
-                    self._not_recorded(note.reason, request.seq_ids[0])
+                    self._not_recorded(note.reason, request)

@@ -13,8 +13,10 @@ from typing import Literal
 
 LIMIT = 64 * 2**20
 """Bytes of a tape that nobody reads, before requests are recorded no more."""
-_MOST_DECODED = 16 * 2**20
-"""Bytes that one piece of a compressed reply may become."""
+_MOST_DECODED = 64 * 2**20
+"""Bytes that a compressed reply may become."""
+_MOST_OF_A_PIECE = 4 * 2**20
+"""The same of one piece of it: no other bytes pass while it is decoded."""
 _OVERHEAD = 512
 """Bytes that a note costs beside what it holds."""
 
@@ -30,7 +32,7 @@ class Note:
 
     left: the client has gone, or was told to. unrecorded: the reply goes on, but not on the tape.
     data: the body of a request, or a piece of a reply. headers: of a reply. reason: one sentence
-    on what broke or why there is no record.
+    on what broke or why there is no record; for a request, why its body is not recorded.
     """
 
     request: int
@@ -56,10 +58,13 @@ class Tape:
         self.n_unrecorded = 0
         """Requests that began while the tape was full."""
 
-    def request(self, path: str, body: bytes, is_asked_by_us: bool) -> Recording | None:
+    def request(
+        self, path: str, body: bytes, is_asked_by_us: bool, reason: str = ""
+    ) -> Recording | None:
         """Begin with a request; None when there is no room for it."""
         number = next(self._numbers)
-        note = Note(number, "request", time.monotonic(), body, path, is_asked_by_us)
+        at_s = time.monotonic()
+        note = Note(number, "request", at_s, body, path, is_asked_by_us, reason=reason)
         if self.put(note):
             return Recording(self, number)
         self.n_unrecorded += 1
@@ -138,12 +143,16 @@ class Recording:
 
 
 def _decompressor() -> Callable[[bytes], bytes]:
-    """Decodes pieces of gzip or zlib. Raises zlib.error, and OverflowError for too much at once."""
+    """Decodes pieces of gzip or zlib. Raises zlib.error, and OverflowError for too much and for
+    bytes after the end."""
     decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
+    room = _MOST_DECODED
 
     def decode(piece: bytes) -> bytes:
-        decoded = decoder.decompress(piece, _MOST_DECODED)
-        if decoder.unconsumed_tail:
+        nonlocal room
+        decoded = decoder.decompress(piece, _MOST_OF_A_PIECE)
+        room -= len(decoded)
+        if decoder.unconsumed_tail or decoder.unused_data or room < 0:
             raise OverflowError
         return decoded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -305,6 +306,17 @@ def test_export_as_picture_drawing_and_table(
     assert QGuiApplication.clipboard().image().size() == image.size()
     with pytest.raises(TraceFileError, match="cannot be written"):
         write_plot(view, tmp_path / "no" / "x.csv", light, window.theme)
+
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("?.*")}
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: os.open(tmp_path, os.O_WRONLY))  # any OSError
+        for name in before:
+            with pytest.raises(TraceFileError, match="cannot be written"):
+                write_plot(view, tmp_path / name, light, window.theme)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("?.*")} == before
+    (tmp_path / "link.svg").symlink_to("b.svg")
+    write_plot(view, tmp_path / "link.svg", light, window.theme)
+    assert (tmp_path / "link.svg").is_symlink()
 
 
 def test_every_plot_has_a_table_and_words(window: MainWindow) -> None:

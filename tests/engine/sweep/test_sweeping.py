@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from engine.sweep.one_by_one import one_by_one
 from engine.sweep.plan import SweepJob
 from engine.sweep.reader import read_results
 from engine.sweep.schema import RESULTS_FILE
-from engine.sweep.sweep import Sweep
+from engine.sweep.sweep import Sweep, TraceOf
 from engine.sweep.writer import JobResult
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
@@ -109,6 +111,53 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="cannot be written"):
         Sweep(plan_of(tmp_path, 1, 1), tmp_path / "file")
+
+
+class FullWorker:
+    """Finds no room for the trace of the second job, until there is a file that says so."""
+
+    def run(self, job: SweepJob, trace: Path | None) -> JobResult:
+        assert trace is not None
+        if job.number == 2 and not (trace.parents[1] / "room").exists():
+            return JobResult(unwritable="a cannot be written: No space left on device.")
+        return result_of(job)
+
+
+def test_a_full_disk_ends_a_sweep_that_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    plan, out = plan_of(tmp_path, 1, 3), tmp_path / "out"
+    execute = partial(one_by_one, make_worker=FullWorker)
+    with (
+        Sweep(plan, out) as sweep,
+        pytest.raises(OptionError, match=r"No space left on device\. Free some space"),
+    ):
+        list(sweep.run(execute))
+    assert read_results(out / RESULTS_FILE).n == 1, "the second job is to do"
+    (out / "room").touch()
+    with Sweep(plan, out) as sweep:
+        assert sweep.n_done == 1
+        list(sweep.run(execute))
+    assert read_results(out / RESULTS_FILE).done.all()
+
+
+def test_a_row_that_finds_no_room_ends_a_sweep_that_goes_on(tmp_path: Path) -> None:
+    plan, out = plan_of(tmp_path, 1, 3), tmp_path / "out"
+    with Sweep(plan, out, traces=False) as sweep:
+        n_pages = sweep._writer._file.execute("PRAGMA page_count").fetchone()[0]
+        sweep._writer._file.execute(f"PRAGMA max_page_count = {n_pages}")
+        with pytest.raises(OptionError, match="database or disk is full"):
+            list(sweep.run(instantly_with_long_facts))
+    with Sweep(plan, out, traces=False) as sweep:
+        assert sweep.n_done == 0
+        list(sweep.run(instantly_with_long_facts))
+    assert read_results(out / RESULTS_FILE).done.all()
+
+
+def instantly_with_long_facts(
+    jobs: Sequence[SweepJob], _: TraceOf
+) -> Generator[tuple[SweepJob, JobResult], None, None]:
+    """More than a page for each row."""
+    for job in jobs:
+        yield job, replace(result_of(job), machine={"node": f"{job.number}" * 9000})
 
 
 class DyingWorker:
