@@ -13,9 +13,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
 import torch
 import triton
 
-__all__ = ["as_rows", "cdiv", "jit", "power_of_2"]
+__all__ = ["LEAST_DEPTH", "as_rows", "cdiv", "jit", "power_of_2"]
 
 jit = triton.jit
+
+LEAST_DEPTH = 16
+"""The least depth K of `tl.dot` with operands of 16 bits and more: Triton up to 3.7 asks for 16,
+3.8 for 8 of f32 (`min_dot_size` in triton/backends/nvidia/compiler.py)."""
 
 
 def power_of_2(n: int) -> int:

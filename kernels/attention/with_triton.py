@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 
 from kernels.attention import with_torch
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 # A product over CHUNK numbers of a head at a time and tiles of few cells keep its operands in
 # registers, and the tiles of head dim 256 within 48 KiB of shared memory.
@@ -22,8 +22,6 @@ ROWS, CELLS, CHUNK = 16, 16, 64
 LEAST_CELLS, MOST_SPLITS = 64, 64
 # numbers of a key: those of latent attention leave no room in registers
 WIDEST = 256
-# of a product of tiles, as Triton asks for f32
-LEAST_DEPTH = 8
 
 
 @jit

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 # Operands of plain f32 products pass through registers: longer chunks and wider tiles spill them.
 CHUNK = 16
@@ -188,7 +188,7 @@ def run_chunks(
     u = torch.empty_like(o) if log else o
     solved, grams = v.new_empty(2, n_batch, n_heads, n_chunks, CHUNK, CHUNK).unbind(0)
     decays = v.new_empty(n_batch, n_heads, n_chunks, 2, CHUNK)
-    deep = max(power_of_2(d_k), 16)
+    deep = max(power_of_2(d_k), 2 * LEAST_DEPTH)
     depth = min(deep // 2, DEPTH)
     _solve[(n_chunks, n_heads, n_batch)](
         q, k, g, beta, solved, grams, decays,

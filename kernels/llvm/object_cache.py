@@ -47,6 +47,8 @@ def _folder() -> Iterator[int]:
     chosen = os.environ.get(VARIABLE)
     if chosen == "off":
         raise OSError("kernels are not to be kept")
+    if not hasattr(os, "O_NOFOLLOW"):
+        raise OSError("this system has no way to open a folder that only its owner can write to")
     path = chosen or cache_folder() / "kernels"
     os.makedirs(path, mode=0o700, exist_ok=True)
     # opened before it is looked at, and not opened again by its name

@@ -20,13 +20,16 @@ class Activation:
     """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
 
     law, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
-    a row the same bits whatever rows stand beside it.
+    a row the same bits whatever rows stand beside it. kind, numbers: which of the formulas and its
+    constants, for kernels that have them built in.
     """
 
     name: str
     gated: bool
     law: Callable[[torch.Tensor], torch.Tensor]
     run: Callable[[torch.Tensor], torch.Tensor]
+    kind: str
+    numbers: tuple[float, ...] = ()
 
 
 def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +44,8 @@ def swiglu_within(limit: float | None) -> Activation:
         True,
         lambda opened: swiglu_law.swiglu(*_halves(opened), limit),
         lambda opened: swiglu(*_halves(opened), limit, invariant=True),
+        "swiglu",
+        () if limit is None else (limit,),
     )
 
 
@@ -51,8 +56,10 @@ def situ_activation(beta: float, linear_beta: float) -> Activation:
         True,
         lambda opened: situ_law.situ(*_halves(opened), beta, linear_beta),
         lambda opened: situ(*_halves(opened), beta, linear_beta, invariant=True),
+        "situ",
+        (beta, linear_beta),
     )
 
 
 SWIGLU = swiglu_within(None)
-RELU2 = Activation("relu2", False, relu2_law.relu2, relu2)
+RELU2 = Activation("relu2", False, relu2_law.relu2, relu2, "relu2")

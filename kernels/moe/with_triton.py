@@ -10,13 +10,15 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.moe.activation import RELU2, SWIGLU, Activation
+from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts
+from kernels.situ.with_triton import tanh
 from kernels.triton_setup import cdiv, jit, power_of_2
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # of a tile, the least to fill a tensor core
 MIN_ROWS = 16
+KINDS = ("swiglu", "situ", "relu2")
 
 
 @jit
@@ -64,10 +66,13 @@ def _tile(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
 @jit
 def _open(
     x, matrices, order, ends, hidden, n_experts, n_used, n_in, width, x_stride,
-    GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
+    first_number, second_number,
+    KIND: tl.constexpr, BOUNDED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate x) * up x, or max(up x, 0)^2, for the rows of a tile and BN columns, in sorted
-    order."""
+    """The activation of gate x and up x, or of up x, for the rows of a tile and BN columns, in
+    sorted order. first_number, second_number: of its formula; BOUNDED: whether it has a limit."""
+    GATED: tl.constexpr = KIND != "relu2"
     expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
     if first >= end:
         return
@@ -91,8 +96,17 @@ def _open(
         if GATED:
             part = tl.load(gates + width * n_in + at, used, 0.0)
             up = tl.dot(rows, part, up, input_precision="ieee")
-    if GATED:
-        opened = gate * tl.sigmoid(gate) * up
+    if KIND == "situ":
+        if BOUNDED:
+            up = tanh(up / second_number) * second_number
+        opened = tanh(gate / first_number) * first_number * tl.sigmoid(gate) * up
+    elif KIND == "swiglu":
+        opened = gate * tl.sigmoid(gate)
+        if BOUNDED:
+            opened = tl.where(opened > first_number, first_number, opened)
+            up = tl.where(up > first_number, first_number, up)
+            up = tl.where(up < -first_number, -first_number, up)
+        opened *= up
     else:
         opened = tl.maximum(gate, 0.0) * gate
     address = hidden + place.to(tl.int64)[:, None] * width + n[None, :]
@@ -162,7 +176,7 @@ def pack(
     """
     if mode not in DTYPES:
         raise ValueError("int8 experts are for processors: choose f32 or bf16 on a GPU")
-    if activation not in (SWIGLU, RELU2):
+    if activation.kind not in KINDS:
         raise ValueError(f"experts with {activation.name} have no kernel for a GPU")
     dtype = DTYPES[mode]
     pairs = [(gate_up.to(dtype), down.to(dtype)) for gate_up, down in matrices]
@@ -193,10 +207,14 @@ def experts(
     # no expert has more than one tile that is not full
     n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}
+    activation = packed.activation
+    first, second = (*map(float, activation.numbers), 0.0, 0.0)[:2]
+    # the limit of SwiGLU is its only number, that of SiTU its second, where 0 means none
+    bounded = second > 0 if activation.kind == "situ" else bool(activation.numbers)
     hidden = torch.empty(n_choices, width, dtype=gate_up.dtype, device=x.device)
     _open[(cdiv(width, sides["BN"]), n_tiles)](
         x, gate_up, order, ends, hidden, n_experts, n_used, d, width, x.stride(0),
-        GATED=packed.activation.gated, **options,
+        first, second, KIND=activation.kind, BOUNDED=bounded, **options,
     )  # fmt: skip
     lines = torch.empty(n_choices, d, dtype=torch.float32, device=x.device)
     _close[(cdiv(d, sides["BN"]), n_tiles)](

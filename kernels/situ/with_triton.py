@@ -11,7 +11,7 @@ TILE = 1024
 
 
 @jit
-def _tanh(x):
+def tanh(x):
     """Near zero by a series (Cephes), which keeps the digits of small x."""
     square = x * x
     series = ((-0.00570498872745 * square + 0.0206390887954) * square - 0.0537397155531) * square
@@ -31,8 +31,8 @@ def _situ(
     opened = tl.load(gate + row * gate_row + column, inside, 0.0)
     passed = tl.load(up + row * up_row + column, inside, 0.0)
     if BOUNDED:
-        passed = _tanh(passed / linear_beta) * linear_beta
-    values = _tanh(opened / beta) * beta * tl.sigmoid(opened)
+        passed = tanh(passed / linear_beta) * linear_beta
+    values = tanh(opened / beta) * beta * tl.sigmoid(opened)
     tl.store(y + row * d + column, values * passed, inside)
 
 

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 
 from kernels.ssd.naive import SsdInputs
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 # Operands of plain f32 products pass through registers: longer chunks and wider tiles spill them.
 CHUNK = 16
@@ -127,7 +127,7 @@ def run_chunks(
     o = x.new_empty(x.shape)
     u = torch.empty_like(o) if log else o
     grams = x.new_empty(n_batch, n_groups, n_chunks, CHUNK, CHUNK)
-    wide = max(power_of_2(n), 16)
+    wide = max(power_of_2(n), 2 * LEAST_DEPTH)
     depth = min(wide // 2, DEPTH)
     _grams[(n_chunks, n_groups, n_batch)](
         B, C, grams, n_tokens, n_groups, n, *B.stride(), *C.stride(),

@@ -11,8 +11,8 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 
-CAPTURED_TARGET = Path(__file__).parents[1] / "data" / "captures" / "demo-target.gguf"
-"""The bundled model as it was when the captures were recorded: its texts are theirs."""
+CAPTURED_TARGET = Path(__file__).parents[1] / "data" / "captures" / "captured-target.gguf"
+"""The model of the captures: an earlier bundled one, all of whose weights were others."""
 
 PROMPT = "def quicksort(arr):"
 N_PROMPT = 10

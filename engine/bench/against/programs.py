@@ -21,10 +21,13 @@ LONGEST_S = 1800.0
 """What a program may take for one measurement, loading the model included."""
 _LEAVE_S = 10.0
 _PLACES = (".", "bin", "build/bin")
-# the signal (9) comes with the end of the parent, also where that had no time for anything
-_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
-)
+# on Linux the signal (9) comes with the end of the parent, also where that had no time for anything
+_WITH_PARENT = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class BlockAttention:
             sinks=self._sinks,
             invariant=around.invariant,
         )
-        y = self._output(out.view(n_seqs, n_tokens, -1), invariant=around.invariant)
+        y = self._output(out.reshape(n_seqs, n_tokens, -1), invariant=around.invariant)
         return y if self._value_factors is None else multiply(y, self._value_factors)
 
     def _keys_and_values(

@@ -54,6 +54,13 @@ def test_the_folder_is_the_users_alone(folder):
     assert only_file(folder).stat().st_mode & 0o777 == 0o600
 
 
+def test_without_safe_ways_to_open_a_folder_nothing_is_kept(folder, monkeypatch):
+    object_code(KEY, lambda: CODE)
+    for name in ("O_NOFOLLOW", "O_DIRECTORY"):  # as on Windows
+        monkeypatch.delattr(os, name)
+    assert object_code(KEY, lambda: b"again") == b"again"
+
+
 @pytest.mark.parametrize("cut", [0, 1, 50, 100, -1])
 def test_a_truncated_file_is_compiled_again_and_mended(folder, cut):
     object_code(KEY, lambda: CODE)

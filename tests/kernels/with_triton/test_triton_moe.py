@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.moe import RELU2, naive, with_triton
+from kernels.moe import RELU2, naive, situ_activation, swiglu_within, with_triton
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 
@@ -192,8 +192,25 @@ def test_experts_without_a_gate(device, mode):
     assert nmse(y.cpu(), naive.experts(x, weights, ids, law)) < BOUNDS[mode]
 
 
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "activation",
+    [swiglu_within(0.5), situ_activation(4.0, 25.0), situ_activation(2.0, 0.0)],
+    ids=lambda a: a.name,
+)
+def test_experts_with_other_activations(device, mode, activation):
+    gate_up, down = torch.randn(6, 48, 40) / 3, torch.randn(6, 40, 24)
+    x, (weights, ids) = torch.randn(5, 40), naive.route(torch.randn(5, 6), 2)
+    pairs = list(zip(gate_up, down, strict=True))
+    given = [(a.to(device), b.to(device)) for a, b in pairs]
+    packed = with_triton.pack(given[0][0], given, mode, activation)
+    y = with_triton.experts(x.to(device), weights.to(device), ids.to(device), packed)
+    law = naive.pack(down, pairs, mode, activation=activation)
+    assert nmse(y.cpu(), naive.experts(x, weights, ids, law)) < BOUNDS[mode]
+
+
 def test_an_activation_without_a_kernel_is_refused(device):
-    other = replace(RELU2, name="other")
+    other = replace(RELU2, name="other", kind="other")
     pairs = [(torch.ones(4, 4), torch.ones(4, 4))]
     with pytest.raises(ValueError, match="experts with other have no kernel"):
         with_triton.pack(pairs[0][0], pairs, "f32", other)
