@@ -11,8 +11,10 @@ from engine.batch import UBatch
 from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
+from engine.model.drafters import block_attention
 from engine.model.drafters.kinds import describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
+from kernels import attention
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
 from tests.support.golden_runs import session
 from tests.support.rewrite_gguf import rewrite
@@ -39,6 +41,17 @@ def close(found, golden):
     golden = torch.from_numpy(golden)
     assert torch.equal(torch.isinf(found), torch.isinf(golden))
     torch.testing.assert_close(found, golden, rtol=0, atol=2e-4)
+
+
+@pytest.mark.skipif(not FAMILY, reason="the golden drafters are not there")
+def test_attention_may_lay_its_output_out_as_it_likes(monkeypatch):
+    """Torch on a GPU has the heads of all tokens side by side."""
+
+    def attend(*args, **kwargs):
+        return attention.attend(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(block_attention, "attend", attend)
+    test_blocks_are_golden(FAMILY[0])
 
 
 @pytest.mark.parametrize("name", FAMILY)
