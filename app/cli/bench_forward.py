@@ -11,6 +11,7 @@ from app.cli.common import loading_line, print_json, target_path
 from app.cli.files import check_files
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
+from engine.gguf.model_files import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def splits(args: argparse.Namespace) -> int:
     from engine.bench.splits import bench_splits
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
+    ModelFiles(model.files).check()
     if args.json:
         print_json({**facts, **asdict(result)})
     else:
@@ -50,6 +52,7 @@ def steps(args: argparse.Namespace) -> int:
         outputs=args.outputs,
         batch_invariant=args.batch_invariant,
     )
+    ModelFiles(model.files).check()
     facts |= {"outputs": args.outputs, "batch_invariant": args.batch_invariant}
     if args.json:
         print_json({**facts, "rows": [asdict(row) for row in rows]})
@@ -78,7 +81,11 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
 
     with GgufFile.open(path) as file:
         model = load_model(
-            file, compute=args.compute, device=resolve_device(args.device), progress=loading_line()
+            file,
+            compute=args.compute,
+            device=resolve_device(args.device),
+            mmap=args.mmap,
+            progress=loading_line(),
         )
     use_threads(args.threads, info)
     wait_for_huge_pages()

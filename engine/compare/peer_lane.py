@@ -16,7 +16,6 @@ from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.state_blob import RecurrentState, StateShape, decode_state
 from engine.compare.state_history import StateHistory
-from engine.errors import OptionError
 from engine.model.config import ModelConfig
 from engine.model.parts.delta_net import DeltaNetPart
 from engine.options import RunOptions
@@ -107,13 +106,7 @@ class PeerLane(LlamaLane):
         n_remembered: int = 0,
     ) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
-        path = setup.session.path
-        if path is None:
-            raise OptionError(
-                "The peer lane has no file to open: the model came from none.",
-                "Open the model from a GGUF file.",
-            )
-        engine = open_llama(path, setup.llama_library)
+        engine = open_llama(setup.session.unchanged_path(), setup.llama_library)
         try:
             super().__init__(setup, spec, options, leader, engine)
         except BaseException:

@@ -15,7 +15,6 @@ import platform
 import signal
 import sys
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels.llvm.compiler import compiled, loaded
