@@ -62,6 +62,7 @@ def open_engine(
     drafts: Sequence[Path] = (),
     *,
     compute: str,
+    mmap: bool | None = None,
     progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> Session:
@@ -77,7 +78,13 @@ def open_engine(
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
     with all_threads():
         session = Session.open(
-            target, drafts, compute=compute, device="auto", progress=progress, cancelled=cancelled
+            target,
+            drafts,
+            compute=compute,
+            device="auto",
+            mmap=mmap,
+            progress=progress,
+            cancelled=cancelled,
         )
     use_threads(None, session.info)
     return session
@@ -102,6 +109,7 @@ class LocalEngine:
             request.target,
             self._drafts,
             compute=request.compute,
+            mmap=request.mmap,
             progress=progress,
             cancelled=request.cancelled.is_set,
         )
@@ -117,8 +125,9 @@ class LocalEngine:
         from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 
         run, cancelled = request.run, request.cancelled.is_set
-        if isinstance(session, LocalSession) and session.target == request.target:
-            opened = session.engine_session
+        opened = session.engine_session if isinstance(session, LocalSession) else None
+        if opened and session_has(opened, request.target):
+            pass
         else:
             opened = open_engine(
                 request.target, compute=request.compute, progress=progress, cancelled=cancelled
