@@ -125,9 +125,8 @@ class LocalEngine:
         from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 
         run, cancelled = request.run, request.cancelled.is_set
-        opened = session.engine_session if isinstance(session, LocalSession) else None
-        if opened and session_has(opened, request.target):
-            pass
+        if isinstance(session, LocalSession) and session.has(request.target):
+            opened = session.engine_session
         else:
             opened = open_engine(
                 request.target, compute=request.compute, progress=progress, cancelled=cancelled
@@ -182,6 +181,10 @@ class LocalSession:
     def engine_session(self) -> Session:
         """The engine's own."""
         return self._session
+
+    def has(self, target: Path) -> bool:
+        """Whether it is of a file as that is now."""
+        return self.target == target and not self._session.files.changed
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
@@ -242,6 +245,7 @@ class LocalSession:
         from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
 
         session = reference = self._session
+        session.check_unchanged()
         progress(0, 1, "writing a text to measure on")
         tokens = greedy_text(session, text, N_TOKENS, cancelled)
         if session.compute != "f32":

@@ -234,7 +234,7 @@ class MainWindow(QMainWindow):
             lambda name: self.setWindowTitle(f"{name} — Draftscope" if name else "Draftscope")
         )
         self.model_map.load_asked.connect(control.reload)
-        self.run_panel.compute_changed.connect(control.reload)
+        self.run_panel.loading_changed.connect(control.reload)
         self.bridge.state_changed.connect(control.begin_watching)
         self.run_pairs.changed.connect(self._enable_actions)
         self.bridge.rescore_unsure.connect(control.offer_rescore)

@@ -16,7 +16,7 @@ BLOCK = 8192
 """Strings handled between two looks at whether opening is cancelled: a few milliseconds."""
 
 _LENGTH = struct.Struct("<Q")
-_FIRST_READ = 1 << 20
+_FIRST_READ = 1 << 16
 """Bytes of a head, which may be any number; each further read doubles what is there."""
 _LONGEST_TEXT = 32 * 2**20
 """Bytes of one string: a tokenizer's JSON may take some, and what is no text takes most memory,

@@ -71,6 +71,7 @@ class PartFile:
             raise ModelFileError(
                 path, "path", f"cannot be opened ({_reason(error)})", "Check the path and the disk."
             ) from None
+        finalize(self, self._file.close)
         self._opened = os.fstat(self._file.fileno())
         self.stamp: Final = FileStamp.of(self._opened)
         self.n_bytes: Final = self.stamp.size

@@ -19,9 +19,5 @@ MMAP_ABOUT = (
     "other programs, but what is written to a file changes the model in use"
 )
 MMAP_AUTO = "copied where memory has room for the file"
-MMAP_CHOICES = {
-    "auto": (None, MMAP_AUTO),
-    "no": (False, "copied"),
-    "yes": (True, "mapped"),
-}
+MMAP_CHOICES = {"auto": (None, MMAP_AUTO), "no": (False, "copied"), "yes": (True, "mapped")}
 """Names for a form: the value that engine.session.Session.open takes, and what it means."""
