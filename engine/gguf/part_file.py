@@ -19,8 +19,7 @@ WRITTEN, REPLACED = "written", "replaced"
 """What can become of a file: written to in place, or another one is under its name now."""
 _READ = 1 << 30
 """Bytes read at once at most; Linux gives 2 GiB."""
-_OPEN_AGAIN = "Open it again when it is complete."
-_COPY = "With --no-mmap weights are copied when it is opened."
+_LATER = "Open it again when it is complete."
 # they move st_ctime, and leave the content alone
 _OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
 
@@ -115,7 +114,7 @@ class PartFile:
                 self._map = _Mapping(self._file.fileno(), self.n_bytes, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise ModelFileError(
-                    self.path, "file", f"cannot be mapped ({_reason(error)})", _COPY
+                    self.path, "file", f"cannot be mapped ({_reason(error)})", "Use --no-mmap."
                 ) from error
             self._map.path = self.path
             _guard(self._map)
@@ -182,7 +181,7 @@ class PartFile:
         )
 
     def _changed(self) -> ModelFileError:
-        return ModelFileError(self.path, "file", "has changed while it was being read", _OPEN_AGAIN)
+        return ModelFileError(self.path, "file", "has changed while it was being read", _LATER)
 
 
 class _Mapping(mmap.mmap):
@@ -195,9 +194,13 @@ class _Mapping(mmap.mmap):
     def error(self) -> ModelFileError:
         """What to say where a page could not be read."""
         is_short = self.size() < len(self)
-        what = "has become shorter" if is_short else "could not be read any more"
-        what += " while its weights were in use, mapped"
-        return ModelFileError(self.path, "file", what, f"{_OPEN_AGAIN} {_COPY}")
+        what = "was cut short" if is_short else "could not be read any more"
+        return ModelFileError(
+            self.path,
+            "file",
+            f"{what} while its weights were mapped",
+            "Open it again when it is complete; without --mmap weights are copied into memory.",
+        )
 
 
 def check_mapped() -> None:

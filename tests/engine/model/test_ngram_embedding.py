@@ -43,7 +43,7 @@ def test_rows_are_there_after_the_file_was_closed(tmp_path, mapped):
     with path.open("r+b") as short:
         short.truncate(info.offset + 9)
     if mapped:
-        with pytest.raises(ModelFileError, match="shorter"):
+        with pytest.raises(ModelFileError, match="cut short"):
             file.files[0].check_whole()
     else:
         file.files[0].check_whole()
