@@ -17,8 +17,9 @@ from engine.errors import ModelFileError
 DAMAGED = "The file is incomplete or damaged: download or copy it again."
 WRITTEN, REPLACED = "written", "replaced"
 """What can become of a file: written to in place, or another one is under its name now."""
-_READ = 1 << 30
-"""Bytes read at once at most; Linux gives 2 GiB."""
+_READ = 2 << 20
+"""Bytes read at once at most: what the system has just cleared for them is in the processor's cache
+then. 64 MiB at once took twice the time into huge pages (Xeon, family 6 model 207)."""
 _LATER = "Open it again when it is complete."
 # they move st_ctime, and leave the content alone
 _OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
@@ -149,7 +150,7 @@ class PartFile:
             now = os.fstat(self._file.fileno())
         elif is_other:
             now = None
-        if now is not None and FileStamp.of(now) != FileStamp.of(self._opened):
+        if now is not None and _last_change(now) != _last_change(self._opened):
             is_same_entry = there is not None and not is_other
             self._is_written = _is_written(self._opened, now, is_same_entry)
             self._opened = now
@@ -215,6 +216,10 @@ def check_mapped() -> None:
         for each in struck:
             each.is_struck = True
         raise struck[0].error()
+
+
+def _last_change(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _is_written(before: os.stat_result, now: os.stat_result, is_same_entry: bool) -> bool:
