@@ -1,9 +1,9 @@
 """Huge pages (2 MiB) for weights, which are read from end to end at every step.
 
 On pages of 4 KiB the processor's prefetching stops at every page's end. One row through int8
-matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). Weights in the blocks of
-their file are moved (engine.moved_pages): a pass of one token through 0.65 B took 13 % less time
-in Q8_0 and 7 % less in Q4_K_M (two cores of a Xeon, family 6 model 167).
+matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). For weights in the blocks of
+their file, which are copied to such pages (engine.gguf.reader), a pass of one token through 0.65 B
+took 13 % less time in Q8_0 and 7 % less in Q4_K_M (two cores of a Xeon, family 6 model 167).
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from engine.freed_memory import give_back_freed_memory
-from engine.moved_pages import move_to_huge_pages
 
 _MAPPINGS = Path("/proc/self/maps")
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
@@ -34,7 +31,7 @@ _WAIT_S = 2.0
 _at_work: dict[threading.Thread, threading.Event] = {}
 
 
-def use_huge_pages_soon(views: Sequence[np.ndarray], wanted: Callable[[], bool]) -> None:
+def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
     """Begin with `use_huge_pages` in the background, a little later: it takes as long as dozens of
     steps."""
     at_once = threading.Event()
@@ -44,7 +41,7 @@ def use_huge_pages_soon(views: Sequence[np.ndarray], wanted: Callable[[], bool])
         with suppress(OSError, AttributeError):  # a thread has a niceness of its own on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
         try:
-            use_huge_pages(views, wanted)
+            use_huge_pages(wanted)
         finally:
             _at_work.pop(thread, None)
 
@@ -54,22 +51,20 @@ def use_huge_pages_soon(views: Sequence[np.ndarray], wanted: Callable[[], bool])
 
 
 def wait_for_huge_pages() -> None:
-    """For before something is timed: until nothing is moved or joined in the background."""
+    """For before something is timed: until nothing is joined in the background."""
     for thread, at_once in list(_at_work.items()):
         at_once.set()
         thread.join()
 
 
-def use_huge_pages(
-    views: Sequence[np.ndarray] = (), wanted: Callable[[], bool] = lambda: True
-) -> None:
-    """Move views of mapped files to huge pages, give freed memory back to the system and join the
-    pages of what else the process holds; contents and addresses stay.
+def use_huge_pages(wanted: Callable[[], bool] = lambda: True) -> None:
+    """Give freed memory back to the system and join the pages of what else the process holds;
+    contents and addresses stay.
 
     For after large allocations, when little of them will be freed again. The libraries that pack
     weights take their memory from the C library, so the whole process is looked through. Takes up
     to a few seconds for a GiB, and ends early when the weights are not wanted any more. Where the
-    system has no such pages, nothing happens. views: as engine.moved_pages wants them.
+    system has no such pages, nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -84,7 +79,6 @@ def use_huge_pages(
             return
         # parts that cannot be joined stay as they were, so the result does not matter
         library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _COLLAPSE)
-    move_to_huge_pages(views, size, wanted)
 
 
 def whole_pages(mappings: Iterable[str], size: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.errors import OptionError
 from engine.findings.check import record_findings
+from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.memory.shelf import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
@@ -39,8 +40,8 @@ LOOK_STEPS = 16
 class Run:
     """One run: `step` or `advance` until it returns False; what happened is in `trace`.
 
-    cache: where `cached` goes at the end, unless the run fails. memories: what it has of them goes
-    back then, too.
+    files: of the models. cache: where `cached` goes at the end, unless the run fails. memories:
+    what it has of them goes back then, too.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class Run:
         trace: TraceStore,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
+        files: ModelFiles,
         cache: PromptCache | None = None,
         cached: CachedRun | None = None,
         memories: LentMemories | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
-        self._scheduler, self._tokenizer = scheduler, tokenizer
+        self._scheduler, self._tokenizer, self.files = scheduler, tokenizer, files
         self._cache, self._cached, self._memories = cache, cached, memories
 
     def step(self) -> bool:
@@ -127,7 +129,7 @@ class Run:
         return summary(self.trace, self.run_id)
 
     def _close(self) -> None:
-        self._scheduler.settle()
+        self._scheduler.close()
         if self._cache and self._cached:
             self._cache.put(self._cached)
         if self._memories:

@@ -25,13 +25,13 @@ from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import TokenDraws
-from engine.errors import ContextFullError, ModelFileError, OptionError
+from engine.errors import ContextFullError, OptionError
 from engine.freed_memory import give_back_freed_memory
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
-from engine.gguf.lent import LentFiles
+from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.graphs import graphs_are_on
 from engine.memory.hybrid import HybridMemory
@@ -80,12 +80,13 @@ class Session:
         drafts: Mapping[str, OpenedDraft] | None = None,
         path: Path | None = None,
         content: ContentHash | None = None,
-        lent: Sequence[LentFiles] = (),
+        files: ModelFiles | None = None,
+        mmap: bool | None = None,
     ) -> None:
-        """drafts: what was opened beside the model, by the drafter that uses it. lent: files that
-        the models may still read."""
+        """drafts: what was opened beside the model, by the drafter that uses it. files: all that
+        was read. mmap: as for `open`, for models that are loaded again."""
         self._model, self.info, self.path = model, info, path
-        self._lent = lent
+        self.files, self._mmap = files or ModelFiles(), mmap
         self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
             WeakValueDictionary()
         )
@@ -104,11 +105,12 @@ class Session:
         *,
         compute: str = "auto",
         device: str = "cpu",
+        mmap: bool | None = None,
         progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.device.resolve_device).
+        device (engine.device.resolve_device). mmap: see engine.model.loader.reader_for.
 
         progress is called with bytes done, bytes in all, and what is being read, over all
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
@@ -126,7 +128,7 @@ class Session:
                 check_draft(file, tokenizer, other, cancelled)
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
-            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled)
+            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
             model, start = load(file, progress=report), file.n_bytes
             drafts = {}
             for other in others:
@@ -137,7 +139,7 @@ class Session:
                 drafts[drafter] = OpenedDraft(
                     load(other, progress=report)
                     if drafter == DRAFT_SIMPLE
-                    else _loaded_beside(other, model, info, report, cancelled),
+                    else _loaded_beside(other, model, info, report, cancelled, mmap),
                     its_info,
                 )
                 start += other.n_bytes
@@ -150,10 +152,11 @@ class Session:
                     for identity, one in zip(identities, (file, *others), strict=True)
                 ]
             )
-            lent = [one.lent for one in (file, *others)]
-            identity = identities[0]
+            files = ModelFiles(part for one in (file, *others) for part in one.files)
             give_back_freed_memory()
-            return cls(model, info, tokenizer, chat, identity, drafts, file.path, content, lent)
+            return cls(
+                model, info, tokenizer, chat, identities[0], drafts, file.path, content, files, mmap
+            )
 
     @property
     def config(self) -> ModelConfig:
@@ -189,7 +192,8 @@ class Session:
         return Prompt(tuple(tokens), text)
 
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
-        """Logits after every token: float32 [len(tokens), n_vocab]."""
+        """Logits after every token: float32 [len(tokens), n_vocab]. Raises OptionError, and
+        ModelFileError where the model is mapped from a file that has been written to."""
         self._check_tokens(tokens)
         memory = HybridMemory.for_model(self.config, 1, len(tokens), self.device)
         span = Span(0, 0, tokens, range(len(tokens)))
@@ -197,6 +201,7 @@ class Session:
             self.model.forward(ubatch, memory).logits
             for ubatch in memory.split([span], n_ubatch, "equal")
         ]
+        self.files.check()
         return read(torch.cat(parts))[0]
 
     def start(
@@ -207,7 +212,8 @@ class Session:
         cache: PromptCache | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
-        GrammarFileError, and ModelFileError where the model reads a file that has been written to.
+        GrammarFileError, and ModelFileError where the model is mapped from a file that has been
+        written to.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -227,7 +233,7 @@ class Session:
         if cache and not kept:
             kept = cache.keep(key, memory, drafters, options)
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
-        recorder = Recorder(trace, run_id, self.tokenizer.piece)
+        recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
         scheduler = Scheduler(
@@ -241,7 +247,7 @@ class Session:
             held=kept.held if kept else None,
             grammar=self.grammar(options),
         )
-        return Run(run_id, trace, scheduler, self.tokenizer, cache, kept, memories)
+        return Run(run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories)
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory
@@ -276,10 +282,9 @@ class Session:
     def model(self) -> HybridModel:
         """The target model, to decode with a memory of the caller's own.
 
-        Raises ModelFileError where it reads a file that has been written to.
+        Raises ModelFileError where it is mapped from a file that has been written to.
         """
-        for files in self._lent:
-            files.check()
+        self.files.check()
         return self._model
 
     def model_in(self, compute: str) -> HybridModel:
@@ -302,19 +307,33 @@ class Session:
         key = compute, as_llama_cpp
         model = self._loaded_again.get(key)
         if model is None:
-            if self.path is None:
-                raise OptionError(
-                    f"The weights cannot be loaded again as {compute}: they came from no file.",
-                    "Open the model from a GGUF file.",
-                )
-            with GgufFile.open(self.path) as file:
+            with GgufFile.open(self.unchanged_path()) as file:
                 if not same_model(file.identity(), {**self.identity, "draft": None}):
-                    raise ModelFileError(
-                        self.path, "file", "has changed since it was opened", "Open it again."
-                    )
-                model = _loaded(file, compute=compute, device=device, as_llama_cpp=as_llama_cpp)
+                    raise file.files[0].has_changed()
+                model = _loaded(
+                    file, compute=compute, device=device, as_llama_cpp=as_llama_cpp, mmap=self._mmap
+                )
+                self.unchanged_path()
+            self.files.parts += [part for part in model.files if part.is_mapped]
             self._loaded_again[key] = model
         return model
+
+    def check_unchanged(self) -> None:
+        """Raises ModelFileError where the model's file is not the one opened any more."""
+        for part in self._model.files:
+            if part.change():
+                raise part.has_changed()
+
+    def unchanged_path(self) -> Path:
+        """The model's file, to be read again. Raises OptionError where the model came from none,
+        and ModelFileError where it is not the one opened any more."""
+        if self.path is None:
+            raise OptionError(
+                "The model came from no file, which is needed again.",
+                "Open the model from a GGUF file.",
+            )
+        self.check_unchanged()
+        return self.path
 
     def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
         """Tokens of plain decoding of one prompt, decoded one by one as they are asked for."""
@@ -397,6 +416,7 @@ class Session:
                 "n_ctx": memory.attention.n_ctx,
                 "n_rs_seq": n_rs_seq,
                 "memory_bytes": memory.n_bytes(),
+                "mmap": self.files.is_mapped,
                 "synthetic": bool(options.spec.synthetic),
                 "weight_bytes": model.weight_bytes,
                 "snapshot_bytes": memory.snapshot_bytes(),
@@ -464,9 +484,10 @@ def _loaded_beside(
     info: ModelInfo,
     progress: ReportProgress | None,
     cancelled: Callable[[], bool],
+    mmap: bool | None,
 ) -> LoadedDrafter:
     """See load_drafter; beside a large target it is then ready to be measured."""
-    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled)
+    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
     if not info.is_small:
         warm_up_drafter(drafter)
     return drafter

@@ -12,6 +12,7 @@ from app.cli.files import check_files
 from app.cli.output import print_json, print_lines
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
+from engine.gguf.model_files import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def splits(args: argparse.Namespace) -> int:
     from engine.bench.splits import bench_splits
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
+    ModelFiles(model.files).check()
     if args.json:
         print_json({**facts, **asdict(result)})
     else:
@@ -51,6 +53,7 @@ def steps(args: argparse.Namespace) -> int:
         outputs=args.outputs,
         batch_invariant=args.batch_invariant,
     )
+    ModelFiles(model.files).check()
     facts |= {"outputs": args.outputs, "batch_invariant": args.batch_invariant}
     if args.json:
         print_json({**facts, "rows": [asdict(row) for row in rows]})
@@ -79,7 +82,11 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
 
     with GgufFile.open(path) as file:
         model = load_model(
-            file, compute=args.compute, device=resolve_device(args.device), progress=loading_line()
+            file,
+            compute=args.compute,
+            device=resolve_device(args.device),
+            mmap=args.mmap,
+            progress=loading_line(),
         )
     use_threads(args.threads, info)
     wait_for_huge_pages()

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from app.cli.output import is_terminal, print_line, show_progress, tell
 from engine.errors import OptionError
 from engine.files import check_writable
-from engine.model.compute_modes import COMPUTE_MODES
+from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
 from engine.progress import ReportProgress
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
@@ -120,13 +120,16 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
-    """--compute, --device and --threads."""
+    """--compute, --mmap, --device and --threads."""
     group.add_argument(
         "--compute",
         default="auto",
         metavar="MODE",
         help="arithmetic of the weights (default auto); states are always f32. "
         + "; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items()),
+    )
+    group.add_argument(
+        "--mmap", action=argparse.BooleanOptionalAction, help=f"{MMAP_ABOUT} (default: {MMAP_AUTO})"
     )
     group.add_argument(
         "-dev",

@@ -45,7 +45,12 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
 
     gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
     session = Session.open(
-        target, drafts, compute=args.compute, device=args.device, progress=loading_line()
+        target,
+        drafts,
+        compute=args.compute,
+        device=args.device,
+        mmap=args.mmap,
+        progress=loading_line(),
     )
     use_threads(args.threads, session.info)
     return session

@@ -137,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
         for script in scripts:
             for policy in args.rollback:
                 rows.append(_played(args, session, script, policy, trace))
+                session.files.check()
                 if not args.json:
                     print_line(_line(rows[-1], width))
     finally:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.session import Session
 
     session = Session.open(
-        target, compute=args.compute, device=args.device, progress=loading_line()
+        target, compute=args.compute, device=args.device, mmap=args.mmap, progress=loading_line()
     )
     use_threads(args.threads, session.info)
     found = list(_all_rescored(args, session, store, run_ids))

@@ -90,7 +90,11 @@ def _session(args: argparse.Namespace) -> Session:
     from engine.session import Session
 
     session = Session.open(
-        args.rescore, compute=args.compute, device=args.device, progress=loading_line()
+        args.rescore,
+        compute=args.compute,
+        device=args.device,
+        mmap=args.mmap,
+        progress=loading_line(),
     )
     use_threads(args.threads, session.info)
     return session

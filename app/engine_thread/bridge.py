@@ -130,6 +130,7 @@ class Bridge(QObject):
         """Compute mode of the session in use, empty without one."""
         self.compute_asked = "auto"
         """The mode that was asked for when it was loaded."""
+        self.mmap_asked: bool | None = None
         self._closed = False
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
@@ -152,10 +153,16 @@ class Bridge(QObject):
 
     # -- models ----------------------------------------------------------------------------
 
-    def open(self, target: Path, drafts: Sequence[Path] = (), compute: str = "auto") -> None:
+    def open(
+        self,
+        target: Path,
+        drafts: Sequence[Path] = (),
+        compute: str = "auto",
+        mmap: bool | None = None,
+    ) -> None:
         """Show the files' metadata, then load them. A load in hand is cancelled, a run ended."""
         self._give_up()
-        request = OpenRequest(target, tuple(drafts), compute)
+        request = OpenRequest(target, tuple(drafts), compute, mmap)
         self._cancelled = request.cancelled
         self.is_opening = True
         self._worker.open(request)
@@ -456,6 +463,7 @@ class Bridge(QObject):
                 self._let_go_of_server()
                 self.files = event.files
                 self.compute, self.compute_asked = event.compute, event.mode
+                self.mmap_asked = event.mmap
                 self._use_store(event.files.target.stem, event.store)
                 self.hide_trace()
                 self.loaded.emit(event)

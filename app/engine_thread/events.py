@@ -79,13 +79,14 @@ class FilesInspected:
 class ModelLoaded:
     """A complete session is in use.
 
-    mode: the compute mode asked for, compute: the one in effect. store takes the model's runs; it
-    has those from when the model was open before.
+    mode: the compute mode asked for, compute: the one in effect. mmap: as asked for. store takes
+    the model's runs; it has those from when the model was open before.
     """
 
     files: ModelFiles
     mode: str
     compute: str
+    mmap: bool | None
     store: TraceStore
 
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Files to load, and the way out."""
+    """Files to load, and the way out. mmap: see engine.model.loader.reader_for."""
 
     target: Path
     drafts: tuple[Path, ...]
     compute: str
+    mmap: bool | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 

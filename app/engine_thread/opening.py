@@ -62,6 +62,7 @@ def open_engine(
     drafts: Sequence[Path] = (),
     *,
     compute: str,
+    mmap: bool | None = None,
     progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> Session:
@@ -77,7 +78,13 @@ def open_engine(
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
     with all_threads():
         session = Session.open(
-            target, drafts, compute=compute, device="auto", progress=progress, cancelled=cancelled
+            target,
+            drafts,
+            compute=compute,
+            device="auto",
+            mmap=mmap,
+            progress=progress,
+            cancelled=cancelled,
         )
     use_threads(None, session.info)
     return session
@@ -102,6 +109,7 @@ class LocalEngine:
             request.target,
             self._drafts,
             compute=request.compute,
+            mmap=request.mmap,
             progress=progress,
             cancelled=request.cancelled.is_set,
         )
@@ -117,7 +125,7 @@ class LocalEngine:
         from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 
         run, cancelled = request.run, request.cancelled.is_set
-        if isinstance(session, LocalSession) and session.target == request.target:
+        if isinstance(session, LocalSession) and session.has(request.target):
             opened = session.engine_session
         else:
             opened = open_engine(
@@ -173,6 +181,10 @@ class LocalSession:
     def engine_session(self) -> Session:
         """The engine's own."""
         return self._session
+
+    def has(self, target: Path) -> bool:
+        """Whether it is of a file as that is now."""
+        return self.target == target and not self._session.files.changed
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
@@ -233,6 +245,7 @@ class LocalSession:
         from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
 
         session = reference = self._session
+        session.check_unchanged()
         progress(0, 1, "writing a text to measure on")
         tokens = greedy_text(session, text, N_TOKENS, cancelled)
         if session.compute != "f32":

@@ -269,7 +269,7 @@ class EngineWorker:
         replaced, self._session, self._server = self._session, session, None
         self._files, self._fidelity = found, None
         self._store = self._store_of(found.identity)
-        self._post(ModelLoaded(found, request.compute, session.compute, self._store))
+        self._post(ModelLoaded(found, request.compute, session.compute, request.mmap, self._store))
         if replaced is not None:
             replaced.close()
         return State.READY

@@ -84,9 +84,9 @@ class EngineNews(QObject):
             panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
         if state is State.READY:
-            panels.run_panel.set_compute(self._bridge.compute_asked)
+            panels.run_panel.set_loading(self._bridge.compute_asked, self._bridge.mmap_asked)
         panels.model_map.set_loadable(state is State.INSPECTED)
-        panels.run_panel.set_compute_enabled(
+        panels.run_panel.set_loading_enabled(
             state not in (State.LOADING, State.RUNNING, State.PAUSED)
             and self._bridge.server is None
         )

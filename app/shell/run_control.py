@@ -51,7 +51,8 @@ class RunControl:
     def open_model(self, target: Path, *drafts: Path) -> None:
         """Inspect and load a model; the session in use stays until the new one is complete."""
         self._panels.banners.clear()
-        self._bridge.open(target, drafts, self._panels.run_panel.compute.currentText())
+        panel = self._panels.run_panel
+        self._bridge.open(target, drafts, panel.compute.currentText(), panel.mmap_choice())
 
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""
@@ -119,7 +120,7 @@ class RunControl:
         )
 
     def reload(self) -> None:
-        """Load the files in use again, in the compute mode chosen in the Run panel."""
+        """Load the files in use again, as chosen in the Run panel."""
         files = self._bridge.files
         if files is not None:
             self.open_model(files.target, *(draft.path for draft in files.drafts))

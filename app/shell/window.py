@@ -235,7 +235,7 @@ class MainWindow(QMainWindow):
             lambda name: self.setWindowTitle(f"{visible(name)} — Draftscope".removeprefix(" — "))
         )
         self.model_map.load_asked.connect(control.reload)
-        self.run_panel.compute_changed.connect(control.reload)
+        self.run_panel.loading_changed.connect(control.reload)
         self.bridge.state_changed.connect(control.begin_watching)
         self.run_pairs.changed.connect(self._enable_actions)
         self.bridge.rescore_unsure.connect(control.offer_rescore)

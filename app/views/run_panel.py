@@ -32,8 +32,9 @@ from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
+from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_CHOICES
 from engine.option_fields import PlacedOption, build, options_in
-from engine.options import COMPUTE_MODES, RunOptions
+from engine.options import RunOptions
 from engine.options.idle_faults import notes_on
 
 _SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."
@@ -41,7 +42,7 @@ _SERVER_NOTE = "What is greyed the server was started with: a request cannot cha
 
 class RunPanel(QWidget):
     """A form over RunOptions. The options are read when a run starts; nothing is live but
-    the compute mode, which belongs to loading.
+    the compute mode and mmap, which belong to loading.
 
     What the options contradict each other in is said below the form, and is `problem`.
     """
@@ -49,7 +50,8 @@ class RunPanel(QWidget):
     options_changed = Signal()
     folded = Signal()
     """The user has folded a group or unfolded it."""
-    compute_changed = Signal(str)
+    loading_changed = Signal()
+    """The user has chosen another compute mode, or whether files are mapped."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -167,15 +169,22 @@ class RunPanel(QWidget):
         for name, group in self._groups.items():
             group.set_open(name in names)
 
-    def set_compute(self, mode: str) -> None:
-        """Show a compute mode without emitting `compute_changed`."""
-        blocked = self.compute.blockSignals(True)
-        self.compute.setCurrentText(mode)
-        self.compute.blockSignals(blocked)
+    def mmap_choice(self) -> bool | None:
+        """Whether model files are to be mapped; None leaves it to the engine."""
+        return MMAP_CHOICES[self.mmap.currentText()][0]
 
-    def set_compute_enabled(self, enabled: bool) -> None:
-        """The compute mode cannot change while a model is in use or on its way."""
+    def set_loading(self, compute: str, mmap: bool | None) -> None:
+        """Show how a model was loaded without emitting `loading_changed`."""
+        name = next(name for name, (value, _) in MMAP_CHOICES.items() if value is mmap)
+        for field, text in ((self.compute, compute), (self.mmap, name)):
+            blocked = field.blockSignals(True)
+            field.setCurrentText(text)
+            field.blockSignals(blocked)
+
+    def set_loading_enabled(self, enabled: bool) -> None:
+        """How a model is loaded cannot change while it is in use or on its way."""
         self.compute.setEnabled(enabled)
+        self.mmap.setEnabled(enabled)
 
     def _remembered(self) -> list[tuple[PlacedOption, QWidget]]:
         groups = [group for group in self._groups.values() if group is not self.faults]
@@ -192,6 +201,7 @@ class RunPanel(QWidget):
         self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
         self.drafter.set_names(self._wished_drafters)
         self.compute = choice(COMPUTE_MODES, "auto")
+        self.mmap = choice({name: about for name, (_, about) in MMAP_CHOICES.items()}, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
         self.limits, self.faults = LimitsGroup(), FaultsGroup()
         self._groups: dict[str, OptionGroup] = {
@@ -207,6 +217,7 @@ class RunPanel(QWidget):
             add_row(self._form, one.row.label, field, tip(one))
         about = "--compute: arithmetic of the linear layers; reloads"
         add_row(self._form, "compute", self.compute, about)
+        add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
         self.note = QLabel(_SERVER_NOTE)
         self.note.setWordWrap(True)
         self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
@@ -248,7 +259,8 @@ class RunPanel(QWidget):
             group.changed.connect(self._judge)
             group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
-        self.compute.currentTextChanged.connect(self.compute_changed)
+        self.compute.currentTextChanged.connect(self.loading_changed)
+        self.mmap.currentTextChanged.connect(self.loading_changed)
 
     def _changed(self) -> None:
         """Hide the options that the others make meaningless, then judge what is left."""

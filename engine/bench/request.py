@@ -105,11 +105,16 @@ def measure_request(
 
 
 def run_to_end(run: Run) -> float:
-    """Do all rounds and stop the run, after an error too; returns seconds of wall time."""
+    """Do all rounds and stop the run, after an error too; returns seconds of wall time.
+
+    Raises ModelFileError where a file that weights are mapped from was written to in the run.
+    """
     start = perf_counter()
     try:
         while run.advance():
             pass
     finally:
         run.stop()
-    return perf_counter() - start
+    wall_s = perf_counter() - start
+    run.files.check()
+    return wall_s

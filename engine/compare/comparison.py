@@ -180,6 +180,8 @@ class Comparison:
         if not self.done:
             self.done = True
             self._slots.stop()
+            for lane in self._lanes:
+                lane.settle()
             record_findings(self.trace, [lane.run_id for lane in self._lanes])
             for lane in self._lanes:
                 lane.end([sequence.stop for sequence in self._slots.sequences])

@@ -51,10 +51,13 @@ def greedy_text(
 def measure_fidelity(session: Session, reference: Session, tokens: list[int]) -> Fidelity:
     """Compare the logits of every token but the last. reference: the same model in f32.
 
-    Raises OptionError for fewer than two tokens.
+    Raises OptionError for fewer than two tokens, and ModelFileError where either model is not
+    that of the file any more, so that they may be two.
     """
     if len(tokens) < 2:
         raise OptionError("Fidelity needs two tokens or more.", "Give a longer text.")
+    session.check_unchanged()
+    reference.check_unchanged()
     asked, chosen = tokens[:-1], tokens[1:]
     mine, exact = (torch.from_numpy(one.logits(asked)) for one in (session, reference))
     parts = [

@@ -66,7 +66,8 @@ class Lane:
         self.facts = setup.trace.runs[run_id]
         self.facts |= {"lane": spec.name, "lane_kind": spec.kind, "lane_against": None}
         self._trace = setup.trace
-        self._recorder = Recorder(setup.trace, run_id, setup.session.tokenizer.piece)
+        session = setup.session
+        self._recorder = Recorder(setup.trace, run_id, session.tokenizer.piece, session.files)
         self._clock = PhaseClock()
 
     def begin(self) -> None:
@@ -78,6 +79,10 @@ class Lane:
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """No round comes any more; `end` is called once findings are recorded."""
+        self._recorder.close()
 
     def end(self, stops: Sequence[str]) -> None:
         """The comparison has ended. stops: why each sequence did."""

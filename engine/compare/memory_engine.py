@@ -98,7 +98,7 @@ class SessionContext:
         self.memory = memory
         self.run_id = session.begin_run(trace, options, memory, spec.n_rs_seq)
         self._engine, self._spec = engine, spec
-        self._recorder = Recorder(trace, self.run_id, session.tokenizer.piece)
+        self._recorder = Recorder(trace, self.run_id, session.tokenizer.piece, session.files)
         self._forward = Forward(session.model, memory, options, self._recorder, lambda seq: seq)
         self._clock, self._number = PhaseClock(), 0
         self._open: list[RoundFacts] = []

@@ -16,7 +16,7 @@ from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.state_blob import RecurrentState, decode_state
 from engine.compare.state_history import StateHistory
-from engine.errors import OptionError, StateBlobError
+from engine.errors import StateBlobError
 from engine.model.mixers import layout_of
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
@@ -114,13 +114,7 @@ class PeerLane(LlamaLane):
         n_remembered: int = 0,
     ) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
-        path = setup.session.path
-        if path is None:
-            raise OptionError(
-                "The peer lane has no file to open: the model came from none.",
-                "Open the model from a GGUF file.",
-            )
-        engine = open_llama(path, setup.llama_library)
+        engine = open_llama(setup.session.unchanged_path(), setup.llama_library)
         try:
             super().__init__(setup, spec, options, leader, engine)
         except BaseException:

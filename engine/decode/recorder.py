@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
 from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
+from engine.gguf.model_files import ModelFiles
 from engine.run_clock import run_clock
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
@@ -58,14 +59,22 @@ class PhaseClock:
 
 
 class Recorder:
-    """Writes the rows of one run. `piece` gives the bytes of a token.
+    """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
+    at in every round.
 
     Rows may wait until several rounds are written together: behind a forward pass, no code and no
     table is in the processor's caches any more, and the second round takes a third of the time.
     """
 
-    def __init__(self, store: TraceStore, run_id: int, piece: Callable[[int], bytes]) -> None:
-        self._writer, self._piece = TraceWriter(store, run_id), piece
+    def __init__(
+        self,
+        store: TraceStore,
+        run_id: int,
+        piece: Callable[[int], bytes],
+        files: ModelFiles | None = None,
+    ) -> None:
+        self._writer, self._piece, self._files = TraceWriter(store, run_id), piece, files
+        self._last_round: int | None = None
         self._elapsed_ms = 0.0
         self._resumed = run_clock()
         self._n_ubatches = 0
@@ -164,6 +173,9 @@ class Recorder:
         now = run_clock()
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
+        if self._files:
+            self._files.note(self.facts, round_)
+        self._last_round = round_
         n = len(all_facts)
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
         traffic = self._traffic(memory.recurrent, n) if memory else []
@@ -175,6 +187,13 @@ class Recorder:
                 columns |= traffic[i]
                 slots = _look(memory, facts.seq, columns)
             self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
+
+    def close(self) -> None:
+        """Write what waits. The run has ended: whether its model files have changed since the last
+        round is noted, too."""
+        self.resume()
+        if self._files:
+            self._files.note(self.facts, None, self._last_round)
 
     def _append(self, table: str, **row: Any) -> None:
         self._record(partial(self._writer.append, table, **row))

@@ -105,6 +105,12 @@ class Scheduler:
         self.may_wait = False
         self._recorder.resume()
 
+    @torch.inference_mode()
+    def close(self) -> None:
+        """The run has ended: write the rows that were held back."""
+        self.may_wait = False
+        self._recorder.close()
+
     def cancel(self, seq_id: int) -> None:
         """End one sequence between two rounds, whether it waits, is in its prompt or decodes."""
         self._slots.cancel(seq_id)

@@ -12,6 +12,7 @@ from engine.findings import (
     drafting,
     drift,
     logits,
+    model_files,
     observed,
     positions,
     prompt_cache,
@@ -28,6 +29,7 @@ from engine.trace.store import TraceStore
 RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
+        model_files,
         cells,
         positions,
         prompt_cache,

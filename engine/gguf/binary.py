@@ -1,23 +1,23 @@
-"""Bounded little-endian reads from a mapped file that is not trusted."""
+"""Bounded little-endian reads from a file that is not trusted."""
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from engine.errors import Cancelled, ModelFileError
+from engine.gguf.part_file import DAMAGED, PartFile
 
-DAMAGED = "The file is incomplete or damaged: download or copy it again."
 UNUSUAL = "No known model needs that many: convert or download the model again."
 TOO_LONG = "No known model needs one of more than 32 MiB: convert or download the model again."
 BLOCK = 8192
 """Strings handled between two looks at whether opening is cancelled: a few milliseconds."""
 
 _LENGTH = struct.Struct("<Q")
+_FIRST_READ = 1 << 16
+"""Bytes of a head, which may be any number; each further read doubles what is there."""
 _LONGEST_TEXT = 32 * 2**20
 """Bytes of one string: a tokenizer's JSON may take some, and what is no text takes most memory,
 several times its bytes, while it is decoded."""
@@ -67,38 +67,57 @@ def shorten(name: str, limit: int = 80) -> str:
 
 
 class Cursor:
-    """Reads onward from `pos`; each read is checked against the file before it happens.
+    """Reads a file's head onward from `pos`, each read checked against the file before it happens.
 
     `place` says what is being read; errors name it, or the byte offset while it is empty.
     """
 
     def __init__(
-        self,
-        data: mmap.mmap,
-        path: Path,
-        allowance: HeadAllowance,
-        cancelled: Callable[[], bool] = never,
+        self, part: PartFile, allowance: HeadAllowance, cancelled: Callable[[], bool] = never
     ) -> None:
-        self.path = path
+        self.path = part.path
         self.pos = 0
         self.place = ""
-        self.size = len(data)
-        self._data = data
+        self.size = part.n_bytes
+        self._part = part
+        self._data = bytearray()
         self._allowance = allowance
         self._limit = min(self.size, allowance.n_bytes)
         self._cancelled = cancelled
+        self._fill(_FIRST_READ)
+
+    @property
+    def magic(self) -> bytes:
+        """The first four bytes, or what there is of them."""
+        return bytes(self._data[:4])
+
+    @property
+    def head(self) -> bytes:
+        """What has been read so far."""
+        return bytes(memoryview(self._data)[: self.pos])
 
     def error(self, what: str, remedy: str = DAMAGED) -> ModelFileError:
         return ModelFileError(self.path, self.place or f"byte {self.pos}", what, remedy)
 
     def need(self, n_bytes: int) -> None:
-        """Raise ModelFileError unless `n_bytes` more bytes of header are there."""
-        if self.pos + n_bytes <= self._limit:
+        """Have `n_bytes` more bytes of header ready. Raises ModelFileError for too few."""
+        wanted = self.pos + n_bytes
+        if wanted <= len(self._data):
+            return
+        if wanted <= self._limit:
+            self._fill(max(wanted, 2 * len(self._data)))
             return
         left = self.size - self.pos
         if n_bytes > left:
             raise self.error(f"{n_bytes} bytes are needed at byte {self.pos}, but {left} are left")
         raise self.error("the metadata exceeds 64 MiB", UNUSUAL)
+
+    def _fill(self, n_bytes: int) -> None:
+        """Read on until the first n_bytes are there, or all there may be."""
+        start = len(self._data)
+        more = bytearray(min(n_bytes, self._limit) - start)
+        self._part.read(start, memoryview(more))
+        self._data += more
 
     def room_for(self, count: int, min_bytes: int, what: str) -> None:
         """Raise ModelFileError if `count` things of at least `min_bytes` cannot fit the file."""
@@ -148,17 +167,19 @@ class Cursor:
         return found
 
     def _texts(self, count: int, found: list[str]) -> None:
-        data, limit, length_at = self._data, self._limit, _LENGTH.unpack_from
+        data, n_ready, length_at = self._data, len(self._data), _LENGTH.unpack_from
         pos = self.pos
         for _ in range(count):
             start = pos + 8
-            if start > limit:
+            if start > n_ready:
                 self.pos = pos
                 self.need(8)
+                n_ready = len(data)
             pos = start + length_at(data, pos)[0]
-            if pos > limit:
+            if pos > n_ready:
                 self.pos = start
                 self.need(pos - start)
+                n_ready = len(data)
             if pos - start > _LONGEST_TEXT:
                 self.pos = start
                 raise self.error(f"a string of {pos - start} bytes", TOO_LONG)

@@ -22,6 +22,7 @@ from typing import Any
 from engine.errors import Cancelled, OptionError
 from engine.files import written_whole
 from engine.gguf.binary import check_cancelled, never
+from engine.gguf.part_file import FileStamp
 from kernels.cache_folder import cache_folder
 
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
@@ -29,24 +30,6 @@ _LOOK_S = 0.05
 _MOST_KEPT = 256
 _MOST_BYTES = 1 << 20  # of the file that keeps them
 _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get the same time
-
-
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """What changes with a file: size in bytes, time of the last change, number on its disk.
-
-    ctime_ns is the time that the system gave the last change: mtime_ns can be set by anyone.
-    """
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileStamp:
-        """The stamp of a file from its entry on the disk."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
+from engine.gguf.part_file import PartFile
 
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
@@ -63,12 +62,12 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What stands before the tensor data of one file; `n_bytes` is the length of that head."""
+    """What precedes the tensor data of one file; `head` is all of it as it is in the file."""
 
     version: int
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    n_bytes: int
+    head: bytes
 
 
 def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -78,19 +77,15 @@ def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_directory(
-    data: mmap.mmap,
-    path: Path,
-    part: int,
-    allowance: HeadAllowance,
-    cancelled: Callable[[], bool] = never,
+    file: PartFile, part: int, allowance: HeadAllowance, cancelled: Callable[[], bool] = never
 ) -> Directory:
-    """Parse and check the head of a mapped file; `part` is noted in every TensorInfo.
+    """Parse and check the head of a file; `part` is noted in every TensorInfo.
 
     allowance: what is left of it for this part. Raises ModelFileError for anything that does not
     fit the format, the file's size or the allowance, and Cancelled.
     """
-    cursor = Cursor(data, path, allowance, cancelled)
-    version = _read_version(cursor, data[:4])
+    cursor = Cursor(file, allowance, cancelled)
+    version = _read_version(cursor)
     n_tensors, n_keys = cursor.u64(), cursor.u64()
     cursor.place = "header"
     cursor.announced(n_keys, MIN_KEY_BYTES, "metadata keys")
@@ -104,10 +99,11 @@ def read_directory(
     tensors = {info.name: _place(cursor, info, data_start) for info in relative}
     _refuse_overlaps(cursor, tensors)
     allowance.n_bytes -= cursor.pos
-    return Directory(version, metadata, tensors, cursor.pos)
+    return Directory(version, metadata, tensors, cursor.head)
 
 
-def _read_version(cursor: Cursor, magic: bytes) -> int:
+def _read_version(cursor: Cursor) -> int:
+    magic = cursor.magic
     if magic != b"GGUF":
         raise cursor.error(f"not a GGUF file, it begins with {magic!r}", NOT_GGUF)
     cursor.pos = 4

@@ -1,88 +1,75 @@
-"""A validated, read-only view of a GGUF model: metadata, tensor directory, mapped bytes."""
+"""A validated, read-only view of a GGUF model: metadata, tensor directory, bytes of tensors."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import mmap
-import os
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelFileError
+from engine.errors import DraftscopeError, ModelFileError
 from engine.gguf import multipart
-from engine.gguf.binary import DAMAGED, HeadAllowance, check_cancelled, never, shorten
-from engine.gguf.content import FileStamp, ModelFilePart, kept_hash
+from engine.gguf.binary import HeadAllowance, check_cancelled, never, shorten
+from engine.gguf.content import ModelFilePart, kept_hash
 from engine.gguf.directory import Directory, TensorInfo, read_directory
-from engine.gguf.lent import LentFiles
 from engine.gguf.metadata import REQUIRED, TypedMetadata
+from engine.gguf.part_file import PartFile
 
 __all__ = ["REQUIRED", "GgufFile", "TensorInfo"]
 
 
 class GgufFile(TypedMetadata):
-    """A model's files, mapped; reading tensor data touches only the pages asked for.
+    """A model's files: what precedes the tensors has been read, they are read when asked for.
 
     path: part 1. parts: all files. n_bytes: their size together. metadata: that of part 1.
     tensors: the directory over all parts, by name. contents: the parts as they were when opened.
-    lent: what views of tensors still use after the file has been closed.
+    files: the parts themselves, which tell what becomes of them after they have been closed, too.
     """
 
-    def __init__(
-        self,
-        parts: tuple[Path, ...],
-        maps: list[mmap.mmap],
-        stamps: list[FileStamp],
-        directories: list[Directory],
-    ) -> None:
-        super().__init__(parts[0], directories[0].metadata)
-        self.parts = parts
+    def __init__(self, files: list[PartFile], directories: list[Directory]) -> None:
+        super().__init__(files[0].path, directories[0].metadata)
+        self.files = tuple(files)
+        self.parts = tuple(file.path for file in files)
         self.version = directories[0].version
-        self.n_bytes = sum(len(data) for data in maps)
-        self.tensors = _join(parts, directories)
+        self.n_bytes = sum(file.n_bytes for file in files)
+        self.tensors = _join(self.parts, directories)
         self.contents = tuple(
-            ModelFilePart(path, stamp, directory.n_bytes)
-            for path, stamp, directory in zip(parts, stamps, directories, strict=True)
+            ModelFilePart(file.path, file.stamp, len(directory.head))
+            for file, directory in zip(files, directories, strict=True)
         )
-        self._maps = maps
-        self.lent = LentFiles(self.contents, maps)
         self._is_closed = False
-        self._sha256 = _digest(maps, directories)
+        self._sha256 = hashlib.sha256(b"".join(each.head for each in directories)).hexdigest()
 
     @classmethod
     def open(cls, path: Path | str, cancelled: Callable[[], bool] = never) -> GgufFile:
         """Read metadata and directory of a model, given its only file or part 1 of several.
 
-        Raises ModelFileError for a file that is absent, unreadable, damaged or not GGUF, and
-        Cancelled soon after `cancelled` returns True.
+        Raises ModelFileError for a file that is absent, unreadable, damaged, not GGUF or written
+        to meanwhile, and Cancelled soon after `cancelled` returns True.
         """
         paths = [Path(path)]
         allowance = HeadAllowance()
-        maps: list[mmap.mmap] = []
-        stamps: list[FileStamp] = []
+        files: list[PartFile] = []
         try:
-            _map(paths[0], maps, stamps)
-            directories = [read_directory(maps[0], paths[0], 0, allowance, cancelled)]
+            files.append(PartFile(paths[0]))
+            directories = [read_directory(files[0], 0, allowance, cancelled)]
             head = TypedMetadata(paths[0], directories[0].metadata)
             count = multipart.part_count(head)
             if count > 1:
                 paths += multipart.part_paths(paths[0], count)
             for part in range(1, count):
                 check_cancelled(cancelled)
-                _map(paths[part], maps, stamps)
-                directories.append(
-                    read_directory(maps[part], paths[part], part, allowance, cancelled)
-                )
+                files.append(PartFile(paths[part]))
+                directories.append(read_directory(files[part], part, allowance, cancelled))
                 head_of_part = TypedMetadata(paths[part], directories[part].metadata)
                 multipart.check_part(head_of_part, part + 1, count)
-            return cls(tuple(paths), maps, stamps, directories)
-        except BaseException:
-            _unmap(maps)
+            return cls(files, directories)
+        except BaseException as error:
+            _close(files, error)
             raise
 
     @property
@@ -90,32 +77,29 @@ class GgufFile(TypedMetadata):
         """`general.architecture`, or "" where it is absent."""
         return self.str_("general.architecture", "")
 
-    def raw(self, name: str) -> np.ndarray:
-        """The bytes of a tensor, uint8 [n_bytes]: a read-only slice of the mapped file, no copy.
+    def raw(self, name: str, part: slice = slice(None)) -> np.ndarray:
+        """Bytes of a tensor, uint8 [n_bytes], in memory of their own. part: which of them.
 
-        Raises KeyError for a name not in `tensors`, ValueError after `close`, and
-        ModelFileError when the file has been cut short since it was opened.
+        Raises KeyError for a name not in `tensors`, ValueError after `close`, and ModelFileError
+        when the file has been cut short since it was opened.
         """
+        start, stop, _ = part.indices(self.tensors[name].n_bytes)
+        found = np.empty(stop - start, np.uint8)
+        self.read(name, found, start)
+        return found
+
+    def read(self, name: str, into: np.ndarray, start: int = 0) -> None:
+        """Fill uint8 [n] with bytes of a tensor from its byte `start` on. Raises as `raw`."""
         info = self.tensors[name]
         if self._is_closed:
             raise ValueError(f"{self.path.name} is closed")
-        data = self._maps[info.part]
-        # reading a mapping beyond the end of its file kills the process
-        if info.offset + info.n_bytes > data.size():
-            raise ModelFileError(
-                self.parts[info.part],
-                f"tensor {shorten(name)}",
-                "the file has become shorter since it was opened",
-                DAMAGED,
-            )
-        return np.frombuffer(data, np.uint8)[info.offset : info.offset + info.n_bytes]
+        self.files[info.part].read(info.offset + start, into.data)
 
-    def stays_whole(self, name: str) -> Callable[[], bool]:
-        """Tells whether the file still reaches to the end of a tensor, also after `close` as long
-        as there is a view of it."""
-        info = self.tensors[name]
-        data = self._maps[info.part]
-        return lambda: info.offset + info.n_bytes <= data.size()
+    def mapped(self, part: int) -> mmap.mmap:
+        """A whole part as PartFile.mapped gives it. Raises ValueError after `close`."""
+        if self._is_closed:
+            raise ValueError(f"{self.path.name} is closed")
+        return self.files[part].mapped()
 
     def identity(self) -> dict[str, Any]:
         """What tells the model from others (engine.trace.run_ref).
@@ -132,8 +116,9 @@ class GgufFile(TypedMetadata):
         }
 
     def close(self) -> None:
-        """Give the mappings back; those with views still in use live on as long as these."""
-        _unmap(self._maps)
+        """Close the files; those with mapped bytes still in use stay open as long as these."""
+        for file in self.files:
+            file.close()
         self._is_closed = True
 
     def __enter__(self) -> GgufFile:
@@ -145,48 +130,22 @@ class GgufFile(TypedMetadata):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        """Close. Raises ModelFileError where a file was written to since it was opened: what was
+        read is neither the old one nor the new one."""
+        self._is_closed = True
+        _close(self.files, error)
 
 
-def _map(path: Path, maps: list[mmap.mmap], stamps: list[FileStamp]) -> None:
-    """Append the mapped file, and what tells later whether it is still the same."""
+def _close(files: Sequence[PartFile], error: BaseException | None) -> None:
+    """Close files that have been read, perhaps until an error. Raises ModelFileError where one was
+    written to meanwhile, which explains the error, too."""
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError(path, "path", "this is a folder", "Choose a GGUF file in it.")
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
-            raise ModelFileError(path, "path", "not a regular file", "Choose a GGUF file.")
-        if status.st_size == 0:
-            raise ModelFileError(path, "byte 0", "the file is empty", DAMAGED)
-        with path.open("rb") as file:
-            stamps.append(FileStamp.of(os.fstat(file.fileno())))
-            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise ModelFileError(
-            path, "path", "no such file", "Check the path, or choose the file again."
-        ) from None
-    except PermissionError:
-        raise ModelFileError(
-            path, "path", "no permission to read it", "Change the file's permissions."
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelFileError(
-            path, "path", f"cannot be opened ({reason})", "Check the path and the disk."
-        ) from None
-
-
-def _digest(maps: list[mmap.mmap], directories: list[Directory]) -> str:
-    digest = hashlib.sha256()
-    for data, directory in zip(maps, directories, strict=True):
-        digest.update(data[: directory.n_bytes])
-    return digest.hexdigest()
-
-
-def _unmap(maps: list[mmap.mmap]) -> None:
-    for data in maps:
-        with contextlib.suppress(BufferError):  # views of it are still in use
-            data.close()
+        if error is None or isinstance(error, DraftscopeError):
+            for file in files:
+                file.check_unchanged()
+    finally:
+        for file in files:
+            file.close()
 
 
 def _join(parts: tuple[Path, ...], directories: list[Directory]) -> dict[str, TensorInfo]:

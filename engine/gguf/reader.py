@@ -1,11 +1,14 @@
-"""Reads a model's tensors, as float32 or where they lie in the mapped file, with progress by bytes
-and a way to cancel."""
+"""Reads a model's tensors, as float32 or as they are stored, with progress by bytes and a way to
+cancel."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,24 +16,44 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
-from engine.gguf.mapped_rows import MappedRows
+from engine.gguf.part_file import check_mapped
+from engine.gguf.stored_rows import StoredRows
 from engine.progress import ReportProgress
 from kernels.dequant import dequantise
 
 # bytes, as GGUF aligns tensors unless a file says otherwise
 _ALIGNED = 32
+_STEP = 64 << 20
+"""Bytes of a tensor that are copied between two looks at whether loading is cancelled."""
 
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 
 
+class _Part(NamedTuple):
+    """One file of the model as it lies in memory: uint8 [its size]."""
+
+    memory: mmap.mmap
+    data: torch.Tensor
+
+
 class TensorReader:
-    """Hands out the tensors of a file one by one; the total of `progress` is the bytes of all."""
+    """Hands out the tensors of a file one by one; the total of `progress` is the bytes of all.
+
+    mapped: tensors that stay as they are stored are the mapped file itself and change with it, not
+    copies; tables_mapped: those of `rows` alone. in_place: copies lie as in the file, those that
+    follow each other there in one piece; without it, for tensors that are moved elsewhere, each
+    has memory of its own.
+    """
 
     def __init__(
         self,
         file: GgufFile,
         progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        *,
+        mapped: bool = False,
+        tables_mapped: bool = False,
+        in_place: bool = True,
     ) -> None:
         self._file = file
         self._progress = progress or (lambda done, total, phase: None)
@@ -38,7 +61,9 @@ class TensorReader:
         self._total = sum(info.n_bytes for info in file.tensors.values())
         self._done = 0
         self._seen: set[str] = set()
-        self._in_place: dict[str, np.ndarray] = {}
+        self._mapped, self._in_place = mapped, in_place
+        self._tables_mapped = tables_mapped or mapped
+        self._parts: dict[tuple[int, bool], _Part] = {}
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this name."""
@@ -63,39 +88,34 @@ class TensorReader:
             yield piece.reshape(shape[1:])
 
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor as stored, uint8 [..., rows, bytes per row]: the mapped file itself, for
-        reading only, which stays mapped as long as the result is used.
+        """The tensor as stored, uint8 [..., rows, bytes per row], for reading only.
 
-        shape: ends in rows and columns; a row has to be whole blocks, as GGUF wants it. All of it
-        has been read once, so it is in memory as long as there is room. Raises Cancelled and
-        ModelFileError as `take`.
+        shape: ends in rows and columns; a row has to be whole blocks, as GGUF wants it. Raises
+        Cancelled, ModelFileError and OutOfMemoryError as `take`.
         """
-        (tensor,) = self._pieces(name, shape, 1, "reading", self._where_it_is)
+        read = partial(self._stored, self._mapped)
+        (tensor,) = self._pieces(name, shape, 1, "reading", read)
         return tensor.reshape(*shape[:-1], -1)
 
     def release(self, name: str) -> None:
-        """Take the pages of a tensor that has been copied out of this process's memory."""
-        self._in_place.pop(name, None)
+        """Give back the memory of a tensor of `take_blocks` that has been copied."""
         info = self._file.tensors[name]
-        self._file.lent.release(info.part, info.offset, info.n_bytes)
+        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        part = self._parts.get((info.part, self._mapped))
+        if part and start < stop and hasattr(mmap, "MADV_DONTNEED"):
+            part.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
-    def in_place(self) -> list[np.ndarray]:
-        """The bytes, uint8 [n], of every tensor that `take_blocks` lent and nobody released."""
-        return list(self._in_place.values())
-
-    def mapped_rows(self, name: str, shape: tuple[int, ...]) -> MappedRows:
-        """A table that stays in the file; its first row is decoded to see that it can be.
+    def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
+        """A table of which rows are asked for; the first one is decoded to see that it can be.
 
         Raises as `take`.
         """
         info = self._find(name, shape)
         self._decode(info, slice(0, info.n_bytes // shape[0]), shape[1])
-        if name not in self._seen:
-            self._seen.add(name)
-            self._done += info.n_bytes
-        data, path = _lend(self._file.raw(name)), self._file.parts[info.part]
-        is_whole = self._file.stays_whole(name)
-        return MappedRows(data, info.type.name, shape, is_whole, path, name)
+        read = self._row_by_row if self._tables_mapped else partial(self._stored, False)
+        (data,) = self._pieces(name, shape, 1, "reading", read)
+        return StoredRows(data, info.type.name, shape)
 
     def type(self, name: str) -> str:
         """Name of the GGML type of a tensor of the file."""
@@ -115,6 +135,7 @@ class TensorReader:
                 raise Cancelled
             self._progress(self._done, self._total, phase)
             piece = read(info, slice(i * size, (i + 1) * size), info.n_elements // count)
+            check_mapped()
             if is_new:
                 self._done += size
             self._progress(self._done, self._total, phase)
@@ -138,18 +159,50 @@ class TensorReader:
             )
         return info
 
-    def _where_it_is(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
-        raw = self._file.raw(info.name)
-        raw[:: mmap.PAGESIZE].max(initial=0)  # a byte of each page
-        tensor = _lend(raw)
-        if raw.ctypes.data % _ALIGNED:  # anywhere in the file, while products read whole words
+    def _stored(self, mapped: bool, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+        """All of a tensor as it is stored, each of its pages read once."""
+        if mapped:
+            tensor = self._place(info, mapped=True)
+            tensor[:: mmap.PAGESIZE].amax()  # a byte of each page
+        else:
+            tensor = self._copied(info)
+        if tensor.data_ptr() % _ALIGNED:  # anywhere in the file, while products read whole words
             return tensor.clone()
-        self._in_place[info.name] = raw
         return tensor
+
+    def _row_by_row(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+        return self._place(info, mapped=True)
+
+    def _copied(self, info: TensorInfo) -> torch.Tensor:
+        try:
+            if self._in_place:
+                tensor = self._place(info, mapped=False)
+            else:
+                tensor = torch.empty(info.n_bytes, dtype=torch.uint8)
+        except (MemoryError, OSError, RuntimeError) as error:
+            raise _no_memory(info, info.n_bytes) from error
+        into = tensor.numpy()
+        for start in range(0, info.n_bytes, _STEP):
+            if start and self._cancelled():
+                raise Cancelled
+            self._file.read(info.name, into[start : start + _STEP], start)
+        return tensor
+
+    def _place(self, info: TensorInfo, *, mapped: bool) -> torch.Tensor:
+        """Where a tensor lies in the mapped file, or is to lie in a copy of it."""
+        key = info.part, mapped
+        if key not in self._parts:
+            if mapped:
+                memory = self._file.mapped(info.part)
+            else:
+                memory = _private_memory(self._file.files[info.part].n_bytes)
+            self._parts[key] = _Part(memory, _as_tensor(memory))
+        return self._parts[key].data[info.offset : info.offset + info.n_bytes]
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:
-            return dequantise(_lend(self._file.raw(info.name))[part], info.type.name, n_elements)
+            stored = torch.from_numpy(self._file.raw(info.name, part))
+            return dequantise(stored, info.type.name, n_elements)
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
@@ -159,27 +212,38 @@ class TensorReader:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 raise
-            raise OutOfMemoryError(
-                f"No memory is left for tensor {shorten(info.name)}, which needs "
-                f"{4 * n_elements / 2**20:.0f} MiB.",
-                "Close other programs, or use a smaller model.",
-            ) from error
+            raise _no_memory(info, 4 * n_elements) from error
 
 
-def _lend(part: np.ndarray) -> torch.Tensor:
-    """A uint8 tensor over a slice of a read-only array, for reading only; it keeps that alive.
+def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"No memory is left for tensor {shorten(info.name)}, which needs "
+        f"{n_bytes / 2**20:.0f} MiB.",
+        "Close other programs, or use a smaller model.",
+    )
 
-    Its storage is the whole array, so slices that follow each other are seen to. torch warns about
-    arrays that cannot be written, which mapped ones cannot; so this one is presented to it as if
-    it could be.
+
+def _private_memory(n_bytes: int) -> mmap.mmap:
+    """Memory of this process's own, none of it in use yet, on huge pages where there are some: they
+    take as long to fill, and products read them faster (engine.huge_pages). Raises OSError."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, n_bytes)
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _as_tensor(memory: mmap.mmap) -> torch.Tensor:
+    """A uint8 tensor over a mapping, which lives as long as it or a part of it.
+
+    torch warns about arrays that cannot be written, which mapped files cannot; so every one is
+    presented to it as if it could be.
     """
-    whole = part.base
-    assert isinstance(whole, np.ndarray)
-    address = whole.ctypes.data
-    interface = {**whole.__array_interface__, "data": (address, False)}
-    lent = np.asarray(SimpleNamespace(__array_interface__=interface, whole=whole))
-    start = part.ctypes.data - address
-    return torch.from_numpy(lent)[start : start + part.size]
+    array = np.frombuffer(memory, np.uint8)
+    interface = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface, whole=array)))
 
 
 def _group(name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.errors import OptionError
+from engine.gguf.part_file import check_mapped
 from engine.graphs import PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
@@ -222,7 +223,9 @@ class HybridMemory:
         return self._graphs.run(pass_inputs, arguments, compute)
 
     def commit(self) -> None:
-        """Finish the forward pass that `begin` prepared."""
+        """Finish the forward pass that `begin` prepared. Raises ModelFileError where weights that
+        it read were in a mapped file that has become shorter."""
+        check_mapped()
         if self.recurrent:
             self.recurrent.commit()
 

@@ -1,4 +1,5 @@
-"""The arithmetic that large matrices can be multiplied in; torch is not needed for it."""
+"""How weights are loaded: the arithmetic that large matrices are multiplied in, and whether their
+file is mapped; torch is not needed for it."""
 
 from __future__ import annotations
 
@@ -12,3 +13,11 @@ COMPUTE_MODES = {
     "blocks": "exact weights, read from the blocks of the file and summed in f32",
 }
 """Every mode and what it is; engine.model.loader chooses for auto."""
+
+MMAP_ABOUT = (
+    "map the model's files instead of copying weights into memory: faster to open and shared with "
+    "other programs, but what is written to a file changes the model in use"
+)
+MMAP_AUTO = "copied where memory has room for the file"
+MMAP_CHOICES = {"auto": (None, MMAP_AUTO), "no": (False, "copied"), "yes": (True, "mapped")}
+"""Names for a form: the value that engine.session.Session.open takes, and what it means."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from engine.batch import UBatch
-from engine.gguf.mapped_rows import MappedRows
+from engine.gguf.part_file import PartFile
 from engine.model.config import ModelConfig
 from engine.model.layers import OutputHead
 from engine.model.memory import ModelMemory
@@ -43,7 +43,7 @@ class HybridModel:
     has to be. embedding: its table, not scaled. head: the MTP head, if the file has one.
     weight_bytes: memory the weights take in this mode. recurrent_layers and
     trunk_attention_layers: indices of the trunk layers that keep states and those that keep
-    cells. in_file: tables that stay in the file, checked to be there before every pass.
+    cells. files: that it was loaded from; mapped ones are checked to be whole before every pass.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HybridModel:
         rope: RopeTables,
         head: MtpHead | None,
         weight_bytes: int,
-        in_file: Sequence[MappedRows] = (),
+        files: Sequence[PartFile] = (),
     ) -> None:
         self.config = config
         self.compute = compute
@@ -76,7 +76,7 @@ class HybridModel:
         self._trunk = trunk
         self._output = output
         self._rope = rope
-        self._in_file = tuple(in_file)
+        self.files = tuple(files)
 
     @property
     def projection(self) -> Projection:
@@ -95,10 +95,10 @@ class HybridModel:
 
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
         layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
-        Raises ModelFileError, which changes nothing, when the file has been cut short meanwhile.
+        Raises ModelFileError where a mapped file has been cut short or could not be read.
         """
-        for table in self._in_file:
-            table.check()
+        for file in self.files:
+            file.check_whole()
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)

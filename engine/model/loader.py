@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from engine.available_memory import fits_in_memory
 from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
@@ -21,6 +22,7 @@ from engine.model.info import SMALL_MODEL
 from engine.model.layers import OutputHead, make_block
 from engine.model.mtp import MtpHead
 from engine.model.parts import MtpParts
+from engine.model.parts.ngram_embedding import TABLE
 from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
 from engine.model.trunks import make_trunk
@@ -76,10 +78,12 @@ def load_model(
     progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
     as_llama_cpp: bool = False,
+    mmap: bool | None = None,
 ) -> HybridModel:
     """Load the model in `file` to `device`; tensors are checked against the metadata beforehand.
 
-    as_llama_cpp: matrix products round as llama.cpp's do (engine.model.weights.Weights).
+    mmap: see reader_for. as_llama_cpp: matrix products round as llama.cpp's do
+    (engine.model.weights.Weights).
     Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
     between tensors.
     """
@@ -88,7 +92,7 @@ def load_model(
     tensors = file.tensors.values()
     types = {tensor.type.name for tensor in tensors}
     mode = resolve_compute(compute, sum(t.n_elements for t in tensors), device, types)
-    reader = TensorReader(file, progress, cancelled)
+    reader = reader_for(file, mmap, device, progress, cancelled)
     try:
         with torch.inference_mode():
             model = _Loading(file, reader, config, mode, device, as_llama_cpp).model()
@@ -98,10 +102,39 @@ def load_model(
             "Close other programs on it, use a smaller model, or --device cpu.",
         ) from error
     if device.type == "cpu" and model.weight_bytes >= _CACHED:
-        views, loaded = reader.in_place(), weakref.ref(model)
-        file.lent.keeps_pages = True
-        use_huge_pages_soon(views, lambda: loaded() is not None)
+        loaded = weakref.ref(model)
+        use_huge_pages_soon(lambda: loaded() is not None)
     return model
+
+
+def reader_for(
+    file: GgufFile,
+    mmap: bool | None,
+    device: torch.device,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> TensorReader:
+    """A reader of weights for a device.
+
+    mmap: whether those that stay as they are stored are the mapped file, which then must not be
+    written to as long as the model is in use, or copies. None: copies where memory has room for
+    the whole file, a table of rows mapped where there is room for the rest, else all mapped.
+    """
+    if mmap is None:
+        tables = sum(tensor.n_bytes for name, tensor in file.tensors.items() if name == TABLE)
+        with_tables = not fits_in_memory(file.n_bytes)
+        mmap = with_tables and not fits_in_memory(file.n_bytes - tables)
+    else:
+        with_tables = mmap
+    in_place = device.type == "cpu"
+    return TensorReader(
+        file,
+        progress,
+        cancelled,
+        mapped=mmap and in_place,
+        tables_mapped=with_tables,
+        in_place=in_place,
+    )
 
 
 class _Loading:
@@ -135,7 +168,7 @@ class _Loading:
         head = self._head(config.mtp, embedding, output, rope) if config.mtp else None
         n_bytes = weights.n_bytes + sum(inside.n_bytes for inside in self._inside)
         parts = embedding, trunk, output, rope, head
-        return HybridModel(config, self._mode, *parts, n_bytes, weights.tables)
+        return HybridModel(config, self._mode, *parts, n_bytes, self._file.files)
 
     def _of_block(self, index: int) -> Weights:
         shapes = block_shapes(self._config, index, self._file.tensors)

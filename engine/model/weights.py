@@ -9,8 +9,8 @@ from itertools import groupby, pairwise, tee
 import torch
 
 from engine.device import CPU
-from engine.gguf.mapped_rows import MappedRows
 from engine.gguf.reader import TensorReader
+from engine.gguf.stored_rows import StoredRows
 from engine.model.parts import Shapes
 from kernels.dequant import dequantise
 from kernels.linear import (
@@ -30,7 +30,7 @@ from kernels.rows import take_rows
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
     """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
-    type, uint8 [out, bytes], where they lie in the mapped file. rounding: the GGML type whose
+    type, uint8 [out, bytes], as they are stored. rounding: the GGML type whose
     products are to round their other side as llama.cpp does, or None. name: of the tensor in the
     file that blocks are part of.
 
@@ -97,7 +97,7 @@ class Weights:
     as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
     the type in the file, as llama.cpp's do (kernels.linear.as_llama_cpp) and q8 does anyway; for
     the processor, in modes f32 and q8.
-    n_bytes: memory taken by kept and packed tensors. tables: those that stay in the file.
+    n_bytes: memory taken by kept and packed tensors.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class Weights:
         self.device = device
         self._as_llama_cpp = as_llama_cpp
         self.n_bytes = 0
-        self.tables: list[MappedRows] = []
         self._reader = reader
         self._shapes = shapes
         self._prefix = prefix
@@ -169,11 +168,10 @@ class Weights:
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
 
-    def mapped(self, name: str) -> MappedRows:
-        """A table too large to be held, whose rows are read from the file; not counted."""
+    def stored_rows(self, name: str) -> StoredRows:
+        """A table of which rows are asked for, as it is stored; not counted."""
         full = self._prefix + name
-        self.tables.append(self._reader.mapped_rows(full, self._shapes[full]))
-        return self.tables[-1]
+        return self._reader.rows(full, self._shapes[full])
 
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -87,10 +86,9 @@ class SweepWorker:
         """The models of a job; those of the last one where they serve as well."""
         device = resolve_device(job.setting(keys.DEVICE))
         wanted = (target, job.setting(keys.COMPUTE), device)
-        if self._session and self._loaded[:3] == wanted and draft in (None, self._loaded[3]):
-            with suppress(DraftscopeError):  # a file that has changed is opened again
-                assert self._session.model
-                return self._session
+        serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
+        if self._session and serves and not self._session.files.changed:
+            return self._session
         self._session, self._loaded = None, ()  # memory for the next one
         self._session = Session.open(
             target, draft, compute=job.setting(keys.COMPUTE), device=str(device)

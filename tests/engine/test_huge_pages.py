@@ -67,16 +67,19 @@ def test_contents_and_addresses_stay() -> None:
 
 
 def test_it_begins_later_but_at_once_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def still_wanted() -> bool:
+        return True
+
     asked = []
-    monkeypatch.setattr(huge_pages, "use_huge_pages", lambda views, wanted: asked.append(views))
+    monkeypatch.setattr(huge_pages, "use_huge_pages", lambda wanted: asked.append(wanted))
     monkeypatch.setattr(huge_pages, "_WAIT_S", 3600.0)
-    use_huge_pages_soon([], lambda: True)
+    use_huge_pages_soon(still_wanted)
     assert not asked
     wait_for_huge_pages()
-    assert asked == [[]]
+    assert asked == [still_wanted]
     assert not huge_pages._at_work
     monkeypatch.setattr(huge_pages, "_WAIT_S", 0.01)
-    use_huge_pages_soon([], lambda: True)
+    use_huge_pages_soon(still_wanted)
     for thread in list(huge_pages._at_work):
         thread.join()
-    assert asked == [[], []]
+    assert asked == [still_wanted] * 2

@@ -307,7 +307,9 @@ def test_the_continuation_is_plain_decoding_as_far_as_it_is_asked_for():
 def test_a_file_written_to_while_its_blocks_are_in_use_is_not_run(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes((DATA / "qwen35-g-v2x-q4_k_m.gguf").read_bytes())
-    in_blocks, expanded = (Session.open(path, compute=mode) for mode in ("blocks", "f32"))
+    in_blocks, expanded = (
+        Session.open(path, compute=mode, mmap=True) for mode in ("blocks", "f32")
+    )
     prompt = Prompt((1, 2, 3), "")
     in_blocks.start([prompt], RunOptions(n_predict=2))
     with path.open("ab") as file:

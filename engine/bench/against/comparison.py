@@ -73,11 +73,10 @@ class Against:
         options: RunOptions,
         n_pairs: int,
     ) -> None:
-        assert session.path is not None
         self._session, self._folder, self._n_pairs = session, folder, n_pairs
         self._works, self._speculative, self._options = works, speculative, options
         self._n_threads = torch.get_num_threads()
-        self._bench = LlamaBench(folder, session.path, self._n_threads)
+        self._bench = LlamaBench(folder, session.unchanged_path(), self._n_threads)
         if speculative is not None:
             find_program(folder, "llama-server")
         self.report = AgainstReport()
@@ -105,13 +104,14 @@ class Against:
         theirs, ours, idle_share = take_turns(
             number, lambda: self._bench.measure(work), lambda: own.measure(work)
         )
+        self._session.unchanged_path()
         self.report.build = theirs.build
         pair = Pair(theirs.tokens_per_second, ours, idle_share)
         self.report.pairs.setdefault(work.name, []).append(pair)
 
     def _speculative_pairs(self, work: SpeculativeWork) -> Iterator[str]:
-        assert self._session.path is not None
-        with llama_server(self._folder, self._session.path, work, self._n_threads) as server:
+        path = self._session.unchanged_path()
+        with llama_server(self._folder, path, work, self._n_threads) as server:
             server.measure(work)
             own_request(self._session, self._options, work)
             for number in range(self._n_pairs):

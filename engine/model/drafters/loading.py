@@ -17,6 +17,7 @@ from engine.model.drafters.kinds import KINDS
 from engine.model.drafters.vocabulary import DraftVocabulary, read_ids
 from engine.model.hybrid import HybridModel
 from engine.model.limits import REMEDY
+from engine.model.loader import reader_for
 from engine.model.parts import Shapes
 from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
@@ -40,18 +41,20 @@ def load_drafter(
     *,
     progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
+    mmap: bool | None = None,
 ) -> LoadedDrafter:
     """Load the drafter in `file` to the target's device, in its compute mode.
 
     What the file lacks of embedding and head is the target's, in the same memory. The tokenizers
-    are not looked at (engine.draft.draft_files). Raises UnsupportedModelError where
-    drafter and target do not fit, ModelFileError, OutOfMemoryError, and Cancelled between tensors.
+    are not looked at (engine.draft.draft_files). mmap: see reader_for. Raises
+    UnsupportedModelError where drafter and target do not fit, ModelFileError, OutOfMemoryError,
+    and Cancelled between tensors.
     """
     kind = KINDS[file.architecture]
     config = kind.read(file)
     shapes = check_drafter(file, config, target.config)
     ids = read_ids(file, target.config.n_vocab, target.device)
-    reader = TensorReader(file, progress, cancelled)
+    reader = reader_for(file, mmap, target.device, progress, cancelled)
     try:
         with torch.inference_mode():
             parts = _Parts(reader, shapes, target)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from engine.gguf.mapped_rows import MappedRows
+from engine.gguf.stored_rows import StoredRows
 from engine.model.config import ModelConfig
 from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.mixers.mixer import RopeAndMemory
@@ -35,7 +35,7 @@ class NgramEmbedding:
         weights: Weights,
         config: ModelConfig,
         layer: int,
-        table: MappedRows,
+        table: StoredRows,
     ) -> None:
         self._part, self._table = part, table
         self._tokens, self._window = StateKey(layer, "tokens"), StateKey(layer, "ngrams")

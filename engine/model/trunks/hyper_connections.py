@@ -133,7 +133,7 @@ def make_hyper_connected(
     for layer, parts in enumerate(config.blocks):
         of_this, embedding = of_block(layer), None
         if parts.before is not None and part.ngrams is not None:
-            table = weights.mapped(TABLE)
+            table = weights.stored_rows(TABLE)
             embedding = NgramEmbedding(part.ngrams, of_this, config, layer, table)
         blocks.append(HyperBlock(part, parts, of_this, config, layer, embedding))
     return HyperConnected(

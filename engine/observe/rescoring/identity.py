@@ -89,7 +89,7 @@ def identify(
         return _by_identity(model, session)
     if session.path is None:
         return Identity(UNKNOWN, "The opened model came from no file.")
-    with GgufFile.open(session.path) as file:
+    with GgufFile.open(session.unchanged_path()) as file:
         found = by_figures(told_figures(model), file)
         if server is None or found.verdict == DIFFERENT:
             return found

@@ -327,6 +327,7 @@ def _write(
     store: TraceStore, run_id: int, result: Rescored, scores: Sequence[_Scores], session: Session
 ) -> None:
     """Fill the rows, tell of it in the run's facts, and apply the rules."""
+    session.files.check()  # what was computed is void if weights were written over meanwhile
     writer, tokens = TraceWriter(store, run_id), store.tokens
     derived = set(_COLUMNS)
     for one in scores:

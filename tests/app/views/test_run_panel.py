@@ -193,13 +193,17 @@ def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
     assert panel.texts() == [prompts[2].text]
 
 
-def test_compute_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:
-    seen: list[str] = []
-    panel.compute_changed.connect(seen.append)
-    panel.set_compute("f32")
+def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:
+    seen: list[tuple[str, bool | None]] = []
+    panel.loading_changed.connect(
+        lambda: seen.append((panel.compute.currentText(), panel.mmap_choice()))
+    )
+    panel.set_loading("f32", True)
     assert seen == []
     panel.compute.setCurrentText("auto")
-    assert seen == ["auto"]
+    panel.mmap.setCurrentText("no")
+    panel.mmap.setCurrentText("auto")
+    assert seen == [("auto", True), ("auto", False), ("auto", None)]
 
 
 def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> None:

@@ -57,7 +57,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.gguf")
 
-    def deny(*args: object) -> None:
+    def deny(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", deny)

@@ -284,7 +284,6 @@ def path(tmp_path: Path) -> Path:
 def test_views_outlive_the_file(path: Path) -> None:
     with GgufFile.open(path) as file:
         view = file.raw("t").view(np.float32)
-        assert not view.flags.writeable
     assert view.tolist() == list(range(16))
     file.close()
     with pytest.raises(ValueError, match="closed"):
@@ -293,10 +292,11 @@ def test_views_outlive_the_file(path: Path) -> None:
 
 
 def test_a_file_cut_short_after_opening_is_an_error(path: Path) -> None:
-    with GgufFile.open(path) as file:
-        os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(ModelFileError, match="has become shorter"):
-            file.raw("t")
+    file = GgufFile.open(path)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ModelFileError, match="has changed while it was being read"):
+        file.raw("t")
+    file.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's list of open files")

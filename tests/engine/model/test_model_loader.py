@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from engine import huge_pages
+from engine.device import CPU
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.huge_pages import wait_for_huge_pages
+from engine.memory.hybrid import HybridMemory
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
+from engine.model.parts.ngram_embedding import TABLE
 from resources import DEMO_TARGET
 from tests.support.closeness import nmse
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -146,7 +149,7 @@ def test_a_missing_tensor_is_found_before_any_is_read(variant, monkeypatch):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
-def test_a_pass_gives_the_same_bits_while_weights_move_to_huge_pages(monkeypatch):
+def test_a_pass_gives_the_same_bits_while_pages_are_joined(monkeypatch):
     still = _load(DEMO_TARGET, "q8")
     monkeypatch.setattr(loader, "_CACHED", 0)
     monkeypatch.setattr(huge_pages, "_WAIT_S", 0.0)
@@ -165,13 +168,47 @@ def test_a_pass_gives_the_same_bits_while_weights_move_to_huge_pages(monkeypatch
     wait_for_huge_pages()
 
 
-def test_a_file_is_loaded_again_behind_one_whose_weights_moved(monkeypatch):
-    monkeypatch.setattr(loader, "_CACHED", 0)
+def test_a_file_is_loaded_twice_in_copies_of_their_own():
     with GgufFile.open(DEMO_TARGET) as file:
-        first = load_model(file, compute="q8")
-        wait_for_huge_pages()
-        second = load_model(file, compute="q8")
-        content = {name: file.raw(name).tobytes() for name in file.tensors}
-    with GgufFile.open(DEMO_TARGET) as untouched:
-        assert content == {name: untouched.raw(name).tobytes() for name in untouched.tensors}
-    assert first.config == second.config
+        first, second = (load_model(file, compute=mode) for mode in ("q8", "blocks"))
+    ubatch = ubatch_of([5, 6, 7, 8])
+    for model in (first, second):
+        alone = _load(DEMO_TARGET, model.compute)
+        found, expected = (
+            one.forward(ubatch, NaiveMemory.for_model(one.config)).logits for one in (model, alone)
+        )
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["qwen35-h-v2x-mtp-q8_0", "qwen4exp-b-qsa-f32"])
+def test_mapped_and_copied_weights_give_the_same_bits(golden_path, name):
+    with GgufFile.open(golden_path(name)) as file:
+        models = [load_model(file, compute="auto", mmap=mmap) for mmap in (True, False)]
+        assert file.files[0].is_mapped
+        ubatch = ubatch_of([5, 6, 7, 8])
+        mapped, copied = (
+            one.forward(ubatch, HybridMemory.for_model(one.config, 1, 8, CPU)).logits
+            for one in models
+        )
+    assert torch.equal(mapped, copied)
+
+
+@pytest.mark.parametrize(
+    ("room", "blocks", "table"),
+    [(1.0, False, False), (0.8, False, True), (0.1, True, True)],
+    ids=["all", "all but the table", "nothing"],
+)
+def test_what_finds_no_room_in_memory_is_mapped(golden_path, monkeypatch, room, blocks, table):
+    with GgufFile.open(golden_path("qwen4exp-b-qsa-f32")) as file:
+        n_bytes, n_rows = file.n_bytes, file.tensors[TABLE].n_bytes
+        assert n_bytes - n_rows < 0.8 * n_bytes < n_bytes
+        monkeypatch.setattr(loader, "fits_in_memory", lambda size: size <= room * n_bytes)
+        for mmap, expected in (
+            (None, (blocks, table)),
+            (True, (True, True)),
+            (False, (False,) * 2),
+        ):
+            reader = loader.reader_for(file, mmap, CPU)
+            assert (reader._mapped, reader._tables_mapped) == expected
+        on_gpu = loader.reader_for(file, True, torch.device("cuda"))
+        assert (on_gpu._mapped, on_gpu._tables_mapped) == (False, True)

@@ -1,0 +1,254 @@
+"""One file of a model: bytes that are read or mapped, and what becomes of the file on its disk."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakValueDictionary, finalize
+
+import numpy as np
+
+from engine.errors import ModelFileError
+
+DAMAGED = "The file is incomplete or damaged: download or copy it again."
+WRITTEN, REPLACED = "written", "replaced"
+"""What can become of a file: written to in place, or another one is under its name now."""
+_READ = 2 << 20
+"""Bytes read at once at most: what the system has just cleared for them is in the processor's cache
+then. 64 MiB at once took twice the time into huge pages (Xeon, family 6 model 207)."""
+_LATER = "Open it again when it is complete."
+# they move st_ctime, and leave the content alone
+_OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What changes with a file: size in bytes, time of the last change, number on its disk.
+
+    ctime_ns is the time that the system gave the last change: mtime_ns can be set by anyone.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileStamp:
+        """The stamp of a file from its entry on the disk."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+class PartFile:
+    """A file that is open from the beginning until `close`, or as long as mapped bytes are in use.
+
+    stamp: as it was when opened. n_bytes: its size then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelFileError for a file that is absent, empty, not regular or unreadable."""
+        self.path: Final = path
+        try:
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise ModelFileError(path, "path", "this is a folder", "Choose a GGUF file in it.")
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
+                raise ModelFileError(path, "path", "not a regular file", "Choose a GGUF file.")
+            self._file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise ModelFileError(
+                path, "path", "no such file", "Check the path, or choose the file again."
+            ) from None
+        except PermissionError:
+            raise ModelFileError(
+                path, "path", "no permission to read it", "Change the file's permissions."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ModelFileError(
+                path, "path", f"cannot be opened ({_reason(error)})", "Check the path and the disk."
+            ) from None
+        finalize(self, self._file.close)
+        self._opened = os.fstat(self._file.fileno())
+        self.stamp: Final = FileStamp.of(self._opened)
+        self.n_bytes: Final = self.stamp.size
+        self._map: _Mapping | None = None
+        self._is_written = False
+        if not self.n_bytes:
+            self.close()
+            raise ModelFileError(path, "byte 0", "the file is empty", DAMAGED)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether bytes of the file itself are in use, or may be asked for."""
+        return self._map is not None
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill all of `into`. Raises ModelFileError where the file has become too short, and for
+        an error of its disk."""
+        done = 0
+        try:
+            self._file.seek(offset)
+            while done < len(into):
+                n = self._file.readinto(into[done : done + _READ])
+                if not n:
+                    raise self._changed()
+                done += n
+        except OSError as error:
+            raise ModelFileError(
+                self.path, f"byte {offset + done}", f"cannot be read ({_reason(error)})",
+                "Check the disk.",
+            ) from error  # fmt: skip
+
+    def mapped(self) -> mmap.mmap:
+        """The whole file, for reading only; it stays mapped while views of it are in use. After
+        each use `check_mapped` tells whether all of it could be read.
+
+        Raises ModelFileError where it cannot be mapped.
+        """
+        if self._map is None:
+            self.check_unchanged()  # mmap maps what there is, which may be less by now
+            try:
+                self._map = _Mapping(self._file.fileno(), self.n_bytes, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise ModelFileError(
+                    self.path, "file", f"cannot be mapped ({_reason(error)})", "Use --no-mmap."
+                ) from error
+            self._map.path = self.path
+            _guard(self._map)
+        return self._map
+
+    def close(self) -> None:
+        """Close it, unless mapped bytes are in use."""
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:  # views of it are still in use
+                return
+            if self._map.guard:
+                self._map.guard()
+            self._map = None
+        self._file.close()
+
+    # -- what becomes of it on the disk ----------------------------------------------------
+
+    def change(self) -> str:
+        """WRITTEN, REPLACED, or empty while the file is the one opened, or removed, which does no
+        harm to what is open. Costs two system calls."""
+        if self._is_written:
+            return WRITTEN
+        try:
+            there: os.stat_result | None = os.stat(self.path)
+        except (OSError, ValueError):
+            there = None
+        is_other = there is not None and not os.path.samestat(there, self._opened)
+        now = there
+        if not self._file.closed:
+            now = os.fstat(self._file.fileno())
+        elif is_other:
+            now = None
+        if now is not None and _last_change(now) != _last_change(self._opened):
+            is_same_entry = there is not None and not is_other
+            self._is_written = _is_written(self._opened, now, is_same_entry)
+            self._opened = now
+        return WRITTEN if self._is_written else REPLACED if is_other else ""
+
+    def check_unchanged(self) -> None:
+        """Raises ModelFileError where the file was written to since it was opened."""
+        if self.change() == WRITTEN:
+            raise self._changed()
+
+    def check_whole(self) -> None:
+        """Raises ModelFileError where mapped bytes lie beyond the file's end by now: reading them
+        ends the process, where that cannot be caught."""
+        if self._map is not None and self._map.size() < self.n_bytes:
+            raise self._map.error()
+
+    def check(self) -> None:
+        """Raises ModelFileError where mapped bytes are others than when the file was opened.
+
+        A file that was only replaced by another, or removed, is there for them.
+        """
+        if self._map is not None and (self._map.is_struck or self.change() == WRITTEN):
+            raise self.has_changed()
+
+    def has_changed(self) -> ModelFileError:
+        """What to say where the file is not the one opened."""
+        return ModelFileError(
+            self.path, "file", "has changed since it was opened", "Open it again."
+        )
+
+    def _changed(self) -> ModelFileError:
+        return ModelFileError(self.path, "file", "has changed while it was being read", _LATER)
+
+
+class _Mapping(mmap.mmap):
+    """A mapped file, whose bus errors are caught where the system lets them be."""
+
+    path: Path
+    is_struck = False
+    guard: finalize[..., _Mapping] | None = None
+
+    def error(self) -> ModelFileError:
+        """What to say where a page could not be read."""
+        is_short = self.size() < len(self)
+        what = "was cut short" if is_short else "could not be read any more"
+        return ModelFileError(
+            self.path,
+            "file",
+            f"{what} while its weights were mapped",
+            "Open it again when it is complete; without --mmap weights are copied into memory.",
+        )
+
+
+def check_mapped() -> None:
+    """Raises ModelFileError where a mapped file could not be read since the last call: what was
+    computed in the meantime is void. Costs a look into a table.
+
+    Only where the system lets such a read be caught (kernels.llvm.bus_errors); elsewhere it ends
+    the process.
+    """
+    numbers = _handler.struck() if _handler else ()
+    if struck := [_guarded[number] for number in numbers if number in _guarded]:
+        for each in struck:
+            each.is_struck = True
+        raise struck[0].error()
+
+
+def _last_change(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _is_written(before: os.stat_result, now: os.stat_result, is_same_entry: bool) -> bool:
+    """Whether a later st_ctime comes from a write: size or time of the last change say so, and
+    where a tool has set these back, that nothing else does. is_same_entry: whether the file still
+    has its name, which a new one would explain."""
+    if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        return True
+    return is_same_entry and all(getattr(now, x) == getattr(before, x) for x in _OF_ENTRY)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+_handler: Any = None
+_guarded: WeakValueDictionary[int, _Mapping] = WeakValueDictionary()
+
+
+def _guard(mapping: _Mapping) -> None:
+    """Have the bus errors of a mapping caught, where they can be."""
+    global _handler
+    from kernels.llvm.bus_errors import bus_errors  # here, because it loads the compiler
+
+    _handler = bus_errors()
+    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    number = _handler.guard(address, len(mapping)) if _handler else None
+    if number is not None:
+        _guarded[number] = mapping
+        # the mapping ends with its last view, perhaps long after the file was closed
+        mapping.guard = finalize(mapping, _handler.forget, number)
+        mapping.guard.atexit = False

@@ -1,0 +1,31 @@
+"""A table of which rows are decoded when they are asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.dequant import dequantise
+from kernels.rows import take_rows
+
+
+class StoredRows:
+    """Rows of a tensor as it is stored, in the mapped file or a copy.
+
+    data: uint8 [n_bytes]. type: name of the GGML type. shape: rows and columns.
+    """
+
+    def __init__(self, data: torch.Tensor, type: str, shape: tuple[int, ...]) -> None:
+        n_rows, self._width = shape
+        self._rows, self._type = data.view(n_rows, -1), type
+
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows by number, int64 of any shape, as float32 [*numbers.shape, width] on its device.
+
+        On the processor the host looks at none of the numbers.
+        """
+        blocks = take_rows(self._rows, numbers.cpu().flatten())
+        if self._type == "F32":
+            rows = blocks.view(torch.float32)
+        else:
+            rows = dequantise(blocks.view(-1), self._type, numbers.numel() * self._width)
+        return rows.view(*numbers.shape, self._width).to(numbers.device)
