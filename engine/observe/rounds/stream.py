@@ -279,18 +279,18 @@ def _timings(event: dict[str, Any]) -> Timings | None:
 
 def _count(said: dict[str, Any], name: str) -> int:
     value = said.get(name, 0)
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    if not _is_count(value):
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
-    return int(value)
+    if type(value) is int and 0 <= value <= MOST_COUNT:
+        return value
+    if type(value) is float and 0 <= value <= MOST_COUNT and value.is_integer():
+        return int(value)
+    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
 
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
     value = said.get(name, 0.0)
-    if type(value) not in (int, float) or not 0 <= value <= _LONGEST_MS:  # NaN is not either
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
-    return float(value)
+    if type(value) in (int, float) and 0 <= value <= _LONGEST_MS:  # never so for NaN
+        return float(value)
+    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
 
 
 def _index(said: dict[str, Any]) -> int:
