@@ -23,6 +23,7 @@ from app.cli.rescore import finite, lines
 from app.cli.run_arguments import add_prompts
 from app.cli.server import add_key, connect, note
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
+from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
 """Of the terminal, by kind of token; the target's own tokens have none."""
+_MOST_PAINTED = 2000
+"""Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
 _UNSEEN = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 """What a server might send to make a terminal do things."""
 
@@ -67,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
     )
+    add_options(server, options_in(TimeLimits))
     add_listening(parser)
     server.add_argument(
         "--rescore",
@@ -128,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
         return listen(args, _facts_for_listening(args))
-    client, facts = connect(args.url, args.api_key_env)
+    client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
     with client:
         return _ask(args, client, facts, options, more)
 
@@ -145,7 +149,7 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
             "--rescore goes not with --listen.", "Re-score the trace with `draftscope rescore`."
         )
     try:
-        client, facts = connect(args.url, args.api_key_env)
+        client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
     except ApiKeyError:
         if args.api_key_env is not None:
             raise
@@ -265,23 +269,23 @@ class _Stream:
 
     def __init__(self, job: ServerRun, prompt: str) -> None:
         self._job, self._tokens = job, job.trace.tokens
-        self._is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._is_terminal = sys.stdout.isatty()
+        self._is_coloured = self._is_terminal and not os.environ.get("NO_COLOR")
         self._seen = 0
         print(prompt, end="", flush=True)
 
     def show(self) -> None:
-        """Print what has come since the last time."""
+        """Print what has come since the last time; of very much a terminal shows the end."""
+        texts = self._job.first_texts
+        n = len(self._tokens if self._is_coloured else texts)
+        start = max(self._seen, n - _MOST_PAINTED) if self._is_terminal else self._seen
+        if start > self._seen:
+            print(f"\n[{start - self._seen} tokens came too fast to be shown]", end=" ")
         if self._is_coloured:
-            n = len(self._tokens)
-            for text, kind in _first_texts(self._job.trace, self._seen, n):
-                colour = _COLOURS.get(kind)
-                text = text.translate(_UNSEEN)
-                print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, end="")
-            self._seen = n
+            print("".join(_coloured(self._job.trace, start, n)), end="")
         else:
-            text = self._job.first_text
-            print(text[self._seen :], end="")
-            self._seen = len(text)
+            print("".join(texts[start:n]), end="")
+        self._seen = n
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -290,9 +294,9 @@ class _Stream:
         print("\n")
 
 
-def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
-    """Text and kind of each emitted token of the first sequence in rows of `tokens`; empty for one
-    whose text is told with a later one."""
+def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[str]:
+    """Each emitted token of the first sequence in rows of `tokens`, as a terminal shows it; empty
+    for one whose text is told with a later one."""
     tokens = trace.tokens
     ids = tokens.column("token_id", start, stop).tolist()
     own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)
@@ -300,7 +304,9 @@ def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str
     for seq_id, token, text, kind in zip(sequences, ids, own, kinds, strict=True):
         if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
-            yield text or known.decode("utf-8", "replace"), kind
+            text = (text or known.decode("utf-8", "replace"))[:_MOST_PAINTED].translate(_UNSEEN)
+            colour = _COLOURS.get(kind)
+            yield f"\x1b[{colour}m{text}\x1b[0m" if colour else text
 
 
 def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:

@@ -159,9 +159,7 @@ class RowWriter:
         if self._vocabulary is not None:
             self._writer.learn(prompt, self._vocabulary.piece)
 
-    def _part(
-        self, ids: dict[str, int], t_ms: float, ready: ReadyRow, part: PromptPart
-    ) -> None:
+    def _part(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, part: PromptPart) -> None:
         first = ready.round
         if first is not None:
             self._tokens(ids, ready.n_prompt, first)
@@ -182,9 +180,7 @@ class RowWriter:
             total_ms=part.prompt_ms - part.before_ms,
         )
 
-    def _round(
-        self, ids: dict[str, int], t_ms: float, ready: ReadyRow, one: ObservedRound
-    ) -> None:
+    def _round(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, one: ObservedRound) -> None:
         is_one, is_placed = one.n_merged == 1, one.first > 0
         restored = one.path == "restore"
         self.n_merged += not is_one

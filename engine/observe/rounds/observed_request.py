@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.observe.rounds.answer import Answer, AnswerOwner
@@ -93,6 +93,11 @@ class ObservedRequest:
     def texts(self) -> tuple[str, ...]:
         """The same of each answer, as `seq_ids`."""
         return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
+
+    @property
+    def first_texts(self) -> Sequence[str]:
+        """The pieces of the first answer; they become more."""
+        return self._answers[0].texts if self._answers else ()
 
     @property
     def told(self) -> tuple[Timings | None, ...]:

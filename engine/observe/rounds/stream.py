@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.observe.server_words import server_words
@@ -21,9 +21,6 @@ MOST_ANSWERS = 1024
 """Of one reply."""
 _LONGEST_MS = 1e12
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class UnreadableError(ValueError):
@@ -42,7 +39,8 @@ class Timings(NamedTuple):
     draft_n_accepted: int
 
 
-class Chunk(NamedTuple):
+@dataclass(slots=True)
+class Chunk:
     """One event of a generation.
 
     index: which of several answers. text: what it adds to the answer. token_id: of the last token
@@ -58,7 +56,7 @@ class Chunk(NamedTuple):
     timings: Timings | None = None
     processed: int | None = None
     last: bool = False
-    final: Mapping[str, Any] = _NOTHING
+    final: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
 
@@ -184,7 +182,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
         timings=timings,
         processed=processed,
         last=is_last,
-        final=event if is_last else _NOTHING,
+        final=event if is_last else {},
     )
 
 
@@ -215,7 +213,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
             ids=ids,
             timings=timings,
             last=is_last,
-            final=final if is_last else _NOTHING,
+            final=final if is_last else {},
         )
 
 

@@ -37,7 +37,7 @@ _LARGEST_FACTS = 16 * 2**20
 _LOOK_S = 0.05
 
 ReportWaiting = Callable[[str], None]
-"""Called with a sentence as long as a server is not ready."""
+"""Called with a sentence again and again while a server lets wait."""
 
 
 class Sent(Generic[_T]):
@@ -83,13 +83,19 @@ class Question(Sent[_T]):
 class ServerClient:
     """One llama-server. address: http:// or https:// with host and port.
 
-    api_key is sent as a bearer token and kept nowhere else. Close it after use. Raises OptionError
-    for an address or a key that cannot be one.
+    api_key is sent as a bearer token and kept nowhere else. report: called while anything else is
+    waited for than a stream. Close it after use. Raises OptionError for an address or a key that
+    cannot be one.
     """
 
     def __init__(
-        self, address: str, api_key: str | None = None, limits: TimeLimits | None = None
+        self,
+        address: str,
+        api_key: str | None = None,
+        limits: TimeLimits | None = None,
+        report: ReportWaiting = lambda sentence: None,
     ) -> None:
+        self.report = report
         self.address, self.limits = server_address(address), limits or TimeLimits()
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
             raise OptionError(
@@ -115,15 +121,15 @@ class ServerClient:
         self.close()
 
     def facts(
-        self,
-        waiting: ReportWaiting = lambda sentence: None,
-        cancelled: threading.Event | None = None,
+        self, waiting: ReportWaiting | None = None, cancelled: threading.Event | None = None
     ) -> ServerFacts:
-        """What the server says of itself, once its model is loaded.
+        """What the server says of itself, once its model is loaded. waiting: called instead of
+        `report`.
 
         Raises ServerError (ApiKeyError: it wants another key), and Cancelled once `cancelled` is
         set.
         """
+        waiting = waiting or self.report
         return self._answer(self._question(lambda a: self._facts(waiting, a)), waiting, cancelled)
 
     def slots(self) -> list[dict[str, Any]] | None:
@@ -241,10 +247,11 @@ class ServerClient:
     def _answer(
         self,
         question: Question[_T],
-        waiting: ReportWaiting = lambda sentence: None,
+        waiting: ReportWaiting | None = None,
         cancelled: threading.Event | None = None,
     ) -> _T:
         """Wait for the answer, and say for how long."""
+        waiting = waiting or self.report
         while not question.is_done(_LOOK_S):
             if cancelled is not None and cancelled.is_set():
                 question()
@@ -281,8 +288,9 @@ class ServerClient:
             status, _, raw = await self._fetch("GET", "/health", awaited)
             if not is_loading(status, raw):
                 break
-            waiting(f"{self.address} loads its model.")
             awaited.load(self.address, self.limits)
+            if awaited.wait is not None and not awaited.wait.sentence:
+                waiting(f"{self.address} loads its model.")
             await asyncio.sleep(AGAIN_S)
         awaited.loading = None
         props = await self._json("GET", "/props", awaited)
@@ -293,17 +301,13 @@ class ServerClient:
             self.address, props=props, models=models if isinstance(models, dict) else {}
         )
 
-    async def _slots(
-        self, awaited: Awaited, seconds: float | None
-    ) -> list[dict[str, Any]] | None:
+    async def _slots(self, awaited: Awaited, seconds: float | None) -> list[dict[str, Any]] | None:
         reply = await self._offered("/slots", awaited, seconds)
         if not isinstance(reply, list):
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
 
-    async def _metrics(
-        self, awaited: Awaited, seconds: float | None
-    ) -> tuple[str, str] | None:
+    async def _metrics(self, awaited: Awaited, seconds: float | None) -> tuple[str, str] | None:
         status, headers, raw = await self._fetch("GET", "/metrics", awaited, seconds=seconds)
         if status in (404, 501):
             return None

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ServerError
 from engine.observe.server.errors import encoded, long_head, unreachable
 from engine.observe.server.limits import Awaited, Wait
 
@@ -80,9 +79,7 @@ class _Trace:
 
     deadline: asyncio.Timeout
 
-    def __init__(
-        self, url: str, awaited: Awaited, connect_s: float, head_s: float | None
-    ) -> None:
+    def __init__(self, url: str, awaited: Awaited, connect_s: float, head_s: float | None) -> None:
         self._url, self._awaited, self._head_s = url, awaited, head_s
         self._room = MOST_HEAD_BYTES
         self._is_in_head = False

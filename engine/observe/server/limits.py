@@ -9,7 +9,7 @@ from typing import ClassVar
 from engine.errors import ServerError, ServerTimeoutError
 from engine.option_fields import NumberRange, check, option
 
-_SHOWN_AFTER_S = 1.0
+_SHOWN_AFTER_S = 2.0
 _SECONDS = NumberRange(0.0, 1e6, "Name a number of seconds up to 1000000.", is_open=True)
 
 

@@ -67,7 +67,8 @@ class ServerRun:
     log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
     known of the run. errors: of requests that failed, in the order in which they did; the first
     one is raised once everything is over. report: called with a sentence that counts while the
-    server lets wait, and with an empty one when it does no more. The client stays open.
+    server lets wait, and with an empty one when it does no more, instead of the client's. The
+    client stays open.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ServerRun:
         *,
         parallel: int = 1,
         log: Path | None = None,
-        report: ReportWaiting = lambda sentence: None,
+        report: ReportWaiting | None = None,
         **facts: Any,
     ) -> None:
         self.trace, self.done = trace, False
@@ -107,7 +108,7 @@ class ServerRun:
         self._held: Arrival | None = None
         """The first data, until the server has named its drafters."""
         self._count_until = 0.0
-        self._report, self._reported = report, ""
+        self._report, self._reported = report or client.report, ""
 
     @property
     def lost(self) -> str:
@@ -144,7 +145,12 @@ class ServerRun:
     @property
     def first_text(self) -> str:
         """What the first prompt was continued with, so far."""
-        return self._sent[0].observed.texts[0] if self._sent else ""
+        return "".join(self.first_texts)
+
+    @property
+    def first_texts(self) -> Sequence[str]:
+        """The same in the pieces in which it came; they become more."""
+        return self._sent[0].observed.first_texts if self._sent else ()
 
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed without any. True while
@@ -357,6 +363,7 @@ class ServerRun:
 
     def _close(self) -> None:
         self.done = True
+        self._say_waiting()
         if self._log is not None:
             self._log.end(self.observed)
         self.observed.end(self.errors[0].message if self.errors else None)

@@ -11,7 +11,6 @@ import pytest
 
 from engine.errors import ApiKeyError, OptionError, ServerError
 from engine.findings.check import recorded
-from engine.observe.server import server_run as observing
 from engine.observe.server.client import ServerClient
 from engine.observe.server.request_options import RequestOptions, ServerRequest, completion
 from engine.observe.server.server_run import ServerRun
