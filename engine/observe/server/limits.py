@@ -10,6 +10,10 @@ from engine.errors import ServerError, ServerTimeoutError
 from engine.option_fields import NumberRange, check, option
 
 _SHOWN_AFTER_S = 2.0
+_SET_BY = {
+    "--connect-timeout": "--connect-timeout",
+    "--timeout": "--timeout, in the window the dialog Connect to server,",
+}
 _SECONDS = NumberRange(0.0, 1e6, "Name a number of seconds up to 1000000.", is_open=True)
 
 
@@ -70,7 +74,7 @@ class Wait:
         kind = ServerTimeoutError if self.is_connected else ServerError
         return kind(
             f"Waiting for {self.what} took more than {self.limit:g} s.",
-            f"See whether the server works; {self.flag} sets the limit.",
+            f"See whether the server works; {_SET_BY[self.flag]} sets the limit.",
         )
 
 

@@ -280,11 +280,9 @@ class ServerRun:
 
     def _say_waiting(self) -> None:
         """Report the longest wait."""
-        asked = [self._question] if self._question is not None else []
-        waits = [one.awaited.wait for one in asked]
-        for sent in self._sent:
-            if sent.end is not None:
-                waits.append(sent.wait or sent.end.awaited.wait)
+        waits = [one.wait or one.end.awaited.wait for one in self._sent if one.end is not None]
+        if self._question is not None:
+            waits.append(self._question.awaited.wait)
         longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
         sentence = longest.sentence if longest is not None and not self.done else ""
         if sentence != self._reported:
