@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, cycle, pairwise, repeat
+from itertools import chain, count, cycle, pairwise, repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -178,6 +178,13 @@ def token_events(n: int, start: int = 0) -> list[bytes]:
         found.append({"index": 0, "content": f" {i % 997}", "tokens": [i % 997], "stop": False})
         found[-1]["timings"] = timings
     return events(*found)
+
+
+def token_flood() -> Iterator[bytes]:
+    """A raw reply of token after token, as fast as they are taken."""
+    yield EVENTS
+    for start in count(0, 400):
+        yield b"".join(token_events(400, start))
 
 
 def changed(pieces: Iterable[bytes], change: Callable[[int, Any], Any]) -> list[bytes]:

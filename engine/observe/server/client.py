@@ -11,7 +11,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -77,7 +77,9 @@ class Question(Sent[_T]):
 
     def is_done(self, seconds: float) -> bool:
         """Whether it is answered, waiting so long for that."""
-        return bool(wait([self.answer], max(0.0, seconds)).done)
+        with suppress(TimeoutError, CancelledError):
+            self.answer.exception(max(0.0, seconds))
+        return self.answer.done()
 
 
 class ServerClient:
