@@ -91,5 +91,9 @@ class ApiKeyError(ServerError):
     """A server that wants an API key, or another one."""
 
 
+class ServerTimeoutError(ServerError):
+    """A server that was reached and then let pass more time than the user allows."""
+
+
 class Cancelled(Exception):  # noqa: N818 - an outcome, not an error
     """Raised inside long work after the user asked to cancel; never shown as a failure."""

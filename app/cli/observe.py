@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
@@ -15,12 +16,23 @@ from app.cli.interruption import Interrupted
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
-from app.cli.output import is_coloured, note, print_json, print_line, print_lines, print_text, tell
+from app.cli.output import (
+    is_coloured,
+    is_terminal,
+    note,
+    print_json,
+    print_line,
+    print_lines,
+    print_text,
+    print_texts,
+    tell,
+)
 from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import add_prompts
 from app.cli.server import add_key, connect
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
+from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
@@ -38,6 +50,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
 """Of the terminal, by kind of token; the target's own tokens have none."""
+_MOST_PAINTED = 2000
+"""Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
     )
+    add_options(server, options_in(TimeLimits))
     add_listening(parser)
     server.add_argument(
         "--rescore",
@@ -124,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
         return listen(args, _facts_for_listening(args))
-    client, facts = connect(args.url, args.api_key_env)
+    client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
     with client:
         return _ask(args, client, facts, options, more)
 
@@ -141,7 +156,7 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
             "--rescore goes not with --listen.", "Re-score the trace with `draftscope rescore`."
         )
     try:
-        client, facts = connect(args.url, args.api_key_env)
+        client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
     except ApiKeyError:
         if args.api_key_env is not None:
             raise
@@ -260,21 +275,22 @@ class _Stream:
 
     def __init__(self, job: ServerRun, prompt: str) -> None:
         self._job, self._tokens = job, job.trace.tokens
-        self._is_coloured = is_coloured()
+        self._is_terminal, self._is_coloured = is_terminal(sys.stdout), is_coloured()
         self._seen = 0
         print_text(prompt)
 
     def show(self) -> None:
-        """Print what has come since the last time."""
+        """Print what has come since the last time; of very much a terminal shows the end."""
+        texts = self._job.first_texts
+        n = len(self._tokens if self._is_coloured else texts)
+        start = max(self._seen, n - _MOST_PAINTED) if self._is_terminal else self._seen
+        if start > self._seen:
+            print_text(f"\n[{start - self._seen} tokens came too fast to be shown] ")
         if self._is_coloured:
-            n = len(self._tokens)
-            for text, kind in _first_texts(self._job.trace, self._seen, n):
-                print_text(text, _COLOURS.get(kind))
-            self._seen = n
+            print_texts(_coloured(self._job.trace, start, n))
         else:
-            text = self._job.first_text
-            print_text(text[self._seen :])
-            self._seen = len(text)
+            print_text("".join(texts[start:n]))
+        self._seen = n
 
     def end(self) -> None:
         """Print what came last, and an empty line."""
@@ -282,9 +298,9 @@ class _Stream:
         print_text("\n\n")
 
 
-def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
-    """Text and kind of each emitted token of the first sequence in rows of `tokens`; empty for one
-    whose text is told with a later one."""
+def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, int | None]]:
+    """Text and colour of each emitted token of the first sequence in rows of `tokens`; empty for
+    one whose text comes with a later one."""
     tokens = trace.tokens
     ids = tokens.column("token_id", start, stop).tolist()
     own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)
@@ -292,7 +308,7 @@ def _first_texts(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str
     for seq_id, token, text, kind in zip(sequences, ids, own, kinds, strict=True):
         if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
-            yield text or known.decode("utf-8", "replace"), kind
+            yield (text or known.decode("utf-8", "replace"))[:_MOST_PAINTED], _COLOURS.get(kind)
 
 
 def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:

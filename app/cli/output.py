@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _CLEAR_LINE = "\r\x1b[K"
+_BELOW, _BACK = "\x1bD\x1b[A\x1b7\r\n", "\x1b8"
+"""From the cursor to the line below, which is made if need be, and back."""
 
 
 @contextmanager
@@ -114,11 +117,19 @@ def print_lines(lines: Iterable[str]) -> None:
     flush()
 
 
-def print_text(text: str, colour: int | None = None) -> None:
-    """Text of a run, at once and without a line end. colour: of the terminal, as SGR numbers it."""
-    if is_terminal(sys.stdout):
-        text = terminal_text(text, TEXT)
-    print(f"\x1b[{colour}m{text}\x1b[0m" if colour and is_coloured() else text, end="", flush=True)
+def print_text(text: str) -> None:
+    """Text of a run, at once and without a line end."""
+    print_texts([(text, None)])
+
+
+def print_texts(texts: Iterable[tuple[str, int | None]]) -> None:
+    """The same, each piece in a colour of the terminal, as SGR numbers it, or in none."""
+    has_terminal, has_colours = is_terminal(sys.stdout), is_coloured()
+    pieces = []
+    for text, colour in texts:
+        piece = terminal_text(text, TEXT) if has_terminal else text
+        pieces.append(f"\x1b[{colour}m{piece}\x1b[0m" if colour and has_colours else piece)
+    print("".join(pieces), end="", flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -150,8 +161,20 @@ def note(line: str) -> None:
 
 def show_progress(text: str) -> None:
     """A line of a terminal's standard error that the next one replaces; an empty one clears it."""
+    _to_terminal(f"{_CLEAR_LINE}{terminal_text(text)}")
+
+
+def show_below(text: str) -> None:
+    """The same in the line below the cursor, which stays where it is."""
+    flush()
+    line = terminal_text(text)[: shutil.get_terminal_size().columns - 1]
+    _to_terminal(f"{_BELOW}\x1b[K{line}{_BACK}")
+
+
+def _to_terminal(text: str) -> None:
     stream = sys.stderr.stream if isinstance(sys.stderr, _Filtered) else sys.stderr
-    print(f"{_CLEAR_LINE}{terminal_text(text)}", end="", file=stream, flush=True)
+    with suppress(OSError):  # the terminal may be gone
+        print(text, end="", file=stream, flush=True)
 
 
 def is_coloured() -> bool:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_model, loading_line, target_path
 from app.cli.files import check_files
+from app.cli.option_arguments import add_options, options_from
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from app.cli.server import add_key, connect
 from engine.errors import OptionError, TraceFileError
 from engine.findings.check import recorded
 from engine.findings.rescored import TEXT_CHANGED
+from engine.observe.server.limits import TimeLimits
+from engine.option_fields import options_in
 from engine.trace.export import export_csv
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ def add_identity(group: argparse._ArgumentGroup) -> None:
         "--server", metavar="URL", help="ask the server that still runs the run's model"
     )
     add_key(group)
+    add_options(group, options_in(TimeLimits))
     group.add_argument(
         "--probe",
         action="store_true",
@@ -147,10 +151,10 @@ def rescored(
     from engine.observe.rescoring.identity import LiveServer, identify
     from engine.observe.rescoring.rescore import rescore
 
-    server = None
+    server, limits = None, options_from(args, TimeLimits)
     with ExitStack() as stack:
         if args.server is not None:
-            client = stack.enter_context(connect(args.server, args.api_key_env)[0])
+            client = stack.enter_context(connect(args.server, args.api_key_env, limits)[0])
             server = LiveServer(client.address, client.ask, args.probe)
         identity = identify(session, store.runs[run_id], server)
     return rescore(

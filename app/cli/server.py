@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-from app.cli.output import note
+from app.cli.output import is_terminal, note, show_below
 from engine.errors import ApiKeyError, OptionError
 
 if TYPE_CHECKING:
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
+    from engine.observe.server.limits import TimeLimits
+
+_FIRST_LINE_S = 4.0
+"""Until a wait is told where no line can be replaced; then at twice the time again, seconds."""
 
 
 def add_key(group: argparse._ArgumentGroup) -> None:
@@ -24,7 +30,7 @@ def add_key(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def connect(url: str, key_env: str | None) -> tuple[ServerClient, ServerFacts]:
+def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerClient, ServerFacts]:
     """The client, and what the server says of itself once it has loaded its model. key_env: the
     variable with the API key, None for the keyring's. Raises OptionError and ServerError."""
     from engine.observe.server.api_keys import stored_key
@@ -35,23 +41,44 @@ def connect(url: str, key_env: str | None) -> tuple[ServerClient, ServerFacts]:
         key = os.environ.get(key_env)
         if not key:
             raise OptionError(f"The environment has no {key_env[:80]}.", "Set it to the API key.")
-    said: set[str] = set()
-
-    def waiting(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            note(sentence)
-
-    client = ServerClient(url, key)
+    line = _WaitingLine()
+    client = ServerClient(url, key, limits, line.show)
     try:
-        return client, client.facts(waiting)
-    except ApiKeyError:
-        client.close()
-        key = None if key_env is not None else stored_key(client.address)
-        if key is None:
-            raise
-        client = ServerClient(url, key)
-        return client, client.facts(waiting)
+        try:
+            return client, client.facts()
+        except ApiKeyError:
+            client.close()
+            key = None if key_env is not None else stored_key(client.address)
+            if key is None:
+                raise
+            client = ServerClient(url, key, limits, line.show)
+            return client, client.facts()
     except BaseException:
         client.close()
         raise
+    finally:
+        line.show("")
+
+
+class _WaitingLine:
+    """What a server lets wait for: on a terminal a line that counts, below whatever is there;
+    elsewhere a line of a log now and then."""
+
+    def __init__(self) -> None:
+        self._what, self._since, self._again_s = "", 0.0, 0.0
+        self._shown = ""
+
+    def show(self, sentence: str) -> None:
+        """Say it in place of what was said last; an empty one takes that away."""
+        if is_terminal(sys.stderr):
+            if sentence != self._shown:
+                self._shown = sentence
+                show_below(sentence)
+            return
+        counted = sentence.rpartition(", ")[0]
+        if (counted or sentence) != self._what:
+            self._what, self._since = counted or sentence, perf_counter()
+            self._again_s = _FIRST_LINE_S if counted else 0.0
+        if sentence and perf_counter() - self._since >= self._again_s:
+            self._again_s = max(2 * self._again_s, _FIRST_LINE_S)
+            note(sentence)

@@ -41,6 +41,10 @@ _WATCH_TIP = (
     "Other programs talk to the server through this port of this machine; what they ask is passed "
     "on unchanged and recorded"
 )
+_LIMIT_TIP = (
+    "How long the server may let wait for the beginning of a reply, its first event and each next "
+    "one; on a CPU a long prompt takes minutes"
+)
 
 
 class ConnectDialog(QDialog):
@@ -68,6 +72,8 @@ class ConnectDialog(QDialog):
         browse.setToolTip("Choose the log file")
         browse.setAutoDefault(False)  # Return is for Connect
         browse.clicked.connect(self._browse)
+        self.limit = whole(1, 999_999, settings.server_timeout)
+        self.limit.setSuffix(" s")
         self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
         self.port = whole(1, 65535, settings.watch_port)
         self.port.setEnabled(False)
@@ -100,6 +106,7 @@ class ConnectDialog(QDialog):
         add_row(form, "API &key", self.key, _KEY_TIP, "API key")
         add_row(form, "&Log file", log, _LOG_TIP, "Log file")
         self.log.setToolTip(_LOG_TIP)
+        add_row(form, "&Time limit", self.limit, _LIMIT_TIP, "Time limit")
         form.addRow("", watch)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
@@ -126,6 +133,7 @@ class ConnectDialog(QDialog):
             self.problem.setText(str(error))
             self.problem.show()
             return
+        self._settings.server_timeout = self.limit.value()
         if self.watch.isChecked():
             self._settings.watch_port = self.port.value()
         port = self.port.value() if self.watch.isChecked() else 0

@@ -84,6 +84,7 @@ class Bridge(QObject):
     reading_ended = Signal()
     connected = Signal(object)  # events.ServerConnected
     server_seen = Signal(object)  # events.ServerSeen
+    server_waited_for = Signal(str)  # a sentence that counts, empty once it lets wait no more
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
@@ -167,10 +168,13 @@ class Bridge(QObject):
         self.is_opening = True
         self._worker.open(request)
 
-    def connect_server(self, address: str, key: str = "", log: Path | None = None) -> None:
-        """Use a server from then on. A load in hand is cancelled, a run ended."""
+    def connect_server(
+        self, address: str, key: str = "", log: Path | None = None, timeout: float | None = None
+    ) -> None:
+        """Use a server from then on. A load in hand is cancelled, a run ended. timeout: how long
+        it may let wait, seconds."""
         self._give_up()
-        request = ServerRequest(address, key, log)
+        request = ServerRequest(address, key, log, timeout)
         self._cancelled = request.cancelled
         self.connecting = address
         self.is_opening = True
@@ -269,6 +273,7 @@ class Bridge(QObject):
     def stop(self) -> None:
         """End the run before the next round."""
         self._flags.stop.set()
+        self._worker.end_questions()
         if self.state is State.PAUSED:
             self._worker.finish()
 
@@ -478,6 +483,8 @@ class Bridge(QObject):
                 if self.server is not None:
                     self.server_status = event
                     self.server_seen.emit(event)
+            case events.ServerWaitedFor(sentence):
+                self.server_waited_for.emit(sentence)
             case events.Disconnected():
                 self._let_go_of_server()
                 self.recorded = [replace(runs, in_use=False) for runs in self.recorded]

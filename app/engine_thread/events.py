@@ -115,6 +115,14 @@ class ServerSeen:
 
 
 @dataclass(frozen=True)
+class ServerWaitedFor:
+    """What the run waits for at the server, and for how long: a sentence, empty once it does no
+    more."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Disconnected:
     """No server is in use any more."""
 
@@ -223,6 +231,7 @@ Event = (
     | TraceExported
     | ServerConnected
     | ServerSeen
+    | ServerWaitedFor
     | Disconnected
     | RunRescored
     | RescoreUnsure

@@ -36,11 +36,13 @@ class OpenRequest:
 @dataclass(frozen=True)
 class ServerRequest:
     """A server to talk to, and the way out. key: empty for the one that was kept, if any.
-    log: the file that the server writes, to be joined with what it says."""
+    log: the file that the server writes, to be joined with what it says. timeout: how long it may
+    let wait, seconds; None for the default."""
 
     address: str
     key: str = field(default="", repr=False)
     log: Path | None = None
+    timeout: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -177,6 +179,9 @@ class ServerSession(EngineSession, Protocol):
     @property
     def key_kept(self) -> str:
         """Where the API key is: "keyring", "session" while this program runs, "" without one."""
+
+    def end_questions(self) -> None:
+        """Wait for nothing that the server was asked; from any thread."""
 
     def watch(self, listen: str, trace: TraceStore) -> Job:
         """Let other programs talk to the server through host:port; record them in a trace."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import Post, ServerSeen
+from app.engine_thread.events import Post, ServerSeen, ServerWaitedFor
 from app.engine_thread.jobs import (
     CompareRequest,
     Job,
@@ -18,7 +18,7 @@ from app.engine_thread.jobs import (
     ServerRequest,
     TurnRequest,
 )
-from engine.errors import OptionError, ServerError
+from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
 from engine.observe.server.api_keys import store_key, stored_key
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
@@ -49,11 +49,13 @@ class ServerEngine:
         has taken it."""
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
+        from engine.observe.server.limits import TimeLimits
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")
         key = request.key or self._keys.get(address) or stored_key(address)
-        client = ServerClient(address, key or None)
+        limits = TimeLimits() if request.timeout is None else TimeLimits(timeout=request.timeout)
+        client = ServerClient(address, key or None, limits)
         try:
             facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
         except BaseException:
@@ -89,7 +91,7 @@ class ServedSession:
         look_s: float,
     ) -> None:
         self._client, self.facts, self.key_kept = client, facts, key_kept
-        self._log, self._key = request.log, request.key
+        self._log, self._post = request.log, post
         self._lookout = _Lookout(client, post, look_s)
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
@@ -97,12 +99,15 @@ class ServedSession:
         from engine.observe.server.request_options import chat_completion, completion
         from engine.observe.server.server_run import ServerRun
 
-        requests = [
-            completion(text, request.options)
-            if request.chat is None
-            else chat_completion(self._client, text, request.chat.kwargs, request.options)
-            for text in request.texts
-        ]
+        try:
+            requests = [
+                completion(text, request.options)
+                if request.chat is None
+                else chat_completion(self._client, text, request.chat.kwargs, request.options)
+                for text in request.texts
+            ]
+        except CancelledError:
+            raise Cancelled from None
         return ServerRun(
             self._client,
             self.facts,
@@ -110,7 +115,12 @@ class ServedSession:
             trace,
             parallel=request.options.parallel,
             log=self._log,
+            report=lambda sentence: self._post(ServerWaitedFor(sentence)),
         )
+
+    def end_questions(self) -> None:
+        """See `app.engine_thread.jobs.ServerSession`."""
+        self._client.end_questions()
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Job:
         """Always refused with OptionError."""
@@ -175,9 +185,10 @@ class _Lookout(threading.Thread):
         try:
             slots = self._client.slots()
             counters = self._counted()
+        except ServerTimeoutError:
+            return None
         except ServerError as error:
-            busy = _timed_out(error.__cause__)
-            return None if busy else replace(self._last, gone=error.message)
+            return replace(self._last, gone=error.message)
         self._last = ServerSeen("", None if slots is None else tuple(slots), counters)
         return self._last
 
@@ -200,9 +211,3 @@ class _Lookout(threading.Thread):
             self._first = start, Counters()
             moved = movement(Counters(), now)
         return dict(moved.moved)
-
-
-def _timed_out(error: BaseException | None) -> bool:
-    import httpx
-
-    return isinstance(error, httpx.ReadTimeout)

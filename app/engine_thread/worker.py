@@ -206,6 +206,12 @@ class EngineWorker:
 
         self._submit(forget)
 
+    def end_questions(self) -> None:
+        """Have the server's answers waited for no longer."""
+        server = self._server
+        if server is not None:
+            server.end_questions()
+
     def finish(self) -> futures.Future[None] | None:
         """End a paused run; what is returned is done when no run is in hand any more."""
         return self._submit(self._finish)

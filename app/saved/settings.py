@@ -198,6 +198,17 @@ class Settings:
     def watch_port(self, port: int) -> None:
         self._store.setValue("servers/watch_port", str(port))
 
+    @property
+    def server_timeout(self) -> int:
+        """How long a server may let wait, seconds."""
+        value = self._text("servers/timeout")
+        is_one = value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0
+        return int(value) if is_one else 600
+
+    @server_timeout.setter
+    def server_timeout(self, seconds: int) -> None:
+        self._store.setValue("servers/timeout", str(seconds))
+
     def clear_recent(self) -> None:
         """Forget the models, traces and servers opened lately."""
         for key in ("files/recent_models", "files/recent_traces", "servers/recent"):

@@ -66,6 +66,7 @@ class EngineNews(QObject):
         bridge.reading_ended.connect(self._end_progress)
         bridge.connected.connect(self._show_server)
         bridge.server_seen.connect(self._show_server_status)
+        bridge.server_waited_for.connect(panels.status.set_waiting)
         bridge.disconnected.connect(self._show_no_server)
         bridge.rescored.connect(self._show_rescored)
         panels.status.cancel_asked.connect(bridge.cancel)

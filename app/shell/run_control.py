@@ -84,7 +84,7 @@ class RunControl:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
         self._watch_at = (address, port) if port else None
-        self._bridge.connect_server(address, key, log)
+        self._bridge.connect_server(address, key, log, self._settings.server_timeout)
 
     def begin_watching(self, state: State) -> None:
         """Watch, if that was asked for together with the connection, once that has come about."""

@@ -44,7 +44,7 @@ class StatusLine(QStatusBar):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._texts = {"going": "", "model": ""}
+        self._texts = {"waiting": "", "going": "", "model": ""}
         self._model = _Words()
         self._phase = QLabel()
         self._phase.setTextFormat(Qt.TextFormat.PlainText)
@@ -95,6 +95,11 @@ class StatusLine(QStatusBar):
         if text != self._texts["going"]:
             self._texts["going"] = text
             self._show_texts()
+
+    def set_waiting(self, sentence: str) -> None:
+        """Show first what a server lets wait for; empty for nothing."""
+        self._texts["waiting"] = sentence
+        self._show_texts()
 
     def _show_texts(self) -> None:
         text = " · ".join(filter(None, self._texts.values()))

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, count, cycle, pairwise, repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -79,6 +79,30 @@ class Reply:
         return (self.body,) if isinstance(self.body, bytes) else tuple(self.body)
 
 
+@dataclass(frozen=True)
+class Raw:
+    """What one request is answered with, head included, as the bytes of the connection: pieces,
+    which may have no end. Behind the last one the connection stays open."""
+
+    pieces: Callable[[], Iterable[Step]]
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+EVENTS = OK + b"Content-Type: text/event-stream\r\n\r\n"
+"""The head of a stream that ends with its connection."""
+
+
+def dripped(data: bytes, start: bytes = b"", seconds: float = 0.02) -> Raw:
+    """First the start, then the same bytes again and again, one at a time."""
+    steps = [step for value in data for step in (bytes([value]), Pause(seconds))]
+    return Raw(lambda: chain([start], cycle(steps)))
+
+
+def endless(data: bytes, start: bytes = b"") -> Raw:
+    """First the start, then the same bytes as fast as they are taken."""
+    return Raw(lambda: chain([start], repeat(data)))
+
+
 def json_reply(value: Any, status: int = 200) -> Reply:
     """A reply of one JSON value."""
     return Reply(json.dumps(value).encode(), status, JSON)
@@ -109,6 +133,8 @@ class Received:
     body: bytes = b""
     left: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
+    n_sent: int = 0
+    """Bytes of a raw reply."""
 
     @property
     def json(self) -> Any:
@@ -138,6 +164,27 @@ def stream(request: dict[str, Any]) -> list[bytes]:
 def events(*values: Any) -> list[bytes]:
     """Values as server-sent events."""
     return [f"data: {json.dumps(value)}\n\n".encode() for value in values]
+
+
+def token_events(n: int, start: int = 0) -> list[bytes]:
+    """So many tokens of /completion, one each: in every round three are drafted, two accepted."""
+    found = []
+    for i in range(start, start + n):
+        rounds = (i + 2) // 3
+        timings = {"cache_n": 0, "prompt_n": 10, "prompt_ms": 12.5, "predicted_n": i + 1}
+        timings |= {"predicted_ms": 0.5 * rounds + 0.001}
+        if rounds:
+            timings |= {"draft_n": 3 * rounds, "draft_n_accepted": 2 * rounds}
+        found.append({"index": 0, "content": f" {i % 997}", "tokens": [i % 997], "stop": False})
+        found[-1]["timings"] = timings
+    return events(*found)
+
+
+def token_flood() -> Iterator[bytes]:
+    """A raw reply of token after token, as fast as they are taken."""
+    yield EVENTS
+    for start in count(0, 400):
+        yield b"".join(token_events(400, start))
 
 
 def changed(pieces: Iterable[bytes], change: Callable[[int, Any], Any]) -> list[bytes]:
@@ -218,7 +265,7 @@ class ScriptedServer:
         self.counters: Counter[str] = Counter()
         """What /metrics says of the streams that were sent, by llama-server's names."""
         self.n_starts = 0
-        self._scripts: dict[str, list[Reply]] = {}
+        self._scripts: dict[str, list[Reply | Raw]] = {}
         self._served: Counter[int] = Counter()
         self._kept: dict[str, bytes] = {}  # replies by X-Conversation-Id
         self._lock = threading.Lock()
@@ -230,7 +277,7 @@ class ScriptedServer:
         """Where it listens."""
         return f"http://127.0.0.1:{self._port}"
 
-    def script(self, path: str, *replies: Reply) -> None:
+    def script(self, path: str, *replies: Reply | Raw) -> None:
         """Answer the next requests of this path so, one reply each, then as before."""
         with self._lock:
             self._scripts.setdefault(path, []).extend(replies)
@@ -327,11 +374,44 @@ class ScriptedServer:
         with self._lock:
             self.received.append(request)
         reply = self._reply(request)
+        if isinstance(reply, Raw):
+            await self._send_raw(reply, request, scope, receive)
+            return
         left = asyncio.ensure_future(self._watch(receive, request))
         try:
             await self._send(reply, request, send)
         finally:
             left.cancel()
+
+    async def _send_raw(
+        self,
+        reply: Raw,
+        request: Received,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+    ) -> None:
+        """Past uvicorn, which would send nothing but HTTP."""
+        (connection,) = (
+            one for one in self._server.server_state.connections if one.client == scope["client"]
+        )
+        left = asyncio.ensure_future(self._watch(receive, request))
+        try:
+            for step in reply.pieces():
+                if request.left.is_set():
+                    return
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.seconds)
+                elif isinstance(step, Hold):
+                    await step.wait()
+                elif isinstance(step, bytes):
+                    connection.transport.write(step)
+                    request.n_sent += len(step)
+                    await asyncio.sleep(0)
+                    await connection.flow.drain()
+            await left
+        finally:
+            left.cancel()
+            connection.transport.abort()
 
     async def _watch(self, receive: Callable[[], Awaitable[Any]], request: Received) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -369,7 +449,7 @@ class ScriptedServer:
         request.answered.set()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _reply(self, request: Received) -> Reply:
+    def _reply(self, request: Received) -> Reply | Raw:
         with self._lock:
             if request.path == "/health" and not self._scripts.get("/health"):
                 return (
@@ -380,7 +460,8 @@ class ScriptedServer:
             if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
                 return UNAUTHORIZED
             if waiting := self._scripts.get(request.path):
-                return self._counted(waiting.pop(0), request)
+                reply = waiting.pop(0)
+                return reply if isinstance(reply, Raw) else self._counted(reply, request)
         slots = "slots_after" if self._served else "slots"
         facts = {"/props": "props", "/v1/models": "models", "/slots": slots}
         if request.path in facts:

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 from engine.observe.rounds.fill import PromptPart, ReadyRow, Vocabulary, told_figures
 from engine.observe.rounds.join import AnotherRunError, LogJoin
 from engine.observe.rounds.shares import PlaneReach
-from engine.observe.rounds.stream import Chunk, Timings
+from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
 
 _MOST_PARTS = 1 << 16
+MOST_TEXT = 1 << 28
+"""Characters of an answer; what a server sends must not fill the memory."""
 
 
 class AnswerOwner(Protocol):
@@ -60,7 +62,7 @@ class Answer:
         self._zero_ms: float | None = None
         self._parts: list[tuple[int, float]] = []
         self._told: Timings | None = None
-        self._n_untimed = 0
+        self._n_untimed = self._n_text = 0
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None
@@ -102,8 +104,11 @@ class Answer:
         return self._join is not None and bool(self._join.waiting)
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
-        """A chunk of this answer. Raises ContradictionError."""
+        """A chunk of this answer. Raises ContradictionError, and UnreadableError for too much."""
         if chunk.text:
+            self._n_text += len(chunk.text)
+            if self._n_text > MOST_TEXT:
+                raise UnreadableError(f"sent more than {MOST_TEXT:,} characters for one prompt")
             self.texts.append(chunk.text)
         if chunk.timings is None:
             self._n_untimed += bool(chunk.text)

@@ -14,8 +14,9 @@ from engine.trace.store import TraceStore
 _PREFIX = "llamacpp:"
 _POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _EXACT = 1e6  # beyond, llama-server prints six digits of it
-MOST_TEXT = 4 * 2**20
+MOST_TEXT = 2**20
 """Longest text of /metrics that is read, characters."""
+_LONGEST_LINE = 4096  # the time that the parser takes grows with the square of it
 
 DRAFTS = "spec_decode_num_drafts_total"
 DRAFTED = "spec_decode_num_draft_tokens_total"
@@ -53,7 +54,7 @@ def read_counters(text: str) -> Counters:
     or too long."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    if len(text) > MOST_TEXT:
+    if len(text) > MOST_TEXT or max(map(len, text.split("\n"))) > _LONGEST_LINE:
         raise ValueError("too long")
     values: dict[str, float] = {}
     positions: dict[int, float] = {}

@@ -4,7 +4,7 @@ per token. What a server does not tell stays empty."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,21 +109,30 @@ class RowWriter:
         """The server's drafters, as far as known."""
         self.log_pieces: Mapping[int, bytes] = {}
         """Bytes of tokens as the server's log tells them."""
+        self._rows: dict[str, list[dict[str, Any]]] = {"tokens": [], "drafts": [], "rounds": []}
+        """Not written yet; the row of a round comes after those of its tokens."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
-        """One row and its tokens, as the round after the last one written. begun_ms: the run's
-        beginning on the row's clock."""
-        ready = replace(ready, t_ms=max(ready.t_ms - begun_ms, 0.0))
+        """One row and its tokens, as the round after the last one written; they are in the trace
+        after `flush`. begun_ms: the run's beginning on the row's clock."""
+        t_ms = max(ready.t_ms - begun_ms, 0.0)
         ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
         self._n_rounds += 1
         if ready.prompt_ids:
             self._prompt(ids, ready.prompt_ids)
         if ready.part is not None:
-            self._part(ids, ready, ready.part)
+            self._part(ids, t_ms, ready, ready.part)
         elif ready.round is not None:
-            self._round(ids, ready, ready.round)
+            self._round(ids, t_ms, ready, ready.round)
         else:
-            self._writer.append("rounds", **ids, num_emitted=1)
+            self._append("rounds", **ids, num_emitted=1)
+
+    def flush(self) -> None:
+        """Bring into the trace what was written."""
+        for table, rows in self._rows.items():
+            if rows:
+                self._writer.append_all(table, rows)
+                rows.clear()
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they
@@ -138,7 +147,11 @@ class RowWriter:
             code = store.text_pool.code(self.drafters[0])
             store.rounds.fill(drafted, {"drafter": np.full(len(drafted), code, np.int32)})
 
+    def _append(self, table: str, **values: Any) -> None:
+        self._rows[table].append(values)
+
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
+        self.flush()
         n = len(prompt)
         columns: dict[str, list[Any]] = {name: [value] * n for name, value in ids.items()}
         columns |= {"pos": list(range(n)), "kind": ["prompt"] * n, "token_id": list(prompt)}
@@ -146,14 +159,14 @@ class RowWriter:
         if self._vocabulary is not None:
             self._writer.learn(prompt, self._vocabulary.piece)
 
-    def _part(self, ids: dict[str, int], ready: ReadyRow, part: PromptPart) -> None:
+    def _part(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, part: PromptPart) -> None:
         first = ready.round
         if first is not None:
             self._tokens(ids, ready.n_prompt, first)
-        self._writer.append(
+        self._append(
             "rounds",
             **ids,
-            t_ms=ready.t_ms,
+            t_ms=t_ms,
             pos0=part.pos0,
             num_target_tokens=1 if first else 0,
             num_emitted=first.emitted if first else 0,
@@ -167,16 +180,16 @@ class RowWriter:
             total_ms=part.prompt_ms - part.before_ms,
         )
 
-    def _round(self, ids: dict[str, int], ready: ReadyRow, one: ObservedRound) -> None:
+    def _round(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, one: ObservedRound) -> None:
         is_one, is_placed = one.n_merged == 1, one.first > 0
         restored = one.path == "restore"
         self.n_merged += not is_one
         if is_placed:
             self._tokens(ids, ready.n_prompt, one)
-        self._writer.append(
+        self._append(
             "rounds",
             **ids,
-            t_ms=ready.t_ms,
+            t_ms=t_ms,
             pos0=ready.n_prompt + one.first - 2 if is_placed else None,
             drafter=self._drafter(one),
             accept_rule="match" if one.drafted else "",
@@ -196,7 +209,7 @@ class RowWriter:
             **_of_log(one.log),
         )
         if one.drafted and is_one and (drafter := self._drafter(one)):
-            self._writer.append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
+            self._append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
 
     def _drafter(self, one: ObservedRound) -> str:
         """Whose draft was verified: the log's word, or the server's only drafter."""
@@ -208,17 +221,17 @@ class RowWriter:
 
     def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
         first_pos = n_prompt + one.first - 1
-        one = replace(one, tokens=tuple(map(self._known, one.tokens)))
+        tokens = one.tokens if self._vocabulary is None else tuple(map(self._known, one.tokens))
         kinds = one.kinds()
         if one.log is not None:
             known = self.log_pieces
             drafted = (token for top in one.log.draft for token, _ in top.tops if token in known)
             self._writer.learn(drafted, known.__getitem__)
         n_kept = kinds.count("accepted")
-        for i, (token, kind) in enumerate(zip(one.tokens, kinds, strict=True)):
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept:
-                self._undone_tokens(ids, first_pos, one)
-            self._writer.append(
+                self._undone_tokens(ids, first_pos, one, tokens)
+            self._append(
                 "tokens",
                 **ids,
                 pos=first_pos + i,
@@ -228,13 +241,19 @@ class RowWriter:
                 **(_drafted(one.log, i) if kind == "accepted" else {}),
             )
 
-    def _undone_tokens(self, ids: dict[str, int], first_pos: int, one: ObservedRound) -> None:
+    def _undone_tokens(
+        self,
+        ids: dict[str, int],
+        first_pos: int,
+        one: ObservedRound,
+        tokens: Sequence[StreamedToken],
+    ) -> None:
         """What was drafted and not accepted, and what was decoded again, as the log tells."""
         log = one.log
         if log is None:
             return
         for i in range(one.accepted, len(log.draft)):
-            self._writer.append(
+            self._append(
                 "tokens",
                 **ids,
                 pos=first_pos + i,
@@ -243,8 +262,8 @@ class RowWriter:
                 **_drafted(log, i),
             )
         for i in range(one.accepted if log.restored else 0):
-            token = one.tokens[i] if i < len(one.tokens) else StreamedToken()
-            self._writer.append(
+            token = tokens[i] if i < len(tokens) else StreamedToken()
+            self._append(
                 "tokens",
                 **ids,
                 pos=first_pos + i,
@@ -260,7 +279,7 @@ class RowWriter:
         if self._vocabulary is None or token.token_id is not None or not token.alone:
             return token
         found = self._vocabulary.ids_of_piece((token.text or "").encode())
-        return replace(token, token_id=found[0]) if len(found) == 1 else token
+        return token._replace(token_id=found[0]) if len(found) == 1 else token
 
     def _text(self, token: StreamedToken) -> str | None:
         """What a token's row has to say of its text: nothing where its id tells it."""

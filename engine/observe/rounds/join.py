@@ -216,7 +216,7 @@ def _filled(
     return tuple(
         token
         if token.token_id is not None or i >= len(logged)
-        else replace(token, token_id=logged[i][0])
+        else token._replace(token_id=logged[i][0])
         for i, token in enumerate(tokens)
     )
 

@@ -67,6 +67,7 @@ def fill_log(store: TraceStore, text: str, file: str) -> int:
     begun = min((row.t_ms for row in ready), default=0.0)
     for row in sorted(ready, key=lambda one: one.t_ms):
         rows.write(row, begun)
+    rows.flush()
     known = [sums for sums in told if sums is not None]
     if known and len(known) == len(told):
         writer.set_facts(told=told_figures(known, has_rows=True, has_times=True))

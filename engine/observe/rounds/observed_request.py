@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.observe.rounds.answer import Answer, AnswerOwner
@@ -11,6 +11,7 @@ from engine.observe.rounds.raw import RawRequest, RawStore
 from engine.observe.rounds.request_facts import (
     as_fact,
     messages_of,
+    n_answers_asked,
     prompt_text,
     settings_of,
     stop_of,
@@ -94,9 +95,25 @@ class ObservedRequest:
         return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
 
     @property
+    def first_texts(self) -> Sequence[str]:
+        """The pieces of the first answer; they become more."""
+        return self._answers[0].texts if self._answers else ()
+
+    @property
     def told(self) -> tuple[Timings | None, ...]:
         """The server's own counters by index of the reply, as they were told last."""
         return tuple(self._answers[index].told for index in sorted(self._answers))
+
+    @property
+    def n_events(self) -> int:
+        """Events that came as a whole."""
+        return self._reader.n_events
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every answer that was asked for has had its last event."""
+        n_last = sum(answer.is_last for answer in self._answers.values())
+        return n_last >= max(len(self._answers), n_answers_asked(self._body))
 
     @property
     def is_over(self) -> bool:

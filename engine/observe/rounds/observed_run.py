@@ -305,6 +305,7 @@ class ObservedRun:
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._rows.write(heapq.heappop(self._ready)[3])
+        self._rows.flush()
 
 
 def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:

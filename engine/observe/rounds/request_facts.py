@@ -35,6 +35,14 @@ def prompt_text(body: Mapping[str, Any]) -> str | None:
     return prompt[:LONGEST_TEXT] if isinstance(prompt, str) else None
 
 
+def n_answers_asked(body: Mapping[str, Any]) -> int:
+    """How many answers a request asks for: of several prompts, or several to each."""
+    prompt, n = body.get("prompt"), body.get("n")
+    is_several = isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt)
+    n_prompts = len(prompt) if isinstance(prompt, list) and is_several else 1
+    return n_prompts * (n if isinstance(n, int) and n > 1 else 1)
+
+
 def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
     """Role and text of a chat's messages."""
     messages, room = body.get("messages"), LONGEST_TEXT

@@ -110,6 +110,10 @@ def possible_shares(
 
     Raises NoShareError where nothing fits.
     """
+    if len(groups) == 1 and not groups[0].gap:  # nothing is shared, as in nearly every round
+        fits = [one for one in _single(groups[0], reach) if one.n_tokens == stop - start]
+        if fits:
+            return [fits]
     for strict in (True, False):
         ends = _ends(groups, start, stop, reach, lengths, strict)
         if all(ends):

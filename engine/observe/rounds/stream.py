@@ -7,11 +7,10 @@ send anything.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.observe.server_words import server_words
 
@@ -28,8 +27,7 @@ class UnreadableError(ValueError):
     """The reply cannot be read any further. The message is a clause without its subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
     """The server's counters at one time, cumulative over a request. Times are milliseconds."""
 
     cache_n: int
@@ -41,7 +39,7 @@ class Timings:
     draft_n_accepted: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """One event of a generation.
 
@@ -63,14 +61,17 @@ class Chunk:
 
 
 class EventReader:
-    """A stream of server-sent events, or a JSON reply in one piece."""
+    """A stream of server-sent events, or a JSON reply in one piece.
+
+    n_events: events with data that came as a whole; neither comments nor pings count.
+    """
 
     def __init__(self, content_type: str = "") -> None:
         """content_type: of the reply; where it is empty the first bytes decide."""
-        self._rest = b""
+        self.n_events = 0
         self._parts: list[bytes] = []
         self._n_rest = self._n_event = 0
-        self._decoder: Any = None
+        self._data: list[bytes] = []
         self._is_stream: bool | None = None
         if "event-stream" in content_type:
             self._is_stream = True
@@ -83,18 +84,23 @@ class EventReader:
             self._is_stream = not start.startswith((b"{", b"["))
         self._parts.append(piece)
         self._n_rest += len(piece)
-        if self._is_stream is False or not _LINE_END.search(piece):
+        if self._is_stream is False or not (b"\n" in piece or b"\r" in piece):
             if self._n_rest > MOST_LINE_BYTES:
                 what = "a line" if self._is_stream else "a reply"
                 raise UnreadableError(f"sent {what} of more than {MOST_LINE_BYTES >> 20} MiB")
             return
         data = b"".join(self._parts)
         held = data.endswith(b"\r")  # its "\n" may come with the next piece
-        lines = _LINE_END.split(data[:-1] if held else data)
+        if b"\r" in data:
+            data = _LINE_END.sub(b"\n", data[:-1] if held else data)
+        lines = data.split(b"\n")
         rest = lines.pop() + (b"\r" if held else b"")
         self._parts, self._n_rest = [rest], len(rest)
         for line in lines:
-            yield from self._line(line)
+            if line:
+                self._field(line)
+            else:
+                yield from self._event()
         if len(rest) > MOST_LINE_BYTES:
             raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
 
@@ -105,20 +111,26 @@ class EventReader:
         if self._is_stream is False:
             if data.strip():
                 yield from chunks(read_json(data))
-        elif data.endswith(b"\r"):
-            yield from self._line(data[:-1])
+        elif data == b"\r":
+            yield from self._event()
 
-    def _line(self, line: bytes) -> Iterator[Chunk]:
-        self._n_event = self._n_event + len(line) if line else 0
+    def _field(self, line: bytes) -> None:
+        """A line of an event. Only its data matter (HTML standard, 9.2.6)."""
+        self._n_event += len(line)
         if self._n_event > MOST_LINE_BYTES:
             raise UnreadableError(f"sent an event of more than {MOST_LINE_BYTES >> 20} MiB")
-        if self._decoder is None:
-            from httpx_sse._decoders import SSEDecoder
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
 
-            self._decoder = SSEDecoder()
-        event = self._decoder.decode(line.decode("utf-8", errors="replace"))
-        if event is not None and event.data and event.data.strip() not in ("[DONE]", "null"):
-            yield from chunks(read_json(event.data))
+    def _event(self) -> Iterator[Chunk]:
+        """A blank line: the event is complete."""
+        data, self._data, self._n_event = self._data, [], 0
+        if data:
+            self.n_events += 1
+            text = b"\n".join(data)
+            if text.strip() not in (b"", b"[DONE]", b"null"):
+                yield from chunks(read_json(text))
 
 
 def read_json(text: bytes | str) -> Any:
@@ -126,7 +138,7 @@ def read_json(text: bytes | str) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise UnreadableError("sent JSON that is nested too deeply") from None
     except ValueError:
@@ -157,7 +169,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
     """An event of /completion, or what `__verbose` repeats of it."""
     is_last = event.get("stop") is True
     tokens = event.get("tokens")
-    ids = tuple(t for t in tokens if _is_count(t)) if isinstance(tokens, list) else ()
+    ids = tuple(filter(_is_count, tokens)) if isinstance(tokens, list) else ()
     timings = _timings(event)
     processed = None
     if isinstance(progress := event.get("prompt_progress"), dict):
@@ -265,19 +277,18 @@ def _timings(event: dict[str, Any]) -> Timings | None:
 
 def _count(said: dict[str, Any], name: str) -> int:
     value = said.get(name, 0)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not _is_count(value):
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
-    return int(value)
+    if type(value) is int and 0 <= value <= MOST_COUNT:
+        return value
+    if type(value) is float and 0 <= value <= MOST_COUNT and value.is_integer():
+        return int(value)
+    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
 
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
     value = said.get(name, 0.0)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not (math.isfinite(value) and 0 <= value <= _LONGEST_MS):
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
-    return float(value)
+    if type(value) in (int, float) and 0 <= value <= _LONGEST_MS:  # never so for NaN
+        return float(value)
+    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
 
 
 def _index(said: dict[str, Any]) -> int:
@@ -288,12 +299,14 @@ def _index(said: dict[str, Any]) -> int:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
+    return type(value) is int and 0 <= value <= MOST_COUNT
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         return ""
+    if value.isascii():
+        return value
     # JSON may hold halves of characters, which are no text
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -309,3 +322,6 @@ def _shown(value: Any) -> str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -10,6 +10,7 @@ have no chunk of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.observe.rounds.log import LogRound
 from engine.observe.rounds.shares import Group, NoShareError, PlaneReach, Share, possible_shares
@@ -25,8 +26,7 @@ class ContradictionError(ValueError):
     """The counters cannot be those of rounds. The message is a sentence without its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedToken:
+class StreamedToken(NamedTuple):
     """A token of the output. token_id, text: None where they are not told. alone: the text is
     what this token by itself added."""
 

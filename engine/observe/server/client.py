@@ -10,41 +10,95 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.address import is_loopback, server_address
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
+from engine.observe.server.exchange import exchange
 from engine.observe.server.inbox import Arrival, Inbox
-from engine.observe.server.reply import AGAIN_S, CONNECT_S, OverLong, Reply, read_body
+from engine.observe.server.limits import Awaited, TimeLimits
+from engine.observe.server.reply import AGAIN_S, OverLong, Reply, read_body
 
 if TYPE_CHECKING:
     import httpx
 
 _T = TypeVar("_T")
 
-_CLOSE_S = 2.0
+_CLOSE_S = 1.0
+"""How long closing waits for connections to end and for the server to hear of it, seconds."""
 _LARGEST_FACTS = 16 * 2**20
+_LOOK_S = 0.05
 
 ReportWaiting = Callable[[str], None]
-"""Called with a sentence as long as a server is not ready."""
+"""Called with a sentence again and again while a server lets wait."""
+
+
+class Sent(Generic[_T]):
+    """A request in hand of the client's thread. Calling it ends it, here and at the server; what
+    arrives afterwards is of no use. awaited: what it waits for, up to the headers of a stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task: list[asyncio.Task[_T]] = []
+        self._is_ended = False
+        self.awaited = Awaited()
+
+    def begin(self, task: asyncio.Task[_T]) -> None:
+        """Only on the client's thread."""
+        self._task.append(task)
+
+    def __call__(self, after_s: float = 0.0) -> None:
+        """after_s: for so long, what is on its way may still come."""
+        if not self._is_ended:  # to be cancelled twice would disturb what cleans up
+            self._is_ended = True
+            with suppress(RuntimeError):  # the client was closed
+                self._loop.call_soon_threadsafe(
+                    lambda: self._loop.call_later(after_s, self._task[0].cancel)
+                )
+
+
+class Question(Sent[_T]):
+    """A short request and its answer, which is a CancelledError if it was ended before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.answer: Future[_T] = Future()
+
+    def begin(self, task: asyncio.Task[_T]) -> None:
+        super().begin(task)
+        task.add_done_callback(lambda task: _settle(self.answer, task))
+
+    def is_done(self, seconds: float) -> bool:
+        """Whether it is answered, waiting so long for that."""
+        with suppress(TimeoutError, CancelledError):
+            self.answer.exception(max(0.0, seconds))
+        return self.answer.done()
 
 
 class ServerClient:
     """One llama-server. address: http:// or https:// with host and port.
 
-    api_key is sent as a bearer token and kept nowhere else. Close it after use. Raises OptionError
-    for an address or a key that cannot be one.
+    api_key is sent as a bearer token and kept nowhere else. report: called while anything else is
+    waited for than a stream. Close it after use. Raises OptionError for an address or a key that
+    cannot be one.
     """
 
-    def __init__(self, address: str, api_key: str | None = None) -> None:
-        self.address = server_address(address)
+    def __init__(
+        self,
+        address: str,
+        api_key: str | None = None,
+        limits: TimeLimits | None = None,
+        report: ReportWaiting = lambda sentence: None,
+    ) -> None:
+        self.report = report
+        self.address, self.limits = server_address(address), limits or TimeLimits()
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
             raise OptionError(
                 "The API key has characters that no key has.", "Copy it again, without line ends."
@@ -69,33 +123,46 @@ class ServerClient:
         self.close()
 
     def facts(
-        self,
-        waiting: ReportWaiting = lambda sentence: None,
-        cancelled: threading.Event | None = None,
+        self, waiting: ReportWaiting | None = None, cancelled: threading.Event | None = None
     ) -> ServerFacts:
-        """What the server says of itself, once its model is loaded.
+        """What the server says of itself, once its model is loaded. waiting: called instead of
+        `report`.
 
         Raises ServerError (ApiKeyError: it wants another key), and Cancelled once `cancelled` is
         set.
         """
-        return self._call(lambda: self._facts(waiting), cancelled)
+        waiting = waiting or self.report
+        return self._answer(self._question(lambda a: self._facts(waiting, a)), waiting, cancelled)
 
-    def slots(self, seconds: float = CONNECT_S) -> list[dict[str, Any]] | None:
-        """The reply of /slots, None where the server tells nothing of them. seconds: how long it
-        may take. Raises ServerError."""
-        reply = self._call(lambda: self._told("/slots", seconds))
-        if not isinstance(reply, list):
-            return None
-        return [slot for slot in reply if isinstance(slot, dict)]
+    def slots(self) -> list[dict[str, Any]] | None:
+        """The reply of /slots, None where the server tells nothing of them. Raises ServerError."""
+        return self._answer(self.ask_for_slots())
 
-    def metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
+    def ask_for_slots(self, seconds: float | None = None) -> Question[list[dict[str, Any]] | None]:
+        """As `slots`. seconds: how long it may take."""
+        return self._question(lambda awaited: self._slots(awaited, seconds))
+
+    def metrics(self) -> tuple[str, str] | None:
         """The text of /metrics, and what is the same as long as the server is not started again;
-        None for a server without --metrics. seconds: how long it may take. Raises ServerError."""
-        return self._call(lambda: self._metrics(seconds))
+        None for a server without --metrics. Raises ServerError."""
+        return self._answer(self.ask_for_metrics())
+
+    def ask_for_metrics(self, seconds: float | None = None) -> Question[tuple[str, str] | None]:
+        """As `metrics`. seconds: how long it may take."""
+        return self._question(lambda awaited: self._metrics(awaited, seconds))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
-        return self._call(lambda: self._json("GET" if body is None else "POST", path, body))
+        method = "GET" if body is None else "POST"
+        return self._answer(self._question(lambda a: self._json(method, path, a, body)))
+
+    def end_questions(self) -> None:
+        """Take back what is asked: whoever waits gets a CancelledError. From any thread."""
+        with self._lock:
+            loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the client was closed
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._questions])
 
     def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
         """A user's message in the chat template of the server's model. kwargs: variables of the
@@ -110,21 +177,21 @@ class ServerClient:
 
     def stream(
         self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None
-    ) -> Callable[[], None]:
+    ) -> Sent[None]:
         """Send a request whose reply is a stream; what comes is put into the inbox under its
-        number. The result ends it, here and at the server; what arrives afterwards is of no use.
+        number.
 
         conversation: a name that nobody else uses, to find a lost stream again.
         """
-        loop, started = self._running(), list[asyncio.Task[None]]()
+        loop = self._running()
+        sent = Sent[None](loop)
 
         def start() -> None:
-            work = self._stream(request, path, body, inbox, conversation)
-            started.append(self._kept(loop.create_task(work), self._streams))
+            work = self._stream(request, path, body, inbox, conversation, sent.awaited)
+            sent.begin(self._kept(loop.create_task(work), self._streams))
 
         loop.call_soon_threadsafe(start)
-
-        return lambda: _end(loop, started)
+        return sent
 
     def close(self) -> None:
         """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
@@ -136,21 +203,20 @@ class ServerClient:
             return
 
         async def end() -> None:
-            tasks = [*self._streams, *self._questions]
-            for task in tasks:
+            for task in (tasks := [*self._streams, *self._questions]):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CLOSE_S)
             if self._goodbyes:
                 await asyncio.wait(self._goodbyes, timeout=_CLOSE_S)
             if self._http is not None:
                 await self._http.aclose()
                 self._http = None
-            await loop.shutdown_default_executor()
 
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(end(), loop).result(CONNECT_S)
+            asyncio.run_coroutine_threadsafe(end(), loop).result(3 * _CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(CONNECT_S)
+        thread.join(_CLOSE_S)
 
     # ---------------------------------------------------------------- the thread
 
@@ -167,27 +233,37 @@ class ServerClient:
                 self._loop, self._thread = begun.result(), thread
             return self._loop
 
-    def _call(
-        self, work: Callable[[], Coroutine[Any, Any, _T]], cancelled: threading.Event | None = None
-    ) -> _T:
-        """The result of work on the client's thread. It is begun there: a signal that interrupts
-        this thread leaves no coroutine that nobody awaits."""
-        loop, answer, begun = self._running(), Future[_T](), list[asyncio.Task[_T]]()
+    def _question(self, work: Callable[[Awaited], Coroutine[Any, Any, _T]]) -> Question[_T]:
+        """Begin work on the client's thread. The coroutine is made there: a signal that interrupts
+        this thread leaves none that nobody awaits."""
+        loop = self._running()
+        question = Question[_T](loop)
 
         def begin() -> None:
-            begun.append(self._kept(loop.create_task(work()), self._questions))
-            begun[0].add_done_callback(lambda task: _settle(answer, task))
+            task = loop.create_task(work(question.awaited))
+            question.begin(self._kept(task, self._questions))
 
         loop.call_soon_threadsafe(begin)
-        while True:
-            try:
-                return answer.result(None if cancelled is None else 0.05)
-            except TimeoutError:
-                if answer.done():
-                    raise
-                if cancelled is not None and cancelled.is_set():
-                    _end(loop, begun)
-                    raise Cancelled from None
+        return question
+
+    def _answer(
+        self,
+        question: Question[_T],
+        waiting: ReportWaiting | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> _T:
+        """Wait for the answer, and say for how long."""
+        waiting = waiting or self.report
+        while not question.is_done(_LOOK_S):
+            if cancelled is not None and cancelled.is_set():
+                question()
+                raise Cancelled
+            if self._is_closed:
+                raise CancelledError
+            awaits = question.awaited.wait
+            if awaits is not None and awaits.sentence:
+                waiting(awaits.sentence)
+        return question.answer.result()
 
     def _connected(self) -> httpx.AsyncClient:
         """The connections; only on the client's thread."""
@@ -209,88 +285,101 @@ class ServerClient:
 
     # ---------------------------------------------------------------- questions
 
-    async def _facts(self, waiting: ReportWaiting) -> ServerFacts:
+    async def _facts(self, waiting: ReportWaiting, awaited: Awaited) -> ServerFacts:
         while True:
-            status, _, raw = await self._fetch("GET", "/health")
+            status, _, raw = await self._fetch("GET", "/health", awaited)
             if not is_loading(status, raw):
                 break
-            waiting(f"{self.address} loads its model.")
+            awaited.load(self.address, self.limits)
+            if awaited.wait is not None and not awaited.wait.sentence:
+                waiting(f"{self.address} loads its model.")
             await asyncio.sleep(AGAIN_S)
-        props = await self._json("GET", "/props")
+        awaited.loading = None
+        props = await self._json("GET", "/props", awaited)
         if not isinstance(props, dict):
             raise foreign(self.address, "/props")
-        models = await self._told("/v1/models")
+        models = await self._offered("/v1/models", awaited)
         return ServerFacts(
             self.address, props=props, models=models if isinstance(models, dict) else {}
         )
 
-    async def _told(self, path: str, seconds: float = CONNECT_S) -> Any:
-        """A JSON reply, or None from a server that does not offer it."""
-        status, kind, raw = await self._fetch("GET", path, seconds=seconds)
-        return None if status in (404, 501) else self._value(path, status, kind, raw)
-
-    async def _metrics(self, seconds: float) -> tuple[str, str] | None:
-        try:
-            async with self._opened("GET", "/metrics", seconds=seconds) as response:
-                raw = await read_body(response, _LARGEST_FACTS)
-                start = response.headers.get("Process-Start-Time-Unix", "")
-        except OverLong as error:
-            raise foreign(self.address, "/metrics") from error
-        if response.status_code in (404, 501):
+    async def _slots(self, awaited: Awaited, seconds: float | None) -> list[dict[str, Any]] | None:
+        reply = await self._offered("/slots", awaited, seconds)
+        if not isinstance(reply, list):
             return None
-        if response.status_code != 200:
-            raise refusal(self.address, "/metrics", response.status_code, raw)
-        return raw.decode("utf-8", "replace"), start
+        return [slot for slot in reply if isinstance(slot, dict)]
 
-    async def _json(self, method: str, path: str, body: Any = None) -> Any:
-        status, kind, raw = await self._fetch(method, path, body)
-        return self._value(path, status, kind, raw)
+    async def _metrics(self, awaited: Awaited, seconds: float | None) -> tuple[str, str] | None:
+        status, headers, raw = await self._fetch("GET", "/metrics", awaited, seconds=seconds)
+        if status in (404, 501):
+            return None
+        if status != 200:
+            raise refusal(self.address, "/metrics", status, raw)
+        return raw.decode("utf-8", "replace"), headers.get("Process-Start-Time-Unix", "")
 
-    def _value(self, path: str, status: int, kind: str, raw: bytes) -> Any:
+    async def _offered(self, path: str, awaited: Awaited, seconds: float | None = None) -> Any:
+        """A JSON reply, or None from a server that does not offer it."""
+        status, headers, raw = await self._fetch("GET", path, awaited, seconds=seconds)
+        return None if status in (404, 501) else self._value(path, status, headers, raw)
+
+    async def _json(self, method: str, path: str, awaited: Awaited, body: Any = None) -> Any:
+        status, headers, raw = await self._fetch(method, path, awaited, body)
+        return self._value(path, status, headers, raw)
+
+    def _value(self, path: str, status: int, headers: Mapping[str, str], raw: bytes) -> Any:
         if status != 200:
             raise refusal(self.address, path, status, raw)
         try:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:
+            kind = headers.get("Content-Type", "").split(";")[0]
             raise foreign(self.address, path, kind) from error
 
     async def _fetch(
-        self, method: str, path: str, body: Any = None, *, seconds: float = CONNECT_S
-    ) -> tuple[int, str, bytes]:
-        """Status, content type and body of a short reply."""
-        try:
-            async with self._opened(method, path, body, seconds) as response:
-                raw = await read_body(response, _LARGEST_FACTS)
-                kind = response.headers.get("Content-Type", "").split(";")[0]
-                return response.status_code, kind, raw
-        except OverLong as error:
-            raise foreign(self.address, path) from error
-
-    @asynccontextmanager
-    async def _opened(
-        self, method: str, path: str, body: Any = None, seconds: float = CONNECT_S
-    ) -> AsyncIterator[httpx.Response]:
+        self,
+        method: str,
+        path: str,
+        awaited: Awaited,
+        body: Any = None,
+        *,
+        seconds: float | None = None,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of a short reply, which may take so long as a whole."""
         import httpx
 
+        limit = self.limits.connect_timeout
+        limit = limit if seconds is None else min(seconds, limit)
         try:
-            async with self._connected().stream(
-                method, path, json=body, timeout=seconds
+            async with exchange(
+                self._connected(), method, path, awaited, connect_s=limit, json=body
             ) as response:
-                yield response
+                raw = await read_body(response, _LARGEST_FACTS)
+                return response.status_code, response.headers, raw
+        except OverLong as error:
+            raise foreign(self.address, path) from error
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             raise unreachable(self.address, error) from error
 
     # ---------------------------------------------------------------- streams
 
     async def _stream(
-        self, request: int, path: str, content: bytes, inbox: Inbox, conversation: str | None
+        self,
+        request: int,
+        path: str,
+        content: bytes,
+        inbox: Inbox,
+        conversation: str | None,
+        awaited: Awaited,
     ) -> None:
         def tell(kind: Any, **more: Any) -> None:
             inbox.put(Arrival(request, kind, perf_counter(), **more))
 
         try:
             http = self._connected()
-            await Reply(http, self.address, path, content, inbox, conversation, tell).read()
+            reply = Reply(
+                http, self.address, path, content, inbox, conversation, tell, self.limits, awaited
+            )
+            await reply.read()
             tell("done")
         except ServerError as error:
             tell("broke", reason=error.message, error=error)
@@ -313,19 +402,38 @@ class ServerClient:
 
     async def _give_up(self, conversation: str) -> None:
         with suppress(ServerError):
-            await self._fetch("DELETE", f"/v1/stream?conv_id={conversation}")
+            await self._fetch("DELETE", f"/v1/stream?conv_id={conversation}", Awaited())
 
 
 def _serve(begun: Future[asyncio.AbstractEventLoop]) -> None:
     """A client's thread. It makes its loop itself: no signal interrupts it half-way."""
     try:
         loop = asyncio.new_event_loop()
+        loop.set_default_executor(_DaemonThreads())
     except OSError as error:  # no more files may be open
         begun.set_exception(error)
         return
     begun.set_result(loop)
     loop.run_forever()
     loop.close()
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Looks up names of hosts. A look-up cannot be cancelled, and no end of the program may wait
+    for one: each has a thread that nothing joins."""
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        found: Future[_T] = Future()
+
+        def work() -> None:
+            found.set_running_or_notify_cancel()
+            try:
+                found.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=work, name="host name", daemon=True).start()
+        return found
 
 
 def _settle(answer: Future[_T], task: asyncio.Task[_T]) -> None:
@@ -336,9 +444,3 @@ def _settle(answer: Future[_T], task: asyncio.Task[_T]) -> None:
         answer.set_exception(error)
     else:
         answer.set_result(task.result())
-
-
-def _end(loop: asyncio.AbstractEventLoop, begun: list[asyncio.Task[_T]]) -> None:
-    """End a task that the loop has been asked to begin."""
-    with suppress(RuntimeError):  # the client was closed
-        loop.call_soon_threadsafe(lambda: begun[0].cancel())

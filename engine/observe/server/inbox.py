@@ -10,7 +10,9 @@ from typing import Literal
 
 from engine.errors import ServerError
 
-_INBOX_BYTES = 16 * 2**20
+_INBOX_BYTES = 2**20
+_OVERHEAD = 256
+"""Bytes that an arrival takes besides its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Arrival:
 
 
 class Inbox:
-    """Arrivals of any number of requests. One thread takes them; as long as it does not, and 16 MiB
-    wait, the client reads no further, and so the server waits too."""
+    """Arrivals of any number of requests. One thread takes them; as long as it does not, and 1 MiB
+    waits, the client reads no further, and so the server waits too."""
 
     def __init__(self) -> None:
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
@@ -47,10 +49,15 @@ class Inbox:
         """Whether nothing more should be read for now."""
         return self._waiting >= _INBOX_BYTES
 
+    @property
+    def n_waiting(self) -> int:
+        """Arrivals that were put and not taken."""
+        return self._arrivals.qsize()
+
     def put(self, arrival: Arrival) -> None:
         """Add one."""
         with self._lock:
-            self._waiting += len(arrival.data)
+            self._waiting += len(arrival.data) + _OVERHEAD
         self._arrivals.put(arrival)
 
     def take(self, seconds: float) -> Arrival | None:
@@ -61,5 +68,5 @@ class Inbox:
         except Empty:
             return None
         with self._lock:
-            self._waiting -= len(arrival.data)
+            self._waiting -= len(arrival.data) + _OVERHEAD
         return arrival

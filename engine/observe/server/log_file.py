@@ -80,7 +80,8 @@ class JoinedLog:
 
     def __init__(self, path: Path) -> None:
         self._file: LogFollower | None = LogFollower(path)
-        self._looked = 0.0
+        self._looked = self._heard = 0.0
+        self._over: float | None = None
         self.unread = ""
 
     def follow(self, run: ObservedRun) -> None:
@@ -88,14 +89,25 @@ class JoinedLog:
         if perf_counter() >= self._looked + LOOK_S:
             self._look(run)
 
+    def is_settled(self, run: ObservedRun) -> bool:
+        """Whether the log has its end, looked at again and again once the replies are over: the
+        server writes it a moment later than those."""
+        now = perf_counter()
+        if self._over is None:
+            self._over = self._heard = now
+        if self._look(run):
+            self._heard = now
+        return self._file is None or now >= min(self._heard + _QUIET_S, self._over + _SETTLE_S)
+
     def finish(self, run: ObservedRun) -> None:
-        """Read the end of the log; the server writes it a moment later than its replies."""
-        until = perf_counter() + _SETTLE_S
-        last = perf_counter()
-        while self._file is not None and last + _QUIET_S > perf_counter() < until:
-            if self._look(run):
-                last = perf_counter()
+        """Wait for the end of the log, and read no more."""
+        while not self.is_settled(run):
             sleep(LOOK_S)
+        self.end(run)
+
+    def end(self, run: ObservedRun) -> None:
+        """Read what is there, and then no more."""
+        self._look(run)
         if self._file is not None:
             self._file.close()
             self._file = None

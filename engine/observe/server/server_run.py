@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 from engine.errors import OptionError, ServerError
 from engine.findings.check import record_findings
-from engine.observe.rounds.counters import Movement, movement, read_counters
+from engine.observe.rounds.counters import Counters, Movement, movement, read_counters
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
-from engine.observe.server.client import ServerClient
+from engine.observe.server.client import Question, ReportWaiting, Sent, ServerClient
 from engine.observe.server.inbox import Arrival, Inbox
+from engine.observe.server.limits import Wait
 from engine.observe.server.log_file import JoinedLog
-from engine.observe.server.reply import CONNECT_S
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import LOOK_S, TraceStore
@@ -29,6 +29,10 @@ _SEND_AGAIN = "See what the server's log says; then send it again."
 _SLOTS_S = 1.0
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
+_LAST_S = 0.05
+"""How long what is on its way may still come once a run is stopped, seconds."""
+_END_S = 2.0
+"""How long a connection may stay open after the last event of its reply, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,15 @@ class AnsweredSequence:
 
 @dataclass
 class _Sent:
-    """A request that was sent. end: breaks it off, None once it is over."""
+    """A request that was sent. end: breaks it off, None once it is over. wait: for an event, from
+    the headers of the reply on."""
 
     prompt: str
     observed: ObservedRequest
-    end: Callable[[], None] | None
+    end: Sent[None] | None
     lost: str = ""
+    n_events: int = 0
+    wait: Wait | None = None
 
 
 class ServerRun:
@@ -59,7 +66,9 @@ class ServerRun:
     parallel: requests that are sent at once; the others wait. log: file that the server writes its
     log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
     known of the run. errors: of requests that failed, in the order in which they did; the first
-    one is raised once everything is over. The client stays open.
+    one is raised once everything is over. report: called with a sentence that counts while the
+    server lets wait, and with an empty one when it does no more, instead of the client's. The
+    client stays open.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class ServerRun:
         *,
         parallel: int = 1,
         log: Path | None = None,
+        report: ReportWaiting | None = None,
         **facts: Any,
     ) -> None:
         self.trace, self.done = trace, False
@@ -90,9 +100,15 @@ class ServerRun:
         self._sent: list[_Sent] = []
         self._skipped: set[int] = set()
         self._next = 0
-        self._start = perf_counter()
+        self._start = self._returned = perf_counter()
         self._before: tuple[str, str] | None = None
         self._has_begun = self._has_looked = False
+        self._question: Question[Any] | None = None
+        """What the server is asked besides, one thing at a time."""
+        self._held: Arrival | None = None
+        """The first data, until the server has named its drafters."""
+        self._count_until = 0.0
+        self._report, self._reported = report or client.report, ""
 
     @property
     def lost(self) -> str:
@@ -129,7 +145,12 @@ class ServerRun:
     @property
     def first_text(self) -> str:
         """What the first prompt was continued with, so far."""
-        return self._sent[0].observed.texts[0] if self._sent else ""
+        return "".join(self.first_texts)
+
+    @property
+    def first_texts(self) -> Sequence[str]:
+        """The same in the pieces in which it came; they become more."""
+        return self._sent[0].observed.first_texts if self._sent else ()
 
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed without any. True while
@@ -161,14 +182,36 @@ class ServerRun:
         self._skipped.add(seq_id)
 
     def stop(self) -> None:
-        """End all requests now, here and at the server; what was recorded stays."""
+        """End all requests now, here and at the server; what has arrived by now stays. Waits for
+        nothing that the server might do."""
         if self.done:
             return
         self._next = len(self._requests)
-        while (arrival := self._inbox.take(0)) is not None:
-            self._record(arrival)
+        open_ones = {i for i, one in enumerate(self._sent) if one.end is not None}
+        for one in self._sent:
+            if one.end is not None:
+                one.end(_LAST_S)
+        if self._question is not None:
+            self._question()
+        self._has_looked = True
+        if self._held is not None:
+            self._record(self._held)
+        n_left, until = self._inbox.n_waiting, perf_counter() + 2 * _LAST_S
+        while n_left > 0 or open_ones:
+            arrival = self._inbox.take(until - perf_counter())
+            if arrival is None:
+                break
+            n_left -= 1
+            if arrival.kind in ("head", "data", "done"):
+                self._record(arrival)
+            if arrival.kind in ("done", "broke"):
+                open_ones.discard(arrival.request)
+            if n_left <= 0 and perf_counter() > until:
+                break
         for i in range(len(self._sent)):
             self._break_off(i)
+        if self._before is not None and not self.counted.moved:
+            self.uncounted = "The run was stopped before the server's counters were read again."
         self._close()
 
     def summary(self) -> dict[str, Any]:
@@ -181,21 +224,70 @@ class ServerRun:
         """Send what may be sent, record one arrival if any comes in time."""
         if self.done:
             return False
-        if not self._has_begun:
-            self._has_begun = True
-            self._before = self._metrics()
+        seconds = max(0.0, seconds)
+        busy, self._returned = perf_counter() - self._returned, perf_counter()
+        for one in self._sent:
+            if one.wait is not None:  # while nobody listened, the server kept nobody waiting
+                one.wait = replace(one.wait, since=one.wait.since + busy)
         if self._log is not None:
             self._log.follow(self.observed)
-        self._send()
-        arrival = self._inbox.take(max(0.0, seconds))
-        if arrival is not None:
-            self._record(arrival)
+        if not self._has_begun:
+            self._begin(seconds)
+        elif self._held is not None:
+            self._look_at_slots(seconds)
+        elif self._open or self._next < len(self._requests):
             self._send()
-        if not self._open and self._next == len(self._requests):
+            arrival = self._inbox.take(seconds)
+            if arrival is not None and arrival.kind == "data" and not self._has_looked:
+                self._held = arrival
+            elif arrival is not None:
+                self._record(arrival)
+                self._send()
+            self._end_waiting()
+        elif self._is_counted(seconds):
             self._close()
-            if self.errors:
-                raise self.errors[0]
+        self._returned = perf_counter()
+        self._say_waiting()
+        if self.done and self.errors:
+            raise self.errors[0]
         return not self.done
+
+    def _begin(self, seconds: float) -> None:
+        """The counters of the server before the first request."""
+        try:
+            if self._question is None:
+                self._question = self._client.ask_for_metrics()
+            if not self._question.is_done(seconds):
+                return
+            self._before = self._question.answer.result()
+        except (ServerError, CancelledError):  # the client may be closed before the run ends
+            self._before = None
+        self._question, self._has_begun = None, True
+
+    def _end_waiting(self) -> None:
+        """Give up what has waited for too long."""
+        for one in self._sent:
+            if one.end is None or one.wait is None or one.wait.seconds <= one.wait.limit:
+                continue
+            one.end()
+            if one.observed.is_complete:
+                one.observed.done(self._ms())
+                self._over(one)
+            else:
+                error = one.wait.error
+                one.observed.broke(error.message, self._ms())
+                self._over(one, error)
+
+    def _say_waiting(self) -> None:
+        """Report the longest wait."""
+        waits = [one.wait or one.end.awaited.wait for one in self._sent if one.end is not None]
+        if self._question is not None:
+            waits.append(self._question.awaited.wait)
+        longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
+        sentence = longest.sentence if longest is not None and not self.done else ""
+        if sentence != self._reported:
+            self._reported = sentence
+            self._report(sentence)
 
     @property
     def _open(self) -> int:
@@ -220,10 +312,12 @@ class ServerRun:
         at_ms = (arrival.at - self._start) * 1e3
         if arrival.kind == "head":
             one.observed.head(arrival.status, arrival.headers, at_ms)
+            one.wait = self._wait_for("the first event of", one)
         elif arrival.kind == "data":
-            if not self._has_looked:
-                self._look_at_slots()
             one.observed.data(arrival.data, at_ms)
+            if one.observed.n_events > one.n_events:
+                one.n_events = one.observed.n_events
+                one.wait = self._wait_for("the next event of", one)
             if one.observed.is_over and one.end is not None:  # nothing of it can be read any more
                 one.end()
                 self._over(one)
@@ -259,28 +353,55 @@ class ServerRun:
             one.end = None
             one.observed.left(self._ms())
 
+    def _wait_for(self, what: str, one: _Sent) -> Wait:
+        limit, what = self._client.limits.timeout, f"{what} {self._client.address}"
+        if one.observed.is_complete:
+            limit, what = min(limit, _END_S), f"the end of the reply of {self._client.address}"
+        return Wait(what, limit, "--timeout", perf_counter())
+
     def _close(self) -> None:
         self.done = True
+        self._say_waiting()
         if self._log is not None:
-            self._log.finish(self.observed)
-        self._count()
+            self._log.end(self.observed)
         self.observed.end(self.errors[0].message if self.errors else None)
         record_findings(self.trace, [self.run_id])
 
-    def _count(self) -> None:
-        """Compare the server's counters with what was recorded."""
-        before, until = self._before, perf_counter() + _SETTLE_S
-        if before is None:
-            return
+    def _is_counted(self, seconds: float) -> bool:
+        """Compare the server's counters with what was recorded, as soon as it has them."""
+        if self._log is not None and not self._log.is_settled(self.observed):
+            sleep(min(seconds, LOOK_S))
+            return False
+        if self._before is None:
+            return True
+        self._count_until = self._count_until or perf_counter() + _SETTLE_S
         try:
-            while (after := self._metrics(_SETTLE_S)) is not None:
-                first, last = read_counters(before[0]), read_counters(after[0])
-                if not last.busy or perf_counter() >= until:
-                    break
-                sleep(LOOK_S)
+            if self._question is None:
+                self._question = self._client.ask_for_metrics(_SETTLE_S)
+            if not self._question.is_done(seconds):
+                return False
+            after = self._question.answer.result()
+        except (ServerError, CancelledError):
+            after = None
+        self._question = None
+        try:
+            first, last = read_counters(self._before[0]), read_counters(after[0] if after else "")
         except ValueError:
             self.uncounted = "The server's /metrics cannot be read."
-            return
+            return True
+        if after is not None and last.busy and perf_counter() < self._count_until:
+            sleep(min(seconds, LOOK_S))
+            return False
+        self._count(self._before, after, first, last)
+        return True
+
+    def _count(
+        self,
+        before: tuple[str, str],
+        after: tuple[str, str] | None,
+        first: Counters,
+        last: Counters,
+    ) -> None:
         if after is None:
             self.uncounted = "The server's /metrics does not answer any more."
         elif after[1] != before[1]:
@@ -294,24 +415,26 @@ class ServerRun:
             elif all(one.observed.facts.get("complete") for one in self._sent):
                 self.observed.counters(before[0], after[0])
 
-    def _look_at_slots(self) -> None:
+    def _look_at_slots(self, seconds: float) -> None:
         """A slot that works at a request names the drafters; replies do at their end."""
-        self._has_looked = True
+        slots: list[dict[str, Any]] = []
         try:
-            slots = self._client.slots(_SLOTS_S) or []
-        except ServerError:
-            return
+            if self._question is None:
+                self._question = self._client.ask_for_slots(_SLOTS_S)
+            if not self._question.is_done(seconds):
+                return
+            slots = self._question.answer.result() or []
+        except (ServerError, CancelledError):
+            pass
+        self._question, self._has_looked = None, True
         for slot in slots:
             params = slot.get("params")
             types = params.get("speculative.types") if isinstance(params, dict) else None
             if isinstance(types, str):
                 self.observed.learn_drafters(types)
-
-    def _metrics(self, seconds: float = CONNECT_S) -> tuple[str, str] | None:
-        try:
-            return self._client.metrics(seconds)
-        except (ServerError, CancelledError):  # the client may be closed before the run ends
-            return None
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._record(held)
 
     def _ms(self) -> float:
         return (perf_counter() - self._start) * 1e3

@@ -14,18 +14,23 @@ from typing import Any
 
 import pytest
 
+from app.cli import server as waiting
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.observed_texts import CAPTURED_TARGET
 from tests.support.scripted_server import (
+    EVENTS,
     WEB_PAGE,
     Hold,
+    Raw,
     Reply,
     ScriptedServer,
     changed,
     cut,
+    dripped,
     error_reply,
     stream,
+    token_flood,
 )
 
 Cli = Callable[..., Outcome]
@@ -287,6 +292,100 @@ def test_ctrl_c_ends_the_request_at_the_server_and_keeps_what_came(
     assert server.of("/completion")[0].left.wait(60)
     assert [one.method for one in server.of("/v1/stream")] == ["DELETE"]
     assert "tokens/s" in out and len(table(tmp_path / "out" / "rounds.csv")) > 15
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [("flood", signal.SIGINT), ("silent", signal.SIGTERM), ("dripped", signal.SIGINT)],
+)
+def test_a_signal_ends_the_command_whatever_the_server_sends(
+    server: ScriptedServer, tmp_path: Path, how: str, number: int
+) -> None:
+    replies = {
+        "flood": Raw(token_flood),
+        "silent": Raw(lambda: []),
+        "dripped": dripped(b"X-A: b\r\n", b"HTTP/1.1 200 OK\r\n"),
+    }
+    server.script("/completion", replies[how])
+    words: list[Any] = [sys.executable, "-m", "app", "observe", server.url, *PROMPT]
+    command = subprocess.Popen(
+        [str(word) for word in [*words, "--trace", tmp_path / "out"]],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert command.stdout is not None
+    shown = command.stdout.read(2000 if how == "flood" else len("def quicksort(arr):"))
+    while not server.of("/completion"):
+        assert command.poll() is None
+    command.send_signal(number)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 128 + number and b"interrupted" in err, err
+    assert server.of("/completion")[0].left.wait(20)
+    rows = table(tmp_path / "out" / "rounds.csv")
+    assert len(rows) > 100 if how == "flood" else not rows
+    assert shown.startswith(b"def quicksort(arr):")
+
+
+def test_a_limit_of_time_is_an_option_and_its_error_names_it(
+    cli: Cli, server: ScriptedServer
+) -> None:
+    server.script("/completion", dripped(b"data: x", EVENTS))
+    outcome = cli("observe", server.url, *PROMPT, "--timeout", 0.2)
+    assert outcome.status == 1
+    assert f"Waiting for the first event of {server.url} took more than 0.2 s." in outcome.err
+    server.script("/props", Raw(lambda: []))
+    outcome = cli("observe", server.url, *PROMPT, "--connect-timeout", 0.3)
+    assert outcome.status == 1 and "/props took more than 0.3 s" in outcome.err
+    assert cli("observe", server.url, *PROMPT, "--timeout", 0).status == 2
+
+
+def test_a_wait_is_counted_below_the_text_of_a_terminal(
+    cli: Cli, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.observe.server.limits._SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    server.script("/completion", Raw(lambda: []))
+    outcome = cli("observe", server.url, *PROMPT, "--timeout", 1.5)
+    said = f"waiting for the headers of {server.url}/completion, "
+    assert f"\x1b7\r\n\x1b[K{said}0 of 1.5 s\x1b8" in outcome.err
+    assert f"{said}1 of 1.5 s" in outcome.err
+    end = outcome.err.rpartition("\x1b7\r\n")[2]
+    assert end.startswith("\x1b[K\x1b8draftscope"), "it is taken away at the end"
+
+
+def test_a_wait_is_a_line_now_and_then_where_no_line_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(waiting, "perf_counter", lambda: now[0])
+    line = waiting._WaitingLine()
+    for _ in range(100):
+        now[0] += 1.0
+        line.show(f"waiting for the headers of URL, {now[0]:.0f} of 600 s")
+    said = capsys.readouterr().err.splitlines()
+    assert [one.split()[-4] for one in said] == ["5", "9", "17", "33", "65"]
+    for i in range(100):  # a slow server, which lets wait a little before every token
+        now[0] += 1.0
+        line.show(f"waiting for the next event of URL, {2 + i % 3} of 600 s" if i % 5 else "")
+    assert not capsys.readouterr().err
+
+
+def test_a_terminal_is_not_given_more_than_it_can_show(
+    cli: Cli, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.observe._MOST_PAINTED", 10)
+    whole = cli("observe", server.url, *PROMPT)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for colour in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", colour)
+        outcome = cli("observe", server.url, *PROMPT)
+        assert "tokens came too fast to be shown]" in outcome.out
+    assert "too fast" not in whole.out, "a file or another program gets everything"
+    assert "43 of 152 drafted tokens accepted" in outcome.out
 
 
 def test_colours_are_for_terminals(cli: Cli, server: ScriptedServer, monkeypatch: Any) -> None:

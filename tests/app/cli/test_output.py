@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import app
-from app.cli.output import json_text, print_line, print_text, show_progress, tell
+from app.cli.output import json_text, print_line, print_text, print_texts, show_progress, tell
 from engine.terminal_text import TEXT, terminal_text
 from tests.support.hostile_words import HOSTILE, left_of
 
@@ -42,11 +42,11 @@ def test_nothing_else_passes(text: str) -> None:
 def test_colours_are_added_behind_the_filter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_text("\x1b[31m\n", 32)
+    print_texts([("\x1b[31m\n", 32)])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_text("\x1b[31m\n", 32)
+    print_texts([("\x1b[31m\n", 32)])
     monkeypatch.setenv("NO_COLOR", "1")
-    print_text("\x1b[31m\n", 32)
+    print_texts([("\x1b[31m\n", 32)])
     show_progress("5 % \x1b[2J")
     said = capsys.readouterr()
     assert said.out == "\x1b[31m\n" + "\x1b[32m\\x1b[31m\n\x1b[0m" + "\\x1b[31m\n"

@@ -10,15 +10,17 @@ from typing import Any
 import httpx
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.dialogs.connect import ConnectDialog
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs import ChatWrap
 from app.engine_thread.serving import ServerEngine
 from app.shell.window import MainWindow
 from engine.errors import OptionError
+from engine.options import RunOptions
 from engine.trace.records import MISSING
 from tests.support.fake_session import FakeEngine
 from tests.support.llama_server import free_port
@@ -26,6 +28,7 @@ from tests.support.scripted_server import (
     CAPTURES,
     WEB_PAGE,
     Hold,
+    Raw,
     Reply,
     ScriptedServer,
     backwards,
@@ -35,6 +38,7 @@ from tests.support.scripted_server import (
     events,
     server_error,
     stream,
+    token_flood,
     without_timings,
 )
 from tests.support.window_acts import drop, enabled, messages, settle, trigger
@@ -68,6 +72,12 @@ def connect(qtbot: QtBot, window: MainWindow, address: str, key: str = "") -> No
 def in_use(window: MainWindow) -> str:
     server = window.bridge.server
     return "" if server is None else server.facts.address
+
+
+def status_words(window: MainWindow) -> str:
+    words = window.status.findChild(QWidget, "status.words")
+    assert words is not None
+    return words.accessibleName()
 
 
 def disconnect(qtbot: QtBot, window: MainWindow) -> None:
@@ -107,6 +117,56 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     until(qtbot, lambda: at_servers.bridge.server is not None)
     assert at_servers.settings.recent_servers == [server.url]
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
+
+
+def test_stop_ends_a_run_of_a_server_that_never_ends_its_reply(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    connect(qtbot, at_servers, server.url)
+    server.script("/completion", Raw(token_flood))
+    at_servers.run_panel.prompt.setPlainText("def f(")
+    trigger(at_servers, "run.start")
+    until(qtbot, lambda: at_servers.bridge.has_run and n_rounds(at_servers) > 50)
+    with qtbot.waitSignal(at_servers.bridge.run_ended):
+        trigger(at_servers, "run.stop")
+    until(qtbot, lambda: at_servers.bridge.state is State.READY)
+    shown = at_servers.feed.run
+    assert shown is not None and shown.facts["stops"] == ["stopped"]
+    assert server.of("/completion")[0].left.wait(20) and not messages(at_servers)
+
+
+def test_the_status_line_counts_how_long_the_server_lets_wait(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.observe.server.limits._SHOWN_AFTER_S", 0.0)
+    trigger(at_servers, "file.connect")
+    dialog = at_servers.findChild(ConnectDialog)
+    assert dialog is not None and dialog.limit.value() == 600
+    dialog.limit.setValue(77)
+    dialog.address.setEditText(server.url)
+    dialog.accept()
+    until(qtbot, lambda: at_servers.bridge.server is not None)
+    assert at_servers.settings.server_timeout == 77
+    server.script("/completion", Raw(lambda: []))
+    at_servers.run_panel.prompt.setPlainText("def f(")
+    trigger(at_servers, "run.start")
+    said = f"waiting for the headers of {server.url}/completion, 1 of 77 s · "
+    until(qtbot, lambda: status_words(at_servers).startswith(said))
+    trigger(at_servers, "run.stop")
+    until(qtbot, lambda: "waiting" not in status_words(at_servers))
+
+
+def test_stop_waits_for_no_chat_template(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    connect(qtbot, at_servers, server.url)
+    server.script("/apply-template", Raw(lambda: []))
+    at_servers.bridge.start(["hi"], RunOptions(), chat=ChatWrap())
+    until(qtbot, lambda: bool(server.of("/apply-template")))
+    trigger(at_servers, "run.stop")
+    until(qtbot, lambda: at_servers.bridge.state is State.READY)
+    assert server.of("/apply-template")[0].left.wait(20)
+    assert not messages(at_servers) and not server.of("/completion")
 
 
 def test_a_run_at_a_server_is_that_of_its_counters(

@@ -50,7 +50,16 @@ def test_numbers_that_are_none_are_left_out() -> None:
     assert not read_counters(text).values
 
 
-@pytest.mark.parametrize("text", ["<html><body>hello", "a{", "llamacpp:x y z w", "x" * (2**22 + 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html><body>hello",
+        "a{",
+        "llamacpp:x y z w",
+        "x" * (2**22 + 1),
+        'llamacpp:a{l="' + '\\"' * 3000 + '"} 1\n',
+    ],
+)
 def test_what_is_no_metrics_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".?"):
         read_counters(text)

@@ -9,18 +9,21 @@ from functools import cache
 from typing import Any
 
 import pytest
+from httpx_sse._decoders import SSEDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.findings.check import find
+from engine.observe.rounds import answer, stream
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import EventReader, UnreadableError
 from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds
 from engine.trace.records import MISSING
-from engine.trace.store import TraceStore
+from engine.trace.store import Table, TraceStore
 from tests.support.captures import load
+from tests.support.scripted_server import token_events
 
 NAMES = ("mtp", "utf8", "draft", "chain", "qwen3next", "stops", "ngram-mod")
 COUNTERS = (b"predicted_n", b"predicted_ms", b"draft_n", b"draft_n_accepted")
@@ -220,3 +223,73 @@ def test_a_stream_without_counters_gives_sums_only() -> None:
     assert request.text == "abc"
     assert store.runs[0]["requests"][0]["told"]["predicted_n"] == 3
     assert "per-token" in store.runs[0]["requests"][0]["no_rounds"]
+
+
+def test_only_events_with_data_that_are_whole_count() -> None:
+    reader = EventReader("text/event-stream")
+    for piece in (b": ping\n\n", b"\n\n\n", b"event: x\n\n", b"id: 1\nretry: 5\n\n", b'data: {"a"'):
+        assert not list(reader.feed(piece)) and reader.n_events == 0
+    list(reader.feed(b":1}\n"))
+    assert reader.n_events == 0
+    list(reader.feed(b"\ndata: [DONE]\n\n"))
+    assert reader.n_events == 2
+
+
+_LINES = st.sampled_from(
+    ("", "data: 1", "data:2", "data:  3", "data", "data: ", ":", ": x", "event: e", "id", "da")
+) | st.sampled_from(("", "datax: 4", " data: 5", "retry: x", "data: a: b", "id: \0", "data\0: 6"))
+
+
+@given(st.lists(st.tuples(_LINES, st.sampled_from(["\n", "\r", "\r\n"])), max_size=30), st.data())
+@settings(max_examples=60, deadline=None)
+def test_events_are_those_of_a_well_known_reader(lines: list[Any], data: st.DataObject) -> None:
+    text = "".join(line + end for line, end in lines) + "x"
+    decoder, wanted = SSEDecoder(), []
+    for line in re.split("\r\n|\r|\n", text)[:-1]:
+        event = decoder.decode(line)
+        if event is not None and event.data:
+            wanted.append(event.data)
+    reader, found = EventReader("text/event-stream"), []
+
+    def kept(raw: Any) -> Any:
+        found.append(raw.decode())
+        return None
+
+    cut = data.draw(st.integers(0, len(text)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "read_json", kept)
+        for piece in (text[:cut], text[cut:]):
+            assert not list(reader.feed(piece.encode()))
+    assert found == [one for one in wanted if one.strip()]
+
+
+def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "MOST_TEXT", 1000)
+    store, run, request = begun()
+    for piece in token_events(400):
+        request.data(piece, 10.0)
+    assert request.is_over and len(request.text) <= 1000
+    assert "more than 1,000 characters" in request.facts["error"]
+    run.end()
+    assert "stream-unreadable" in {one.rule for one in find(store)}
+
+
+def test_a_piece_of_many_events_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many events a piece brings, every table grows once; and JSON is read once each."""
+    grown: list[str] = []
+    parsed: list[Any] = []
+    for name in ("append", "extend"):
+        whole = getattr(Table, name)
+
+        def counted(table: Table, *args: Any, whole: Any = whole, **values: Any) -> Any:
+            grown.append(table.name)
+            return whole(table, *args, **values)
+
+        monkeypatch.setattr(Table, name, counted)
+    read = stream.read_json
+    monkeypatch.setattr(stream, "read_json", lambda raw: parsed.append(raw) or read(raw))
+    store, run, request = begun()
+    request.data(b"".join(token_events(900)), 10.0)
+    assert len(store.tokens) > 850 and len(store.rounds) > 280
+    assert len(grown) <= 6 and len(parsed) == 900
+    run.end()
