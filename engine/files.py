@@ -37,8 +37,9 @@ def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterat
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
+                what = "a pipe" if stat.S_ISFIFO(mode) else "a device"
                 raise kind(
-                    f"{path} is no regular file but {'a pipe' if stat.S_ISFIFO(mode) else 'a device'}.",
+                    f"{path} is no regular file but {what}.",
                     "Save what it gives to a file first, and name that one.",
                 )
             yield file
@@ -131,7 +132,7 @@ def unpacked(
                     if not whole:
                         return bytes(found[:most])
                     raise kind(
-                        f"{name} unpacks to more than {size_text(most)}, from {size_text(len(data))}.",
+                        f"{name} unpacks to more than {size_text(most)}.",
                         "Unpack it yourself, and split what comes out.",
                     )
                 piece = decoder.unused_data

@@ -1,7 +1,8 @@
 """JSON from anyone: what it may hold is bounded here, so that its values can be used as they are.
 
-Whole numbers have at most twenty digits and reals are finite; nesting ends long before Python's
-own limit does; texts have whole characters only. Ranges by meaning are for those who read a key.
+Whole numbers of more than twenty digits, as some identifiers are, become texts; reals are finite;
+nesting ends long before Python's own limit does; texts have whole characters only. Ranges by
+meaning are in `engine.foreign_numbers`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
+from itertools import islice
 from typing import Any, NoReturn
 
 DEEPEST = 64
 MOST_OBJECTS = 4_000_000
 _MOST_DIGITS = 20
-_MOST_VALUES = 32_000_000
+_MOST_VALUES = 16_000_000
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """A text that is no JSON, or more than is read. what: a clause such as "a key is missing".
-    line, column: where, from 1."""
+    """A text that is no JSON, or more than is read. what: a clause. line, column: where, from 1."""
 
     def __init__(self, what: str, text: str = "", at: int = 0) -> None:
         self.what = what
@@ -32,61 +34,76 @@ class JsonError(ValueError):
 def parse_json(text: str, *, deepest: int = DEEPEST, unique: bool = False) -> Any:
     """The value of a text. unique: an object may not have a key twice, which costs some time.
 
-    Raises JsonError for what is no JSON: NaN and Infinity are none; and for whole numbers of more
-    than 20 digits, reals beyond float64, nesting deeper than `deepest`, and more than 4 million
-    objects and lists or 32 million values.
+    Raises JsonError for what is no JSON, as NaN and Infinity are; for reals beyond float64, nesting
+    deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
     n_inside = text.count("{") + text.count("[")
-    if n_inside > MOST_OBJECTS or text.count(",") > _MOST_VALUES:
-        raise JsonError("more values than are read")
+    if n_inside > MOST_OBJECTS:
+        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
+    if text.count(",") > _MOST_VALUES:
+        raise JsonError(f"it has more than {_MOST_VALUES:,} values")
+    objects = _UniqueKeys() if unique else None
+    decoder = _DECODER if objects is None else json.JSONDecoder(object_pairs_hook=objects, **_HOOKS)
     try:
-        value = (_UNIQUE if unique else _DECODER).decode(text)
+        value = decoder.decode(text)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, text, error.pos) from None
     except RecursionError:
-        raise JsonError(f"nested more than {deepest} times") from None
+        raise JsonError(f"it is nested more than {deepest} times") from None
     except _RefusedError as refused:
         what, literal = refused.args
-        raise JsonError(what, text, max(text.find(literal), 0)) from None
+        at = max(text.find(literal), 0)
+        if objects is not None and not literal:
+            at = _end_of_object(text, objects.n)
+        raise JsonError(what, text, at) from None
     if n_inside > deepest and _is_deeper(value, deepest):
-        raise JsonError(f"nested more than {deepest} times")
+        raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if _HALF.search(text) else value
 
 
 class _RefusedError(ValueError):
-    """A part that is not read; args: why, and how it is written."""
+    """A part that is not read; args: why, and how it is written, empty of an object."""
 
 
-def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise _RefusedError(f"a number of {len(text):,} digits", text)
-    return int(text)
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= _MOST_DIGITS else text
 
 
 def _real(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise _RefusedError(f"the number {text[:40]}, which is beyond all range", text)
+        raise _RefusedError(f"{text[:40]} is beyond the range of numbers", text)
     return value
 
 
 def _constant(text: str) -> NoReturn:
-    raise _RefusedError(f"{text}, which is no number", text)
+    raise _RefusedError(f"{text} is no number", text)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        key = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _RefusedError(f"the key {key[:40]!r} twice in one object", json.dumps(key))
-    return found
+class _UniqueKeys:
+    """Makes objects of their pairs, in the order of their ends. n: how many so far."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        self.n += 1
+        if len(found) != len(pairs):
+            key = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise _RefusedError(f"the key {key[:40]!r} is twice in the object that ends here", "")
+        return found
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_real, parse_constant=_constant)
-_UNIQUE = json.JSONDecoder(
-    parse_int=_integer, parse_float=_real, parse_constant=_constant, object_pairs_hook=_object
-)
+_HOOKS: dict[str, Any] = {"parse_int": _integer, "parse_float": _real, "parse_constant": _constant}
+_DECODER = json.JSONDecoder(**_HOOKS)
+_END_OR_TEXT = re.compile(r'\}|"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+def _end_of_object(text: str, n: int) -> int:
+    """Where the n-th object to end does so."""
+    ends = (found.start() for found in _END_OR_TEXT.finditer(text) if found[0] == "}")
+    return next(islice(ends, n - 1, None), 0)
 
 
 def _is_deeper(value: Any, deepest: int) -> bool:

@@ -7,10 +7,11 @@ import re
 from typing import Any, TypeGuard
 
 COUNT = 2**31 - 1
-MOST_TOKENS = 2**29
-"""Of a prompt, an answer or a draft counter: a position, a sum of three, fits COUNT."""
+MOST_TOKENS, MOST_PROMPT_TOKENS = 2**30 - 1, 2**29
+"""Of an answer or its drafts, and of either part of a prompt: a position, their sum, fits COUNT."""
 LONGEST_DRAFT = 1024
-MOST_BYTES = 2**53
+LARGEST = 2**53
+"""Up to here float64 has every whole number."""
 LONGEST_MS = 1e12
 LONGEST_PART_MS = 1e11
 """Of one time that a server or a file tells, 3 years: a sum of several fits LONGEST_MS."""
@@ -47,6 +48,4 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
 
 def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:
     """Whether a value is a number from 0 to `most`; no NaN is."""
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_MS, MOST_BYTES
+from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
 
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 PEER_NOISE = "peer noise"
@@ -94,7 +94,7 @@ def _count(
 
 
 def _bytes(name: str, about: str) -> Column:
-    return _count(name, about, MOST_BYTES)
+    return _count(name, about, LARGEST)
 
 
 def _ms(name: str, about: str) -> Column:
@@ -203,9 +203,7 @@ ROUNDS = (
     Column(
         "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
     ),
-    Column(
-        "n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3
-    ),
+    Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
 )
 
 TOKENS = (

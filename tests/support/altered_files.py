@@ -27,12 +27,36 @@ NUMBERS = (
 )
 VALUES: tuple[Any, ...] = (
     *(0, -1, -0.0, 0.5, 1, 2**31, 2**53 + 1, 2**63, 10**9, 10**18, 10**400, 1e308, 1e-320),
-    *(float("nan"), float("inf"), -float("inf"), True, False, None, "", "x", "12", "\ud800", "\x00"),
-    *([], {}, [1], [[]], [None], {"a": 1}, [1, "a", None], {"timings": {}}, [{"id": 1}], "x" * 5000),
+    *(
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        True,
+        False,
+        None,
+        "",
+        "x",
+        "12",
+        "\ud800",
+        "\x00",
+    ),
+    *(
+        [],
+        {},
+        [1],
+        [[]],
+        [None],
+        {"a": 1},
+        [1, "a", None],
+        {"timings": {}},
+        [{"id": 1}],
+        "x" * 5000,
+    ),
     *(["12"] * 3000, {str(i): i for i in range(300)}, [10**9] * 9, [2**31] * 3, [[1, 2]] * 3),
 )
 _NUMBER = re.compile(r"-?\d[\d.]*(?:[eE][-+]?\d+)?")
 _WORD = re.compile(r"[A-Za-z_]{4,}")
+_TOLD = re.compile(rb"draft|token|checkpoint|eval time|n_rs_seq|predicted|cached|llama_decode")
 _BLOWN = 1 << 20
 
 
@@ -49,11 +73,11 @@ def bases() -> dict[str, bytes]:
     for name in there:
         whole = json.loads(gzip.decompress(_path(name).read_bytes()))
         lines = whole.get("log") or []
-        for part, start in (("begin", 0), ("middle", len(lines) // 2)):
-            if lines:
-                log = lines[: 40 if start else 0] + lines[start : start + 260]
-                found[f"{name}-{part}.log"] = "\n".join(log).encode("utf-8", "replace")
-        whole["log"] = lines[:400]
+        first = next((i for i, line in enumerate(lines) if "task 0 | new" in line), 0)
+        told = [*lines[:30], *lines[first : first + 350]]
+        if lines:
+            found[f"{name}.log"] = "\n".join(told).encode("utf-8", "replace")
+        whole["log"] = told
         whole["requests"] = copy.deepcopy(whole.get("requests", [])[:3])
         for request in whole["requests"]:
             reply = request.get("reply", request)
@@ -91,6 +115,15 @@ def _numbers(data: bytes, chosen: random.Random) -> bytes:
         value = chosen.choice(NUMBERS)
         text = text[: place.start()] + value + text[place.end() :]
     return _bytes(text)
+
+
+def _told_numbers(data: bytes, chosen: random.Random) -> bytes:
+    """One number of a line of a log that tells of tokens or drafts, where there is one."""
+    lines = data.split(b"\n")
+    told = [i for i, line in enumerate(lines) if _TOLD.search(line)] or range(len(lines))
+    for i in _some(list(told), chosen):
+        lines[i] = _numbers(lines[i], chosen)
+    return b"\n".join(lines)
 
 
 def _same_numbers(data: bytes, chosen: random.Random) -> bytes:
@@ -247,7 +280,8 @@ def _some(places: list[Any], chosen: random.Random) -> list[Any]:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    is_ascii = len(str(value)) % 2 == 0
+    return json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")
 
 
 def _bytes(text: str) -> bytes:
@@ -255,6 +289,17 @@ def _bytes(text: str) -> bytes:
 
 
 _ACTS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    *(_numbers, _numbers, _same_numbers, _same_numbers, _values, _values, _values, _lines, _raw),
+    *(
+        _numbers,
+        _told_numbers,
+        _told_numbers,
+        _same_numbers,
+        _same_numbers,
+        _values,
+        _values,
+        _values,
+        _lines,
+        _raw,
+    ),
     *(_blown, _nested, _many),
 )

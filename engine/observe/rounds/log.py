@@ -11,9 +11,10 @@ from typing import Any
 from engine.errors import TraceFileError
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import (
+    LARGEST,
     LONGEST_DRAFT,
     LONGEST_MS,
-    MOST_BYTES,
+    MOST_PROMPT_TOKENS,
     MOST_TOKENS,
     OutOfRangeError,
     is_whole,
@@ -172,7 +173,9 @@ class LogReader:
         """The finding about entries that cannot be read, as a run keeps it; empty without any."""
         if not self.n_unread:
             return []
-        message = "Entries of the log cannot be read; of their requests nothing after them is shown."
+        message = (
+            "Entries of the log cannot be read; of their requests nothing after them is shown."
+        )
         evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
         return [{"rule": "log-unread", "message": message, "evidence": evidence}]
 
@@ -263,15 +266,15 @@ class LogReader:
             slot.round.is_complete = True
             self._clock.joins(slot.round)
         elif (found := _CREATED.search(said)) is not None:
-            slot.checkpoint_bytes = round(real(found[1], MOST_BYTES >> 20) * 2**20)
+            slot.checkpoint_bytes = round(real(found[1], LARGEST >> 20) * 2**20)
         elif (found := _RESTORING.search(said)) is not None:
-            size = whole(found[1], MOST_BYTES)
+            size = whole(found[1], LARGEST)
             if slot.round is not None:
                 slot.round.checkpoint_bytes = size
         elif (found := _PROMPT.search(said)) is not None:
-            request.n_prompt = whole(found[1], MOST_TOKENS)
+            request.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
         elif (found := _CACHED.match(said)) is not None:
-            n_cached = whole(found[1], MOST_TOKENS)
+            n_cached = whole(found[1], MOST_PROMPT_TOKENS)
             if request.n_cached is None:  # later parts of the prompt say it again
                 request.n_cached = n_cached
         elif said.startswith("stop processing"):
@@ -341,7 +344,7 @@ class LogReader:
 
     def _sums(self, request: LogRequest, said: str) -> None:
         if (found := _PROMPT_TIME.search(said)) is not None:
-            request.prompt_ms, n = real(found[1]), whole(found[2], MOST_TOKENS)
+            request.prompt_ms, n = real(found[1]), whole(found[2], MOST_PROMPT_TOKENS)
             if request.n_prompt is None and request.n_cached is not None:
                 request.n_prompt = request.n_cached + n
         elif (found := _EVAL_TIME.search(said)) is not None:
@@ -502,7 +505,7 @@ def _json_entry(number: int, line: str) -> Iterator[tuple[int, int | None, str |
         return
     if isinstance(entry, dict) and isinstance(entry.get("msg"), str):
         time = entry.get("time")
-        yield number, time if is_whole(time, MOST_BYTES) else None, entry["msg"].rstrip("\n")
+        yield number, time if is_whole(time, LARGEST) else None, entry["msg"].rstrip("\n")
 
 
 def _microseconds(stamp: re.Match[str]) -> int:
