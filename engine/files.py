@@ -39,7 +39,7 @@ def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterat
             if not stat.S_ISREG(mode):
                 what = "a pipe" if stat.S_ISFIFO(mode) else "a device"
                 raise kind(
-                    f"{path} is no regular file but {what}.",
+                    f"{path} is no file but {what}.",
                     "Save what it gives to a file first, and name that one.",
                 )
             yield file
