@@ -39,12 +39,12 @@ def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterat
             if not stat.S_ISREG(mode):
                 what = "a pipe" if stat.S_ISFIFO(mode) else "a device"
                 raise kind(
-                    f"{path} is no file but {what}.",
+                    f"{path} is not a regular file but {what}.",
                     "Save what it gives to a file first, and name that one.",
                 )
             yield file
     except IsADirectoryError:
-        raise kind(f"{path} is a folder.", "Name a file in it.") from None
+        raise kind(f"{path} is not a regular file but a folder.", "Name a file in it.") from None
     except OSError as error:
         raise unreadable(path, error, kind) from error
 

@@ -1,8 +1,8 @@
 """JSON from anyone: what it may hold is bounded here, so that its values can be used as they are.
 
-Whole numbers of more than twenty digits, as some identifiers are, become texts; reals are finite;
-nesting ends long before Python's own limit does; texts have whole characters only. Ranges by
-meaning are in `engine.foreign_numbers`.
+Whole numbers of more than 40 digits, more than identifiers have, become texts; reals are finite;
+nesting ends long before Python's own limit does. Ranges by meaning are in
+`engine.foreign_numbers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 DEEPEST = 64
 MOST_OBJECTS = 4_000_000
-_MOST_DIGITS = 20
+_MOST_DIGITS = 40
 _MOST_VALUES = 16_000_000
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -31,8 +31,11 @@ class JsonError(ValueError):
         super().__init__(f"line {self.line}, column {self.column}: {what}")
 
 
-def parse_json(text: str, *, deepest: int = DEEPEST, unique: bool = False) -> Any:
+def parse_json(
+    text: str, *, deepest: int = DEEPEST, unique: bool = False, whole_texts: bool = False
+) -> Any:
     """The value of a text. unique: an object may not have a key twice, which costs some time.
+    whole_texts: halves of characters, which cannot be written, are replaced.
 
     Raises JsonError for what is no JSON, as NaN and Infinity are; for reals beyond float64, nesting
     deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
@@ -58,7 +61,7 @@ def parse_json(text: str, *, deepest: int = DEEPEST, unique: bool = False) -> An
         raise JsonError(what, text, at) from None
     if n_inside > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
-    return _whole(value) if _HALF.search(text) else value
+    return _whole(value) if whole_texts and _HALF.search(text) else value
 
 
 class _RefusedError(ValueError):
@@ -122,7 +125,7 @@ def _is_deeper(value: Any, deepest: int) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """The value with its texts free of halves of characters, which cannot be written."""
+    """The value with its texts free of halves of characters."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):

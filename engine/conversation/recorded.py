@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.conversation.turns import Message
 from engine.errors import OptionError
-from engine.files import user_text
+from engine.files import is_unicode, user_text
 from engine.foreign_json import JsonError, parse_json
 
 _MOST_BYTES = 1 << 26
@@ -165,6 +165,8 @@ def _message(path: Path, place: str, value: Any) -> Message:
 def _text(path: Path, place: str, content: Any) -> str:
     """A content as one text: OpenAI's may be a list of parts, or null beside calls of tools."""
     if content is None or isinstance(content, str):
+        if not is_unicode(content or ""):
+            raise OptionError(f"{path}: {place} has half of a character.", "Correct its text.")
         return content or ""
     if not isinstance(content, list):
         raise OptionError(f"{path}: {place} has a content that is no text.", _REMEDY)
@@ -178,7 +180,7 @@ def _text(path: Path, place: str, content: Any) -> str:
                 "Leave such parts out.",
             )
         texts.append(text)
-    return "".join(texts)
+    return _text(path, place, "".join(texts))
 
 
 def _tools(path: Path, place: str, tools: Any) -> list[dict[str, Any]] | None:

@@ -133,7 +133,7 @@ def _pieces(path: Path, pieces: dict[str, str]) -> dict[int, bytes]:
     try:
         return {whole(token): bytes.fromhex(piece) for token, piece in pieces.items()}
     except OutOfRangeError as error:
-        raise _wrong(path, "pieces", f"names a token id that is none: {error}") from error
+        raise _wrong(path, "pieces", f"has a key that is not a token id: {error}") from error
     except ValueError as error:
         raise _wrong(path, "pieces", "are not token ids with hexadecimal bytes") from error
 

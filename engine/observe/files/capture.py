@@ -77,7 +77,7 @@ def read_capture(data: bytes, name: str) -> Capture:
     """Read a capture. name: of the file, for messages. Raises TraceFileError."""
     text = unpacked(data, name, MOST_BYTES, TraceFileError).decode("utf-8-sig", "replace")
     try:
-        said = parse_json(text)
+        said = parse_json(text, whole_texts=True)
     except JsonError as error:
         raise TraceFileError(f"{name} is not valid JSON ({error}).", _REMEDY) from None
     if not isinstance(said, dict):

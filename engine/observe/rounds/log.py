@@ -499,7 +499,7 @@ def _json_entry(number: int, line: str) -> Iterator[tuple[int, int | None, str |
     if not line.strip():
         return
     try:
-        entry = parse_json(line)
+        entry = parse_json(line, whole_texts=True)
     except JsonError:
         yield number, None, None
         return

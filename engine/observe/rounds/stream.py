@@ -125,7 +125,7 @@ def read_json(text: bytes | str) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")
     try:
-        return parse_json(text)
+        return parse_json(text, whole_texts=True)
     except JsonError as error:
         raise UnreadableError(f"sent text that is not valid JSON ({error.what})") from None
 

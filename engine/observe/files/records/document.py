@@ -119,7 +119,7 @@ def _lines(text: str, name: str, whole: JsonError) -> list[tuple[str, Any]]:
 
 
 def _parse(text: str) -> Any:
-    return parse_json(text, deepest=_DEEPEST, unique=True)
+    return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
 
 
 def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
