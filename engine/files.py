@@ -34,27 +34,29 @@ def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterat
     or read, in the body too.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                what = "a pipe" if stat.S_ISFIFO(mode) else "a device"
-                raise kind(
-                    f"{path} is not a regular file but {what}.",
-                    "Save what it gives to a file first, and name that one.",
-                )
+        with open(_regular(path, kind), "rb") as file:
             yield file
-    except IsADirectoryError:
-        raise kind(f"{path} is not a regular file but a folder.", "Name a file in it.") from None
     except OSError as error:
         raise unreadable(path, error, kind) from error
 
 
-def _open_at_once(name: str, _flags: int) -> int:
-    """Open without waiting for the other end of a pipe."""
+def _regular(path: Path, kind: type[DraftscopeError]) -> int:
+    """A descriptor, opened without waiting for the other end of a pipe."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))
     try:
-        return os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0)))
+        opened = os.open(path, flags)
     except ValueError as error:  # a name with a null character or half of a character
         raise OSError(str(error)) from error
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode):
+        return opened
+    os.close(opened)
+    if stat.S_ISDIR(mode):
+        raise kind(f"{path} is not a regular file but a folder.", "Name a file in it.")
+    raise kind(
+        f"{path} is not a regular file but {'a pipe' if stat.S_ISFIFO(mode) else 'a device'}.",
+        "Save what it gives to a file first, and name that one.",
+    )
 
 
 def file_bytes(path: Path, most_bytes: int, kind: type[DraftscopeError] = OptionError) -> bytes:

@@ -120,5 +120,5 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for name in ("none", "pipe", "."):
         assert not is_tune_json(tmp_path / name)
         assert find_results(tmp_path / name) is None
-        with pytest.raises(TraceFileError, match="cannot be read|is not a regular file"):
+        with pytest.raises(TraceFileError, match=r"cannot be read|is not a regular file"):
             read_tune_json(tmp_path / name)
