@@ -21,6 +21,11 @@ def _socket(path: Path) -> None:
         one.bind(str(path))
 
 
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 10 << 30)
+
+
 MADE: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a folder": Path.mkdir,
@@ -29,7 +34,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a terminal": lambda path: path.symlink_to("/dev/ptmx"),
     "nothing": lambda path: None,
     "a link to itself": lambda path: path.symlink_to(path),
-    "a sparse file": lambda path: (path.touch(), os.truncate(path, 10 << 30)),
+    "a sparse file": _sparse,
 }
 
 
