@@ -12,11 +12,15 @@ from typing import Any, NoReturn
 
 from app.cli.output import is_terminal, print_line, show_progress, tell
 from engine.errors import OptionError
-from engine.files import check_writable
+from engine.files import check_writable, decoded, unreadable, user_text
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
 from engine.progress import ReportProgress
+from engine.size_text import size_text
 from engine.version import version
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
+
+_MOST_TEXT = 16 << 20
+"""Bytes of a prompt."""
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
@@ -210,16 +214,16 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 def read_text(source: Path | None) -> str:
     """The text of a file, or of standard input for None. Raises OptionError."""
-    name = "Standard input" if source is None else str(source)
+    if source is not None:
+        return user_text(source, _MOST_TEXT)
+    name = "Standard input"
     try:
-        raw = sys.stdin.buffer.read() if source is None else source.read_bytes()
-        return raw.decode("utf-8")
+        raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
     except OSError as error:
-        raise OptionError(
-            f"{name} cannot be read: {error.strerror}.", "Check the path and its rights."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{name} is not UTF-8 text.", "Convert it to UTF-8.") from error
+        raise unreadable(Path(name), error) from error
+    if len(raw) > _MOST_TEXT:
+        raise OptionError(f"{name} gives more than {size_text(_MOST_TEXT)}.", "Give less text.")
+    return decoded(raw, name)
 
 
 def output_file(text: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TypeGuard
 
 from engine.errors import OptionError
 from engine.files import is_unicode, user_text
+from engine.foreign_json import JsonError, parse_json
 
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME, _LONGEST_TEXT = 200, 1 << 20
@@ -39,11 +39,9 @@ def read_prompts(path: Path) -> list[NamedPrompt]:
     characters, 2^20) or no Unicode, or a name twice.
     """
     try:
-        entries = json.loads(user_text(path, _MOST_BYTES))
-    except json.JSONDecodeError as error:
-        raise OptionError(f"{path}: line {error.lineno} is not JSON.", _REMEDY) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of [
-        raise OptionError(f"{path} is no JSON that can be read.", _REMEDY) from error
+        entries = parse_json(user_text(path, _MOST_BYTES), unique=True)
+    except JsonError as error:
+        raise OptionError(f"{path}: {error}.", _REMEDY) from error
     if not isinstance(entries, list) or not entries:
         raise OptionError(f"{path} holds no list of prompts.", _REMEDY)
     prompts: list[NamedPrompt] = []

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import user_text
+from engine.foreign_json import JsonError, parse_json
 
 SUITE_KIND = "draftscope bench suite"
 SUITE_VERSION = 1
+_MOST_BYTES = 64 << 20
 AGGREGATE_FIELDS = (
     "n_requests",
     "total_predicted",
@@ -59,10 +60,8 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises OptionError for a file that cannot be read or holds anything else.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
+        result = parse_json(user_text(path, _MOST_BYTES))
+    except JsonError as error:
         raise _unusable(path) from error
     try:
         if (result["kind"], result["version"]) != (SUITE_KIND, SUITE_VERSION):

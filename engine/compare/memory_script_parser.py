@@ -27,7 +27,7 @@ from engine.compare.memory_script import (
     Tokens,
 )
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import user_text
 from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES
 
 FORMAT = """\
@@ -68,18 +68,7 @@ def memory_scripts(folder: Path) -> tuple[MemoryScript, ...]:
 
 def read_script(path: Path) -> MemoryScript:
     """One script. Raises OptionError, naming file and line."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        text = raw.decode("utf-8")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
-    if len(raw) > _MOST_BYTES:
-        raise OptionError(
-            f"{path.name} has more than {_MOST_BYTES} bytes.", "Cut it into several scripts."
-        )
+    text = user_text(path, _MOST_BYTES)
     return parse_script(path.stem, path.name, text)
 
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OptionError
+from engine.files import user_text
 from engine.findings.check import RULES
 from engine.options import RunOptions
 
 _T = TypeVar("_T")
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,8 @@ def find_scenario(folder: Path, name: str) -> Scenario:
 def read_scenario(path: Path) -> Scenario:
     """One scenario. Raises OptionError, naming file and key."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _wrong(path, "", f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+        table = tomllib.loads(user_text(path, _MOST_BYTES))
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, "", f"is not valid TOML ({error})") from error
     file = _filled(_ScenarioFile, table, path, "")
     if not file.prompts or not all(file.prompts):

@@ -17,7 +17,8 @@ from typing import Any
 
 from engine.conversation.turns import Message
 from engine.errors import OptionError
-from engine.files import unreadable
+from engine.files import is_unicode, user_text
+from engine.foreign_json import JsonError, parse_json
 
 _MOST_BYTES = 1 << 26
 _MOST_TURNS = 10_000
@@ -52,7 +53,7 @@ def read_recorded(path: Path) -> RecordedConversation:
     Raises OptionError naming file and place for anything that is no such record, for one above
     64 MiB, with more than 10,000 turns or with no message.
     """
-    entries = list(_entries(path, _content(path)))
+    entries = list(_entries(path, user_text(path, _MOST_BYTES)))
     tools, turns = None, _Turns(path)
     if any(isinstance(value, dict) and "messages" in value for _, value in entries):
         for place, value in entries:
@@ -114,52 +115,37 @@ class _Turns:
         return index
 
 
-def _content(path: Path) -> str:
-    try:
-        if not path.is_file():
-            raise OptionError(f"{path} is no file.", "Name a file of messages with --turns.")
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise OptionError(f"{path} is larger than 64 MiB.", "Split it.")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
-
-
 def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     """The values of a file, each with its place."""
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        at = error.lineno if isinstance(error, json.JSONDecodeError) else 1
+        value = parse_json(text)
+    except JsonError as error:
         if not lines or not _is_json(lines[0][1]):
-            raise _not_json(path, at) from error
+            raise _not_json(path, error.line, error) from error
     else:
         for n, one in enumerate(value if isinstance(value, list) else [value], 1):
             yield f"message {n}" if isinstance(value, list) else "its object", one
         return
     for n, line in lines:
         try:
-            yield f"line {n}", json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(path, n) from error
+            yield f"line {n}", parse_json(line)
+        except JsonError as error:
+            raise _not_json(path, n, error) from error
 
 
 def _is_json(line: str) -> bool:
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        parse_json(line)
+    except JsonError:
         return False
     return True
 
 
-def _not_json(path: Path, line: int) -> OptionError:
+def _not_json(path: Path, line: int, error: JsonError) -> OptionError:
     return OptionError(
-        f"{path}: line {line} is not valid JSON.", "Give one JSON value, or one a line."
+        f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
+        "Give one JSON value, or one a line.",
     )
 
 
@@ -179,6 +165,8 @@ def _message(path: Path, place: str, value: Any) -> Message:
 def _text(path: Path, place: str, content: Any) -> str:
     """A content as one text: OpenAI's may be a list of parts, or null beside calls of tools."""
     if content is None or isinstance(content, str):
+        if not is_unicode(content or ""):
+            raise OptionError(f"{path}: {place} has half of a character.", "Correct its text.")
         return content or ""
     if not isinstance(content, list):
         raise OptionError(f"{path}: {place} has a content that is no text.", _REMEDY)
@@ -192,7 +180,7 @@ def _text(path: Path, place: str, content: Any) -> str:
                 "Leave such parts out.",
             )
         texts.append(text)
-    return "".join(texts)
+    return _text(path, place, "".join(texts))
 
 
 def _tools(path: Path, place: str, tools: Any) -> list[dict[str, Any]] | None:

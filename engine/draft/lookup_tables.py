@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import LookupCacheError
-from engine.files import unreadable
+from engine.files import file_bytes
 
 N_LONGEST = 4
 """Longest n-gram of a context or dynamic table."""
@@ -111,16 +111,7 @@ def read_lookup_cache(path: Path | str, n_vocab: int) -> LookupCache:
     Raises LookupCacheError naming the byte where the file is wrong.
     """
     path = Path(path)
-    try:
-        n_bytes = path.stat().st_size
-        if n_bytes > _MAX_BYTES:
-            raise LookupCacheError(
-                f"{path.name} has {n_bytes >> 20} MiB, a lookup cache may have {_MAX_BYTES >> 20}.",
-                "Make one from a smaller corpus.",
-            )
-        raw = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error, LookupCacheError) from error
+    raw = file_bytes(path, _MAX_BYTES, LookupCacheError)
     if len(raw) % 4:
         raise _wrong(path, len(raw) // 4, "the file ends inside a number")
     values = np.frombuffer(raw, "<i4")

@@ -73,6 +73,16 @@ RULES = (
         _told("log-of-another-run"),
     ),
     Rule(
+        "log-unread",
+        WARNING,
+        "Entries of the log cannot be read",
+        "Numbers in the log are none, or larger than a server can mean: more than 1,024 drafted "
+        "tokens, more accepted than drafted, a position beyond any context. They are counted; of "
+        "their requests nothing after them is shown.",
+        "Name the log as the server wrote it; the evidence has the first line.",
+        _told("log-unread"),
+    ),
+    Rule(
         "not-recorded",
         WARNING,
         "Passed but not recorded",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import struct
 import zlib
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +23,8 @@ import numpy as np
 import torch
 
 from engine.errors import TraceFileError
-from engine.files import unreadable, written_whole
+from engine.files import opened_file, written_whole
+from engine.foreign_json import parse_json
 from engine.memory.kv import AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import StateKey
@@ -108,13 +108,8 @@ def load_state(path: Path | str) -> SequenceState:
     Raises TraceFileError for anything that save_state would not write.
     """
     path = Path(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
-            raise TraceFileError(f"{path} is no regular file.", "Choose a saved sequence.")
-        with path.open("rb") as file:
-            return _Reader(path, file).state()
-    except OSError as error:
-        raise unreadable(path, error, TraceFileError) from error
+    with opened_file(path, TraceFileError) as file:
+        return _Reader(path, file).state()
 
 
 def _write(file: BinaryIO, state: SequenceState) -> None:
@@ -169,8 +164,8 @@ class _Reader:
         if size > _MAX_HEADER:
             raise self._error(f"has a header of {size} bytes")
         try:
-            values = json.loads(self._bytes(size))
-        except (ValueError, RecursionError):
+            values = parse_json(self._bytes(size).decode())
+        except ValueError:  # no JSON, no UTF-8
             raise self._error("has a header that is not valid JSON") from None
         names = [field.name for field in fields(_Header)]
         if not isinstance(values, dict) or sorted(values) != sorted(names):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import llguidance
 
-from engine.errors import GrammarFileError
+from engine.errors import GrammarFileError, OptionError
+from engine.files import user_text
+from engine.foreign_json import JsonError, parse_json
 from engine.sampling.grammar import Grammar, GrammarTokens, why_invalid
 from engine.sampling.options import SamplerOptions
 
@@ -30,13 +31,13 @@ def read_grammar(options: SamplerOptions, tokens: GrammarTokens) -> Grammar | No
 def _schema(path: Path, tokens: GrammarTokens) -> Grammar:
     text = _read(path)
     try:
-        schema = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise GrammarFileError(path, place, f"no JSON: {error.msg}", "Correct the file.") from error
-    except (RecursionError, ValueError) as error:  # a number of thousands of digits, too
-        raise GrammarFileError(path, "file", f"no JSON: {error}", "Correct the file.") from error
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        parse_json(text, unique=True)
+    except JsonError as error:
+        place = f"line {error.line}, column {error.column}"
+        raise GrammarFileError(
+            path, place, f"no JSON: {error.what}", "Correct the file."
+        ) from error
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
     if why := why_invalid(grammar, tokens):
         raise GrammarFileError(path, "schema", _sentence(why), _SCHEMA_REMEDY)
     return Grammar(grammar, tokens)
@@ -54,18 +55,10 @@ def _rules(path: Path, tokens: GrammarTokens) -> Grammar:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            what = f"larger than {MOST_BYTES:,} bytes"
-            raise GrammarFileError(path, "file", what, "Use a smaller grammar.")
-        return data.decode()
-    except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise GrammarFileError(path, "file", why, "Check the path.") from error
-    except UnicodeDecodeError as error:
-        what = f"no UTF-8 at byte {error.start}"
-        raise GrammarFileError(path, "file", what, "Save it as UTF-8.") from error
+        return user_text(path, MOST_BYTES)
+    except OptionError as error:
+        what = error.message.removeprefix(f"{path}").lstrip(" :").rstrip(".")
+        raise GrammarFileError(path, "file", what, error.remedy) from error
 
 
 def _sentence(message: str) -> str:

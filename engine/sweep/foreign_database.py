@@ -14,6 +14,7 @@ from pathlib import Path
 from time import thread_time
 
 from engine.errors import TraceFileError
+from engine.files import opened_file
 from engine.gguf.binary import shorten
 
 MOST_BYTES = 128 << 20
@@ -64,12 +65,12 @@ def _limit(opened: sqlite3.Connection) -> None:
 
 def _check_files(path: Path) -> None:
     """Nothing that SQLite would open is anything but a file of a sensible size. Raises OSError."""
-    if not path.is_file():
-        raise TraceFileError(f"{path} is no file.", "Name the folder of a sweep's results.")
-    if path.stat().st_size > MOST_BYTES:
-        raise TraceFileError(f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the sweep.")
-    with path.open("rb") as file:
-        head = file.read(100)
+    with opened_file(path, TraceFileError) as file:
+        head = file.read(100) or b""
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise TraceFileError(
+                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the sweep."
+            )
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:
         beside = f" ({Path(logs[0]).name} lies beside it)" if logs else ""

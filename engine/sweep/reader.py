@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.files import file_head
 from engine.sweep import schema
 from engine.sweep.foreign_database import LONGEST_TEXT, opened_for_reading
 from engine.sweep.results import SweepResults, results_of
@@ -33,13 +34,7 @@ def find_results(path: Path) -> Path | None:
     """The results file that a path means: the file itself or the one in a folder; None for any
     other path. Looks at the first bytes only."""
     file = results_file(path)
-    try:
-        if not file.is_file():  # a pipe would be waited for
-            return None
-        with file.open("rb") as opened:
-            head = opened.read(72)
-    except OSError:
-        return None
+    head = file_head(file, 72)
     is_ours = head[:15] == b"SQLite format 3" and head[68:72] == schema.APPLICATION_ID.to_bytes(4)
     return file if is_ours else None
 

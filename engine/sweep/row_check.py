@@ -3,12 +3,13 @@ sentence that names file, row and column."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import LARGEST, is_real
 from engine.sweep.schema import DONE, FAILED, FIGURES, KEY
 
 MOST_ROWS = 100_000
@@ -18,7 +19,6 @@ ROW_COLUMNS = (*TEXT_COLUMNS, "number", "settings", "has_trace", "machine", "mod
 NUMBER_AT = ROW_COLUMNS.index("number")
 _MOST_PARTS = 1024
 """Values of a setting that is a list."""
-_LARGEST = 2**53
 
 
 def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
@@ -45,8 +45,7 @@ def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
 
 def is_figure(value: Any) -> bool:
     """Whether a value can have been measured: a number, neither negative nor without end."""
-    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_plain and 0 <= value < _LARGEST
+    return is_real(value, LARGEST)
 
 
 def checked_settings(path: Path, at: int, text: str) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def checked_settings(path: Path, at: int, text: str) -> dict[str, Any]:
     for name, value in found.items():
         parts = value if isinstance(value, list) else [value]
         plain = all(isinstance(part, (str, int, float, bool)) for part in parts)
-        whole = not any(isinstance(p, int) and abs(p) > _LARGEST for p in parts)
+        whole = not any(isinstance(p, int) and abs(p) > LARGEST for p in parts)
         short = len(name) <= 64 and len(parts) <= _MOST_PARTS
         if not (plain and whole and short and name not in FIGURES):
             raise wrong(path, at, "settings", "are no settings of a job")
@@ -65,8 +64,8 @@ def checked_settings(path: Path, at: int, text: str) -> dict[str, Any]:
 def json_object(path: Path, text: str, at: int = 0) -> dict[str, Any]:
     """The object that a text of a row is. Raises TraceFileError for anything else."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except JsonError:
         value = None
     if not isinstance(value, dict):
         raise wrong(path, at, "a JSON text", "is no object")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
+
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 PEER_NOISE = "peer noise"
 """Lanes that a peer lane is judged by."""
@@ -51,11 +53,7 @@ SEVERITIES = ("info", "warning", "error")
 
 _MOST_ROUNDS = 10**9
 _MOST_SEQUENCES = 2**16
-_LONGEST_DRAFT = 1024
 _MOST_SLOTS = _MOST_LAYERS = 4096
-_COUNT = 2**31 - 1
-_BYTES = 2**53
-_LONGEST_MS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class Column:
 def _count(
     name: str,
     about: str,
-    most: int = _COUNT,
+    most: int = COUNT,
     least: int = 0,
     *,
     kind: str = "int",
@@ -96,11 +94,11 @@ def _count(
 
 
 def _bytes(name: str, about: str) -> Column:
-    return _count(name, about, _BYTES)
+    return _count(name, about, LARGEST)
 
 
 def _ms(name: str, about: str) -> Column:
-    return Column(name, "real", about, 0.0, _LONGEST_MS)
+    return Column(name, "real", about, 0.0, LONGEST_MS)
 
 
 def _probability(name: str, about: str, kind: str = "real") -> Column:
@@ -135,26 +133,26 @@ ROUNDS = (
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
     Column("accept_rule", "text", "rule that judged the draft: match or rejection; else empty"),
     _count(
-        "num_draft_tokens", "tokens drafted, after trimming; none for a prompt part", _LONGEST_DRAFT
+        "num_draft_tokens", "tokens drafted, after trimming; none for a prompt part", LONGEST_DRAFT
     ),
-    _count("num_accepted_draft_tokens", "drafted tokens that the target confirmed", _LONGEST_DRAFT),
+    _count("num_accepted_draft_tokens", "drafted tokens that the target confirmed", LONGEST_DRAFT),
     _count(
         "num_target_tokens",
         "the target's own tokens behind them, emitted or not: 1, "
         "0 behind a prompt part that is not the last, 2 behind a verified replay",
-        _LONGEST_DRAFT,
+        LONGEST_DRAFT,
     ),
     _count("num_emitted", "tokens added to the output"),
     Column("stop_kind", "text", "replacement, bonus, target or end; empty: nothing was chosen"),
     _count(
-        "rollback_depth", "drafted tokens undone; in memory, padding comes on top", _LONGEST_DRAFT
+        "rollback_depth", "drafted tokens undone; in memory, padding comes on top", LONGEST_DRAFT
     ),
     _count("memory_rollback", "tokens undone in memory: rollback_depth and the padding"),
     _choice(
         "rollback_path", "none, seq_rm, restore, restore_depth or refused", ("", *ROLLBACK_PATHS)
     ),
-    _count("n_rs_seq", "snapshot planes beyond the live state", _LONGEST_DRAFT),
-    _count("valid_depth", "deepest truthful rollback after the verify batch", least=-_COUNT),
+    _count("n_rs_seq", "snapshot planes beyond the live state", LONGEST_DRAFT),
+    _count("valid_depth", "deepest truthful rollback after the verify batch", least=-COUNT),
     _count("rs_idx_before", "pending plane that the verify batch read"),
     _count("rs_idx_after", "pending plane after the rollback"),
     _count("replay_index", "restores and replays needed in this round"),
@@ -175,7 +173,7 @@ ROUNDS = (
         "int",
         "prompt tokens taken from the cache that cells hold otherwise",
         0,
-        _COUNT,
+        COUNT,
         since=2,
     ),
     Column(
@@ -183,15 +181,15 @@ ROUNDS = (
         "int",
         "tokens that the sampler goes on behind and that are not the text's, or are missing",
         0,
-        _COUNT,
+        COUNT,
         since=4,
     ),
     Column(
         "sampler_draws",
         "int",
         "random numbers it has used beyond one per token; empty where the rule uses others",
-        -_COUNT,
-        _COUNT,
+        -COUNT,
+        COUNT,
         since=4,
     ),
     _bytes("memory_bytes_held", "storage of attention cells and recurrent states"),
@@ -203,11 +201,9 @@ ROUNDS = (
     _ms("restore_ms", "checkpoint restore"),
     _ms("replay_ms", "decoding accepted tokens again"),
     Column(
-        "total_ms", "real", "the whole round, where phases are unknown", 0.0, _LONGEST_MS, since=3
+        "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
     ),
-    Column(
-        "n_merged", "int", "rounds summed in this row, at least; empty: one", 2, _COUNT, since=3
-    ),
+    Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
 )
 
 TOKENS = (
@@ -218,7 +214,7 @@ TOKENS = (
     _choice("kind", "one of TOKEN_KINDS", TOKEN_KINDS),
     _count("token_id", "id in the target's vocabulary; empty where another engine hid it"),
     Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
-    _count("draft_index", "index inside the draft, from 0", _LONGEST_DRAFT),
+    _count("draft_index", "index inside the draft, from 0", LONGEST_DRAFT),
     _probability("draft_p", "drafter's confidence in the drafted token"),
     Column(
         "draft_conf",
@@ -250,14 +246,14 @@ DRAFTS = (
     Column("drafter", "text", "drafter that was asked"),
     _count("match_pos", "position in the history where the looked-up n-gram starts"),
     _count("num_raw", "tokens found before trimming"),
-    _count("num_draft_tokens", "tokens drafted, after trimming", _LONGEST_DRAFT),
+    _count("num_draft_tokens", "tokens drafted, after trimming", LONGEST_DRAFT),
     Column("reason", "text", "why the draft is empty or shorter than possible"),
     Column(
         "num_wrong_rows",
         "int",
         "rows of the target paired by the drafter that are of other places",
         0,
-        _COUNT,
+        COUNT,
         since=2,
     ),
     Column(
@@ -265,7 +261,7 @@ DRAFTS = (
         "int",
         "tokens paired with such rows by the drafter that are not the text's",
         0,
-        _COUNT,
+        COUNT,
         since=4,
     ),
     Column(
@@ -273,7 +269,7 @@ DRAFTS = (
         "int",
         "rows of the block that was drafted in one pass, the newest token and masks",
         1,
-        _LONGEST_DRAFT + 1,
+        LONGEST_DRAFT + 1,
         since=4,
     ),
     Column(
@@ -301,8 +297,8 @@ UBATCHES = (
         "pos_gap",
         "int",
         "positions left out behind what memory held, below 0: held already",
-        -_COUNT,
-        _COUNT,
+        -COUNT,
+        COUNT,
         since=2,
     ),
     _ms("ms", "forward pass"),
@@ -316,7 +312,7 @@ MEMORY = (
         "slot", "snapshot plane; 0 is the live state after a batch", _MOST_SLOTS - 1, required=True
     ),
     _choice("state", "one of SLOT_STATES", SLOT_STATES),
-    _count("age", "tokens between this state and the newest one written", least=-_COUNT),
+    _count("age", "tokens between this state and the newest one written", least=-COUNT),
 )
 
 DIVERGENCE = (

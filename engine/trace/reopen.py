@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
+from engine.files import opened_file
 from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, unguard
 from engine.trace.csv_fields import REMEDY, FieldBlock, read_blocks, read_header
 from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
 from engine.trace.export import SESSION_FILE, csv_names
 from engine.trace.records import MISSING, TABLES, Column
-from engine.trace.session_file import SessionFile, check_is_file, read_session, unreadable
+from engine.trace.session_file import SessionFile, read_session
 from engine.trace.store import Table, TraceStore
 
 _MOST_COLUMNS = 1000
@@ -67,10 +68,6 @@ def open_trace(
                     raise Cancelled
                 if progress is not None:
                     progress(store.size(), total, f"reading {name}.csv")
-        except FileNotFoundError:
-            raise TraceFileError(f"{path} is missing.", REMEDY) from None
-        except OSError as error:
-            raise unreadable(path, error) from error
         except UnicodeDecodeError as error:
             raise TraceFileError(f"{path} is not UTF-8 text.", REMEDY) from error
         announced, n = session.rows.get(name), len(store.tables[name])
@@ -87,8 +84,9 @@ def _is_later(columns: Sequence[Column], minor: int) -> bool:
 
 def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:
     """Read one file; it yields after each block of rows."""
-    check_is_file(path)
-    with path.open("rb") as file:
+    if not path.exists():
+        raise TraceFileError(f"{path} is missing.", REMEDY)
+    with opened_file(path, TraceFileError) as file:
         names = read_header(file, str(path), session.variant)
         rows = _FileRows(store, table, names, path, session)
         for block in read_blocks(file, str(path), rows.n_columns):

@@ -3,29 +3,28 @@ figures expect, whoever wrote it. What is not named here is kept as it is."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.files import decoded, file_bytes
+from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import COUNT, LARGEST, OutOfRangeError, whole
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
 from engine.trace.records import COLUMN_STATES, READ_VERSIONS, REFERENCE
 
 _MOST_BYTES = 256 << 20
-_DEEPEST = 64
 _MOST_RUNS = 10_000
 _MOST_LANES = 256
 _LONGEST_LIST = 1 << 16
 _LONGEST_TEXT = 1 << 16
 _LONGEST_PIECE = 1 << 16
-_COUNT = 2**31 - 1
 _TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _WRITTEN_ANEW = (
     "format",
@@ -67,8 +66,6 @@ def read_session(path: Path) -> SessionFile:
             f"{' and '.join(map(str, READ_VERSIONS))}.",
             "Open it with the version of Draftscope that wrote it.",
         )
-    if too_deep := _too_deep(session):
-        raise _wrong(path, too_deep, f"is nested more than {_DEEPEST} times")
     for place, problem in _SESSION(session):
         raise _wrong(path, place, problem)
     runs = _runs(path, session["runs"])
@@ -83,40 +80,23 @@ def read_session(path: Path) -> SessionFile:
     )
 
 
-def check_is_file(path: Path) -> None:
-    """Raises TraceFileError for a pipe or a device, which might never end; OSError as stat does."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise TraceFileError(f"{path} is no file.", REMEDY)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The file as it is, so far as it describes a trace. Raises TraceFileError."""
-    try:
-        check_is_file(path)
-        if path.stat().st_size > _MOST_BYTES:
-            raise TraceFileError(f"{path} is too large for a trace.", REMEDY)
-        session = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         raise TraceFileError(
             f"{path.parent} is no exported trace: {path.name} is missing.",
             "Choose the folder that an export wrote.",
-        ) from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise TraceFileError(f"{path} is not valid JSON.", REMEDY) from error
+        )
+    raw = file_bytes(path, _MOST_BYTES, TraceFileError)
+    try:
+        session = parse_json(decoded(raw, str(path), TraceFileError))
+    except JsonError as error:
+        raise TraceFileError(f"{path} is not valid JSON ({error}).", REMEDY) from error
     if not isinstance(session, dict) or session.get("format") != FORMAT:
         raise TraceFileError(
             f"{path} does not describe a trace.", "Choose the folder that an export wrote."
         )
     return session
-
-
-def unreadable(path: Path, error: OSError) -> TraceFileError:
-    """The file cannot be read at all."""
-    return TraceFileError(
-        f"{path} cannot be read: {error.strerror or error}.", "Check the folder and its rights."
-    )
 
 
 def _wrong(path: Path, place: str, problem: str) -> TraceFileError:
@@ -131,22 +111,6 @@ def _not(value: Any, wanted: str) -> tuple[str, str]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
-
-
-def _too_deep(session: dict[str, Any]) -> str:
-    """The key under which values are nested beyond measure, empty if none is."""
-    for key, value in session.items():
-        level = [value]
-        for _ in range(_DEEPEST):
-            level = [
-                inner
-                for one in level
-                if isinstance(one, (dict, list))
-                for inner in (one.values() if isinstance(one, dict) else one)
-            ]
-        if level:
-            return key
-    return ""
 
 
 def _runs(path: Path, runs: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -167,15 +131,11 @@ def _runs(path: Path, runs: dict[str, dict[str, Any]]) -> dict[int, dict[str, An
 
 def _pieces(path: Path, pieces: dict[str, str]) -> dict[int, bytes]:
     try:
-        found = {int(token): bytes.fromhex(piece) for token, piece in pieces.items()}
+        return {whole(token): bytes.fromhex(piece) for token, piece in pieces.items()}
+    except OutOfRangeError as error:
+        raise _wrong(path, "pieces", f"has a key that is not a token id: {error}") from error
     except ValueError as error:
-        raise TraceFileError(
-            f"{path}: pieces are not token ids with hexadecimal bytes.", REMEDY
-        ) from error
-    for token in found:
-        if not 0 <= token <= _COUNT:
-            raise _wrong(path, f"pieces.{token}", f"is not a token id from 0 to {_COUNT:,}")
-    return found
+        raise _wrong(path, "pieces", "are not token ids with hexadecimal bytes") from error
 
 
 # -- what facts have to be -------------------------------------------------------------------
@@ -191,7 +151,7 @@ def _number(least: float = -math.inf, most: float = math.inf, *, whole: bool = F
     return check
 
 
-def _count(least: int = 0, most: int = _COUNT) -> FieldCheck:
+def _count(least: int = 0, most: int = COUNT) -> FieldCheck:
     return _number(least, most, whole=True)
 
 
@@ -305,9 +265,10 @@ _TIMINGS = (
 _UNSURE = _or_none(_number())
 _TOLD = _object(
     {
-        "acceptance_histogram": _or_none(_list(_count())),
-        "num_draft_tokens_per_pos": _or_none(_list(_count())),
-        "num_accepted_tokens_per_pos": _or_none(_list(_count())),
+        **dict.fromkeys(
+            ("acceptance_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos"),
+            _or_none(_list(_count(0, LARGEST))),
+        ),
         "acceptance_per_position": _or_none(
             _object(
                 each=_list(_UNSURE),
@@ -331,10 +292,10 @@ _PROMPT_REUSE = _object(
         "parts": _PARTS,
         "drafters": _object(each=_count()),
         "created": _list(
-            _object({"n_tokens": _count(), "state_tokens": _count(), "n_bytes": _count(0, 2**53)})
+            _object({"n_tokens": _count(), "state_tokens": _count(), "n_bytes": _count(0, LARGEST)})
         ),
         **dict.fromkeys(("evicted", "erased", "usable"), _list(_count())),
-        "held": _list(_list(_count(0, 2**53))),
+        "held": _list(_list(_count(0, LARGEST))),
     },
     needed=(*_REUSE_COUNTS, "seq_id", "source", "parts"),
 )
@@ -374,7 +335,7 @@ _RUN = _object(
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),
         **dict.fromkeys(("n_ctx", "n_rs_seq"), _count()),
-        **dict.fromkeys(("weight_bytes", "snapshot_bytes", "memory_bytes"), _count(0, 2**53)),
+        **dict.fromkeys(("weight_bytes", "snapshot_bytes", "memory_bytes"), _count(0, LARGEST)),
         **dict.fromkeys(
             ("lane", "lane_kind", "lane_error", "error", "compute", "device", "architecture"), _text
         ),

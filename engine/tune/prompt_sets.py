@@ -8,17 +8,15 @@ what a later one says depends on an answer.
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import is_unicode, unreadable
+from engine.files import file_head, is_unicode, user_text
+from engine.foreign_json import JsonError, parse_json
 from engine.gguf.binary import shorten
 
 TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
@@ -53,7 +51,11 @@ def read_prompt_set(path: Path, fields: FieldNames | None = None) -> list[TunePr
     Raises OptionError naming file and line (of a JSON list: number) for anything that is no
     prompt, and for a file that cannot be read, is larger than 256 MiB or holds none.
     """
-    text = _content(path)
+    if file_head(path, 4) == b"PAR1":
+        raise OptionError(
+            f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
+        )
+    text = user_text(path, _MOST_BYTES, packed=True)
     fields = fields or FieldNames()
     prompts: list[TunePrompt] = []
     names = _UniqueNames()
@@ -107,39 +109,13 @@ def choose(prompts: Sequence[TunePrompt], limit: int | None, seed: int | None) -
     return [prompts[number] for number in sorted(chosen)]
 
 
-def _content(path: Path) -> str:
-    try:
-        if not path.is_file():
-            raise OptionError(f"{path} is no file.", "Name a file of prompts with --prompts.")
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if raw[:4] == b"PAR1":
-            raise OptionError(
-                f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
-            )
-        if raw[:2] == b"\x1f\x8b":
-            with gzip.open(path) as packed:
-                raw = packed.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise OptionError(f"{path} is larger than 256 MiB.", "Split it.")
-        return raw.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise OptionError(f"{path} is a broken gzip file.", "Unpack it.") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 text.", "Convert it to UTF-8.") from error
-
-
 def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     """Prompts with the place of each. A list is one JSON value, anything else a value a line."""
     if text.lstrip()[:1] == "[":
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _not_json(path, f"line {error.lineno}") from error
-        except (ValueError, RecursionError) as error:
-            raise _not_json(path, "line 1") from error
+            values = parse_json(text)
+        except JsonError as error:
+            raise _not_json(path, error.line, error) from error
         for number, value in enumerate(values, 1):
             yield f"prompt {number}", value
         return
@@ -147,9 +123,9 @@ def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield f"line {number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(path, f"line {number}") from error
+            yield f"line {number}", parse_json(line)
+        except JsonError as error:
+            raise _not_json(path, number, error) from error
 
 
 def _prompt(path: Path, place: str, entry: Any, fields: FieldNames, number: int) -> TunePrompt:
@@ -204,8 +180,8 @@ def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
     return shorten(" ".join(str(value).split()))
 
 
-def _not_json(path: Path, place: str) -> OptionError:
+def _not_json(path: Path, line: int, error: JsonError) -> OptionError:
     return OptionError(
-        f"{path}: {place} is not valid JSON.",
+        f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
         "Give a JSON list of prompts, or one JSON value a line.",
     )

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.files import file_head, user_text
+from engine.foreign_json import JsonError, parse_json
 from engine.sweep.results import SweepResults, results_of
 from engine.sweep.row_check import MOST_ROWS, is_figure
 from engine.sweep.schema import DONE, FIGURES
@@ -25,13 +27,7 @@ _LONGEST = 200
 
 def is_tune_json(path: Path) -> bool:
     """Whether a path is such a file. Looks at the first bytes only."""
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            return False
-        with path.open("rb") as opened:
-            return _BEGIN.match(opened.read(256)) is not None
-    except OSError:
-        return False
+    return _BEGIN.match(file_head(path, 256)) is not None
 
 
 def read_tune_json(path: Path) -> SweepResults:
@@ -76,20 +72,9 @@ def read_tune_json(path: Path) -> SweepResults:
 
 def _loaded(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file():
-            raise TraceFileError(f"{path} is no file.", "Name the file of `tune --json`.")
-        if path.stat().st_size > _MOST_BYTES:
-            raise TraceFileError(f"{path} is larger than 64 MiB.", _AGAIN)
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise TraceFileError(
-            f"{path} cannot be read: {reason}.", "Check the file and its rights."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise TraceFileError(f"{path}, line {error.lineno}: {error.msg}.", _AGAIN) from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, a number of thousands of digits
-        raise TraceFileError(f"{path} is no JSON that this program writes.", _AGAIN) from error
+        data = parse_json(user_text(path, _MOST_BYTES, TraceFileError))
+    except JsonError as error:
+        raise TraceFileError(f"{path}, {error}.", _AGAIN) from error
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise TraceFileError(
             f"{path} is no result of `draftscope tune` or `draftscope sweep`.",

@@ -10,7 +10,6 @@ import gzip
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.files import written_whole
+from engine.files import unpacked, written_whole
+from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
 from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
 from engine.observe.rounds.raw import RawStore
 from engine.observe.rounds.request_facts import as_fact
-from engine.observe.rounds.stream import UnreadableError, read_json
 from engine.trace.store import TraceStore
 
-MOST_BYTES = 512 << 20
-"""Longest file that is read, unpacked."""
+MOST_BYTES = 128 << 20
+"""Longest capture that is read, unpacked: twice what is kept of a run."""
 _FORMATS = ("draftscope-capture", "draftscope-proxy-record")
 _FACTS = {"about": "about", "args": "server_args", "engine": "captured_from"}
 """What a capture says of itself, and the facts of a run that it becomes."""
 _MARKS = re.compile(rb'"format"\s*:\s*"(%s)"|"log"\s*:\s*\[' % "|".join(_FORMATS).encode())
 _REMEDY = "Choose a capture that Draftscope wrote."
-_LONGEST_MS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +68,25 @@ class Capture:
 
 def is_capture(data: bytes) -> bool:
     """Whether a file's first bytes may be those of a capture."""
-    head = unpacked(data[: 1 << 16], strict=False)[: 1 << 12].lstrip()
+    head = unpacked(data, "", 1 << 12, whole=False).lstrip()[: 1 << 12]
     return head.startswith(b"{") and _MARKS.search(head) is not None
-
-
-def unpacked(data: bytes, *, strict: bool = True) -> bytes:
-    """The content of a file that may be gzipped. Raises TraceFileError for one that is damaged or
-    too large, unless not strict: then what can be read."""
-    if data[:2] != b"\x1f\x8b":
-        return data
-    decoder = zlib.decompressobj(31)
-    try:
-        text = decoder.decompress(data, MOST_BYTES)
-    except zlib.error as error:
-        raise TraceFileError("The file is not whole: it cannot be unpacked.", _REMEDY) from error
-    if strict and (decoder.unconsumed_tail or not decoder.eof):
-        raise TraceFileError("The file is not whole, or too large to be read.", _REMEDY)
-    return text
 
 
 def read_capture(data: bytes, name: str) -> Capture:
     """Read a capture. name: of the file, for messages. Raises TraceFileError."""
+    text = unpacked(data, name, MOST_BYTES, TraceFileError).decode("utf-8-sig", "replace")
     try:
-        said = read_json(unpacked(data))
-    except UnreadableError:
-        raise TraceFileError(f"{name} is not valid JSON.", _REMEDY) from None
+        said = parse_json(text, whole_texts=True)
+    except JsonError as error:
+        raise TraceFileError(f"{name} is not valid JSON ({error}).", _REMEDY) from None
     if not isinstance(said, dict):
         raise TraceFileError(f"{name} is no capture.", _REMEDY)
     requests = said.get("requests", said.get("records", []))
     log = said.get("log")
     if not isinstance(requests, list) or not (requests or log):
         raise TraceFileError(f"{name} has neither requests nor a log.", _REMEDY)
-    first_unix = min((_time(r, "t_unix", 0.0) for r in requests if isinstance(r, dict)), default=0)
+    dated = [r for r in requests if isinstance(r, dict) and "t_unix" in r]
+    first_unix = min((_time(name, r, "t_unix", 0.0) for r in dated), default=0.0)
     found = []
     for number, one in enumerate(requests):
         place = f"{name}: request {number + 1}"
@@ -295,18 +281,20 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequ
     reply = one.get("reply", one)
     if not isinstance(reply, dict) or not isinstance(one.get("path"), str):
         raise TraceFileError(f"{place} has no path or no reply.", _REMEDY)
-    begun = (_time(one, "t_unix", first_unix) - first_unix) * 1e3
+    begun = (_time(place, one, "t_unix", first_unix) - first_unix) * 1e3
+    if begun > LONGEST_PART_MS:
+        raise TraceFileError(f"{place} was sent years after the first one.", _REMEDY)
     headers = reply.get("headers")
     kinds = {str(k).lower(): v for k, v in headers.items()} if isinstance(headers, dict) else {}
-    sent = begun + _time(reply, "sent_ms", 0.0)
-    head = max(begun + _time(reply, "head_ms", 0.0), sent)
+    sent = begun + _time(place, reply, "sent_ms", 0.0)
+    head = max(begun + _time(place, reply, "head_ms", 0.0), sent)
     pieces: list[tuple[float, bytes]] = []
     events = reply.get("events")
     if isinstance(events, list):
         for event in events:
             if not (isinstance(event, list) and len(event) == 2 and isinstance(event[1], str)):
                 raise TraceFileError(f"{place} has an event that is no time and text.", _REMEDY)
-            at = begun + _time({"at": event[0]}, "at", 0.0)
+            at = begun + _time(place, {"time": event[0]}, "time", 0.0)
             pieces.append((at, event[1].encode("utf-8", "replace") + b"\n\n"))
     else:
         text = reply.get("body") if reply is not one else reply.get("text")
@@ -322,8 +310,8 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequ
         _object(one.get("body")),
         sent,
         head,
-        max(begun + _time(reply, "done_ms", 0.0), head),
-        status if isinstance(status, int) else 200,
+        max(begun + _time(place, reply, "done_ms", 0.0), head),
+        status if is_whole(status, 999) else 200,
         kind if isinstance(kind, str) else "",
         tuple(pieces),
         has_left=bool(one.get("abort_after")),
@@ -335,10 +323,11 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _time(said: dict[str, Any], name: str, default: float) -> float:
-    value = said.get(name, default)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= _LONGEST_MS else default
+def _time(place: str, said: dict[str, Any], name: str, default: float) -> float:
+    value = said.get(name)
+    if value is not None and not is_real(value):
+        raise TraceFileError(f"{place}: {name} is {str(value)[:40]}, which is no time.", _REMEDY)
+    return default if value is None else float(value)
 
 
 def _log(log: Any) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine.errors import TraceFileError
+from engine.files import file_bytes, file_head, unpacked
 from engine.observe.files import records
-from engine.observe.files.capture import MOST_BYTES, is_capture, read_capture, replay, unpacked
+from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.records import METRICS
 from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.log import is_log
@@ -18,13 +19,15 @@ CAPTURE, LOG = "capture", "log"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
 _HEAD = 1 << 16
+_MOST_BYTES = 512 << 20
+"""Of a log; captures and records have limits of their own."""
 
 
 def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    head = unpacked(data[:_HEAD], strict=False)[:_HEAD]
+    head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
     return LOG if is_log(head) else records.recognise(head)
 
 
@@ -34,18 +37,14 @@ def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]
     at = 0
     while at < len(paths):
         both = paths[at : at + 2]
-        is_pair = len(both) == 2 and all(recognise(read_bytes(p)) == METRICS for p in both)
+        is_pair = len(both) == 2 and all(recognise(_content(p)) == METRICS for p in both)
         yield both[0], both[1] if is_pair else None
         at += 2 if is_pair else 1
 
 
 def recognise_file(path: Path) -> str | None:
     """The same of a file, by its beginning; None also where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return recognise(file.read(_HEAD))
-    except OSError:
-        return None
+    return recognise(file_head(path, _HEAD))
 
 
 def import_file(
@@ -64,11 +63,11 @@ def import_file(
     were not told. Raises TraceFileError for a file that cannot
     be read or is unknown.
     """
-    data = read_bytes(path)
+    data = _content(path)
     # what a record is known by may stand at its end
-    kind = name or recognise(data) or records.recognise(unpacked(data))
+    kind = name or recognise(data) or records.recognise(data)
     if kind == CAPTURE:
-        text = unpacked(read_bytes(log)).decode("utf-8", "replace") if log is not None else ""
+        text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, path.name)
         if not capture.requests:
             return [fill_log(store, capture.log, path.name)]
@@ -79,7 +78,7 @@ def import_file(
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return [fill_log(store, unpacked(data).decode("utf-8", "replace"), path.name)]
+        return [fill_log(store, data, path.name)]
     if kind is None:
         raise TraceFileError(
             f"{path.name} is nothing that another engine is known to write.",
@@ -87,17 +86,12 @@ def import_file(
         )
     if later is not None:
         file = f"{path.name}, {later.name}"
-        return records.fill(store, unpacked(data), file, kind, unpacked(read_bytes(later)))
-    return records.fill(store, unpacked(data), path.name, kind if name else None)
+        return records.fill(store, data, file, kind, _content(later))
+    return records.fill(store, data, path.name, kind if name else None)
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's bytes. Raises TraceFileError for one that cannot be read or is too large."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise TraceFileError(f"{path.name} is too large to be read.", "Choose a smaller file.")
-        return path.read_bytes()
-    except OSError as error:
-        raise TraceFileError(
-            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
-        ) from error
+def _content(path: Path) -> bytes:
+    """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
+    large."""
+    data = file_bytes(path, _MOST_BYTES, TraceFileError)
+    return unpacked(data, path.name, _MOST_BYTES, TraceFileError)

@@ -3,43 +3,59 @@ verbosity with LLAMA_TRACE=1 alone (the light form)."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.errors import TraceFileError
+from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import (
+    LARGEST,
+    LONGEST_DRAFT,
+    LONGEST_MS,
+    MOST_PROMPT_TOKENS,
+    MOST_TOKENS,
+    OutOfRangeError,
+    is_whole,
+    real,
+    whole,
+)
 
-_MOST_ENTRY = 16 << 20
-_MOST_COUNT = 2**31 - 1
-_STAMP = re.compile(r"(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ")
+_MOST_LINE = 16 << 20
+"""Characters of a line of JSON."""
+_LONGEST_ENTRY = 1 << 14
+"""Characters of an entry that are looked at; what is read of one takes some hundred."""
+_LONGEST_STAMP = 32
+MOST_REQUESTS = 1 << 16
+_MOST_DRAFTERS = 64
+# In none of these may what is repeated begin in several places of a text and run to its end: gaps
+# are bounded, and what ends a text is looked for from its end.
+_STAMP = re.compile(r"(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ", re.ASCII)
 _COLOUR = re.compile("\x1b\\[")
 _NO_TIMES = TraceFileError(
     "The log has no times of its entries, or colours in them.",
     "Start the server with --log-file, --log-prefix and --log-timestamps, or with --log-jsonl.",
 )
-_SLOT = re.compile(r"slot .{1,20}?: id\s+(\d+) \| task (-?\d+) \| ")
+_SLOT = re.compile(r"slot .{1,20}?: id\s{1,40}+(\d+) \| task (-?\d+) \| ")
 _CANDIDATE = re.compile(
-    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '(.*)'\s*$",
-    re.DOTALL,
+    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
 )
 _IMPL = re.compile(r"called impl (\S+), hist size = (\d+), call_count = \d+, gen = (\d+)")
-_IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']+)'")
+_IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']{1,200})'")
 _GENERATE = re.compile(r"generate_draft: id=-?\d+, #tokens=(\d+), #draft=(\d+), pos_next=(\d+)")
-_DECODE = re.compile(r"slot decode token, id=-?\d+,.* n_tokens = (\d+)")
-_CREATED = re.compile(r"created speculative checkpoint \(.* size = ([\d.]+) MiB")
-_RESTORING = re.compile(r"restoring speculative checkpoint \(.* size = (\d+)\)")
+_DECODE = re.compile(r"slot decode token, id=-?\d+,.{0,200} n_tokens = (\d+)")
+_CREATED = re.compile(r"created speculative checkpoint \(.{0,400} size = ([\d.]+) MiB")
+_RESTORING = re.compile(r"restoring speculative checkpoint \(.{0,400} size = (\d+)\)")
 _ACCEPTED = re.compile(r"accepted\s+(\d+)/\s*(\d+) draft tokens( \(restore checkpoint\))?\s*$")
-_TOKEN = re.compile(
-    r"n_gen = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '(.*)'\s*$", re.DOTALL
-)
-_PROMPT = re.compile(r"new prompt, .*task\.n_tokens = (\d+)")
+_TOKEN = re.compile(r"n_gen = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
+_PROMPT = re.compile(r"new prompt, .{0,200}task\.n_tokens = (\d+)")
 _CACHED = re.compile(r"cached n_tokens = (\d+)")
 _PROMPT_TIME = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 _EVAL_TIME = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 _SUMS = re.compile(r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
-_MODEL = re.compile(r"load_model: loading model '([^']+)'")
-_BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S+)")
+_MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
+_BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 _PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 
 
@@ -90,6 +106,8 @@ class LogRequest:
     drafted: int | None = None
     accepted: int | None = None
     is_over: bool = False
+    is_broken: bool = False
+    """Some entry of it cannot be read: nothing after that is."""
 
     def is_closed(self, index: int) -> bool:
         """Whether a round is complete with all its tokens."""
@@ -127,77 +145,138 @@ class LogReader:
         self.model = ""
         """The model's file, by its name."""
         self.build = ""
+        self.n_unread = 0
+        """Entries that cannot be read."""
+        self.first_unread = ""
+        """Where the first of them is, and why."""
         self._entries = _Entries()
         self._slots: dict[int, _Slot] = {}
         self._impls: list[tuple[str, int, int]] = []
         self._clock = _PhaseClock()
+        self._first_us: int | None = None
 
     def feed(self, text: str) -> None:
         """More of the log, cut anywhere. Raises TraceFileError for a form that cannot be read."""
-        for time_us, message in self._entries.feed(text):
-            self._take(time_us, message)
+        for entry in self._entries.feed(text):
+            self._take(*entry)
 
     def end(self) -> None:
-        """Nothing more comes: the last entry is complete."""
-        for time_us, message in self._entries.end():
-            self._take(time_us, message)
+        """Nothing more comes: the last entry is complete, unless the server ended in it."""
+        known = self.n_unread, self.first_unread
+        for entry in self._entries.end():
+            self._take(*entry)
+        if self._entries.is_cut:
+            self.n_unread, self.first_unread = known
 
-    def _take(self, us: int | None, message: str) -> None:
-        if (found := _SLOT.search(message)) is not None:
-            slot, task = int(found[1]), int(found[2])
-            if task >= 0 and slot <= _MOST_COUNT:
-                self._of_slot(us, slot, task, message[found.end() :])
-            self._clock.mark(us, message)
-        elif "draft candidate" in message:
+    @property
+    def unread(self) -> list[dict[str, Any]]:
+        """The finding about entries that cannot be read, as a run keeps it; empty without any."""
+        if not self.n_unread:
+            return []
+        message = (
+            "Entries of the log cannot be read; of their requests nothing after them is shown."
+        )
+        evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
+        return [{"rule": "log-unread", "message": message, "evidence": evidence}]
+
+    def _take(self, line: int, us: int | None, message: str | None) -> None:
+        """One entry; without a message one that is no valid JSON."""
+        slot: _Slot | None = None
+        try:
+            if message is None:
+                raise OutOfRangeError("it is not valid JSON")
+            if us is not None:
+                self._first_us = us if self._first_us is None else self._first_us
+                if abs(us - self._first_us) > LONGEST_MS / 2 * 1e3:
+                    raise OutOfRangeError("its time is years away from that of the first entry")
+            message = message[:_LONGEST_ENTRY]
+            if (found := _SLOT.search(message)) is not None:
+                task = -1 if found[2].startswith("-") else whole(found[2])
+                number = whole(found[1])
+                if task >= 0:
+                    slot = self._slot(number, task)
+                    if not slot.request.is_broken:
+                        self._of_slot(us, slot, message[found.end() :])
+                self._clock.mark(us, message)
+            else:
+                self._of_server(us, message)
+        except OutOfRangeError as error:
+            self.n_unread += 1
+            self.first_unread = self.first_unread or f"line {line}: {error}"
+            if slot is not None:
+                slot.request.is_broken = True
+                if slot.request.rounds and not slot.request.rounds[-1].is_complete:
+                    slot.request.rounds.pop()
+
+    def _of_server(self, us: int | None, message: str) -> None:
+        if "draft candidate" in message:
             self._candidate(message)
         elif (found := _IMPL.search(message)) is not None:
             self._clock.mark(us, message)
-            self._impls = [*self._impls[-63:], (found[1], int(found[2]), int(found[3]))]
+            impl = found[1][:100], whole(found[2]), whole(found[3])
+            self._impls = [*self._impls[-63:], impl]
         elif (found := _IMPLEMENTATION.search(message)) is not None:
-            self.drafters.append(found[1])
+            if len(self.drafters) < _MOST_DRAFTERS:
+                self.drafters.append(found[1])
         elif (found := _MODEL.search(message)) is not None:
             self.model = file_name(found[1])
         elif not self.build and (found := _BUILD.search(message)) is not None:
             self.build = found[1]
         elif (found := _PLANES.search(message)) is not None:
-            self.n_rs_seq = int(found[1]) if self.n_rs_seq is None else self.n_rs_seq
+            n_rs_seq = whole(found[1], LONGEST_DRAFT)
+            self.n_rs_seq = n_rs_seq if self.n_rs_seq is None else self.n_rs_seq
         elif "synthetic speculative acceptance is enabled" in message:
             self.is_synthetic = True
         else:
             self._clock.mark(us, message)
 
-    def _of_slot(self, us: int | None, number: int, task: int, said: str) -> None:
+    def _slot(self, number: int, task: int) -> _Slot:
+        """The slot, at work for a task."""
         slot = self._slots.get(number)
         if slot is None or slot.request.task != task:
+            if len(self.requests) >= MOST_REQUESTS:
+                raise TraceFileError(
+                    f"The log tells of more than {MOST_REQUESTS:,} requests.",
+                    "Cut it into several files.",
+                )
             if slot is not None:
                 slot.request.is_over = True
             slot = self._slots[number] = _Slot(LogRequest(number, task))
             self.requests.append(slot.request)
+        return slot
+
+    def _of_slot(self, us: int | None, slot: _Slot, said: str) -> None:
         request = slot.request
-        if (found := _TOKEN.search(said)) is not None:
+        if (found := _quoted(_TOKEN, said)) is not None:
             self.is_light = False
-            self._token(slot, us, int(found[1]), (int(found[2]), found[3]))
+            token = whole(found[2]), _inside(found)
+            self._token(slot, us, whole(found[1], MOST_TOKENS), token)
         elif (found := _ACCEPTED.match(said)) is not None:
-            self._accepted(slot, us, int(found[1]), int(found[2]), bool(found[3]))
+            drafted = whole(found[2], LONGEST_DRAFT)
+            self._accepted(slot, us, whole(found[1], drafted), drafted, bool(found[3]))
         elif (found := _GENERATE.search(said)) is not None:
+            drafted = whole(found[2], LONGEST_DRAFT)
+            history, pos = whole(found[1]), whole(found[3], MOST_TOKENS)
             if not slot.replay:
-                self._begin(slot, int(found[1]), int(found[2]), int(found[3]))
+                self._begin(slot, history, drafted, pos)
             self._clock.joins(slot.round)
         elif (found := _DECODE.search(said)) is not None:
-            slot.round = LogRound(int(found[1]), 0)
+            slot.round = LogRound(whole(found[1], MOST_TOKENS), 0)
             request.rounds.append(slot.round)
             slot.round.is_complete = True
             self._clock.joins(slot.round)
         elif (found := _CREATED.search(said)) is not None:
-            slot.checkpoint_bytes = round(float(found[1]) * 2**20)
+            slot.checkpoint_bytes = round(real(found[1], LARGEST >> 20) * 2**20)
         elif (found := _RESTORING.search(said)) is not None:
+            size = whole(found[1], LARGEST)
             if slot.round is not None:
-                slot.round.checkpoint_bytes = int(found[1])
+                slot.round.checkpoint_bytes = size
         elif (found := _PROMPT.search(said)) is not None:
-            request.n_prompt = int(found[1])
+            request.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
         elif (found := _CACHED.match(said)) is not None:
+            n_cached = whole(found[1], MOST_PROMPT_TOKENS)
             if request.n_cached is None:  # later parts of the prompt say it again
-                request.n_cached = int(found[1])
+                request.n_cached = n_cached
         elif said.startswith("stop processing"):
             request.is_over = True
         elif "draft acceptance" in said or "eval time" in said:
@@ -213,7 +292,8 @@ class LogReader:
                 one.drafter = name
                 del self._impls[i]
                 break
-        tops = [slot.candidates.get(i, {}) for i in range(drafted)]
+        n_told = drafted if len(slot.candidates) >= drafted else 0
+        tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
             one.draft = tuple(
                 DraftedToken(*top[0], tuple(top[k] for k in sorted(top))) for top in tops
@@ -221,15 +301,15 @@ class LogReader:
         slot.candidates = {}
 
     def _candidate(self, message: str) -> None:
-        if (found := _CANDIDATE.search(message)) is None:
+        if (found := _quoted(_CANDIDATE, message)) is None:
             return
-        slot = self._slots.get(int(found[1]))
-        rank, at, token = int(found[2]), int(found[3]), int(found[4])
-        if slot is not None and rank < 8 and at < 1024 and token <= _MOST_COUNT:
+        number, rank, at, token = (whole(found[i]) for i in range(1, 5))
+        p, slot = min(real(found[5]), 1.0), self._slots.get(number)
+        if slot is not None and rank < 8 and at < LONGEST_DRAFT:
             if not rank and not at:
                 slot.candidates = {}
-            slot.candidates.setdefault(at, {})[rank] = (token, min(float(found[5]), 1.0))
-            self._learn(token, found[6])
+            slot.candidates.setdefault(at, {})[rank] = (token, p)
+            self._learn(token, _inside(found))
 
     def _accepted(
         self, slot: _Slot, us: int | None, accepted: int, drafted: int, restores: bool
@@ -249,8 +329,6 @@ class LogReader:
         slot.replay, one.is_complete = restores, not restores
 
     def _token(self, slot: _Slot, us: int | None, number: int, token: tuple[int, str]) -> None:
-        if token[0] > _MOST_COUNT:
-            return
         self._learn(*token)
         if number == 1:
             slot.request.first, slot.request.first_us = token, us
@@ -266,13 +344,24 @@ class LogReader:
 
     def _sums(self, request: LogRequest, said: str) -> None:
         if (found := _PROMPT_TIME.search(said)) is not None:
-            request.prompt_ms = float(found[1])
+            request.prompt_ms, n = real(found[1]), whole(found[2], MOST_PROMPT_TOKENS)
             if request.n_prompt is None and request.n_cached is not None:
-                request.n_prompt = request.n_cached + int(found[2])
+                request.n_prompt = request.n_cached + n
         elif (found := _EVAL_TIME.search(said)) is not None:
-            request.predicted_ms, request.predicted = float(found[1]), int(found[2])
+            request.predicted_ms, request.predicted = real(found[1]), whole(found[2], MOST_TOKENS)
         elif (found := _SUMS.search(said)) is not None:
-            request.accepted, request.drafted = int(found[1]), int(found[2])
+            drafted = whole(found[2], MOST_TOKENS)
+            request.accepted, request.drafted = whole(found[1], drafted), drafted
+
+
+def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The head of a text that goes on to a quote at its end; None unless both are there."""
+    return head.search(text) if text.rstrip().endswith("'") else None
+
+
+def _inside(found: re.Match[str]) -> str:
+    """What follows a head, up to the quote at the end."""
+    return found.string[found.end() :].rstrip()[:-1]
 
 
 def file_name(path: str) -> str:
@@ -327,72 +416,96 @@ class _PhaseClock:
             if begin in at and end in at and at[begin] <= at[end]:
                 one.phases[phase] = (at[end] - at[begin]) / 1e3 / n
         kept = at.get("kept", at["verified"])
-        one.phases["draft"] = one.phases.get("draft", 0.0) + (kept - at["verified"]) / 1e3 / n
+        one.phases["draft"] = one.phases.get("draft", 0.0) + max(kept - at["verified"], 0) / 1e3 / n
         one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
 
 
 class _Entries:
-    """Cuts a log into entries: one JSON object per line, or text that begins at a time."""
+    """Cuts a log into entries: one JSON object per line, or text that begins at a time. Of a long
+    text no more is kept than what is looked at."""
 
     def __init__(self) -> None:
-        self._rest = ""
         self._is_json: bool | None = None
-        self._n_seen = 0
+        self._line = 1
+        self._parts: list[str] = []
+        """Of a line of JSON, or what may be the beginning of a time."""
+        self._n_rest = 0
+        self._entry: tuple[int, int] | None = None
+        """Line and time of the open entry of text."""
+        self._said = ""
+        self.is_cut = False
+        """Whether the last line has no end."""
 
-    def feed(self, text: str) -> Iterator[tuple[int | None, str]]:
-        """Time in microseconds and message of the entries that this completes."""
-        self._rest += text
-        if self._is_json is None and (start := self._rest.lstrip()):
+    def feed(self, text: str) -> Iterator[tuple[int, int | None, str | None]]:
+        """Line, time in microseconds and message of the entries that this completes; no message
+        of what is no valid JSON."""
+        if self._is_json is None and (start := text.lstrip()):
             self._is_json = start.startswith("{")
+        self.is_cut = not text.endswith("\n") if text else self.is_cut
         if self._is_json:
-            *lines, self._rest = self._rest.split("\n")
-            for line in lines:
-                yield from _json_entry(line)
+            yield from self._lines(text)
         else:
-            yield from self._texts(last=False)
-        if len(self._rest) > _MOST_ENTRY:
+            yield from self._texts(text, last=False)
+
+    def end(self) -> Iterator[tuple[int, int | None, str | None]]:
+        """The entry that was still open."""
+        if self._is_json:
+            yield from self._lines("\n")
+        elif self._is_json is False:
+            yield from self._texts("", last=True)
+
+    def _lines(self, text: str) -> Iterator[tuple[int, int | None, str | None]]:
+        self._parts.append(text)
+        self._n_rest += len(text)
+        if "\n" in text:
+            *lines, rest = "".join(self._parts).split("\n")
+            self._parts, self._n_rest = [rest], len(rest)
+            for line in lines:
+                yield from _json_entry(self._line, line)
+                self._line += 1
+        if self._n_rest > _MOST_LINE:
             raise TraceFileError(
-                f"The log has an entry of more than {_MOST_ENTRY >> 20} MiB.",
+                f"The log's line {self._line} has more than {_MOST_LINE >> 20} MiB.",
                 "Name the log that a llama-server wrote.",
             )
 
-    def end(self) -> Iterator[tuple[int | None, str]]:
-        """The entry that was still open."""
-        if self._is_json:
-            yield from _json_entry(self._rest)
-        elif self._is_json is False:
-            yield from self._texts(last=True)
-        self._rest = ""
-
-    def _texts(self, *, last: bool) -> Iterator[tuple[int | None, str]]:
-        stamps = list(_STAMP.finditer(self._rest))
-        if not stamps:
-            self._n_seen += len(self._rest)
-            if (
-                _COLOUR.search(self._rest)
-                or self._n_seen > 1 << 16
-                or (last and self._rest.strip())
-            ):
+    def _texts(self, text: str, *, last: bool) -> Iterator[tuple[int, int | None, str | None]]:
+        data = "".join((*self._parts, text))
+        at = 0
+        for stamp in _STAMP.finditer(data):
+            yield from self._add(data[at : stamp.start()], is_end=True)
+            self._entry, at = (self._line, _microseconds(stamp)), stamp.end()
+        # a time is cut at most once: before this one would have been found
+        until = len(data) if last else max(at, len(data) - _LONGEST_STAMP)
+        yield from self._add(data[at:until], is_end=last)
+        self._parts = [data[until:]]
+        if self._entry is None:
+            self._n_rest += len(text)
+            is_over = last and bool(data.strip())
+            if is_over or self._n_rest > 1 << 16 or _COLOUR.search(data):
                 raise _NO_TIMES
-            return
-        self._n_seen = -_MOST_ENTRY
-        ends = [one.start() for one in stamps[1:]] + [len(self._rest)]
-        for stamp, end in list(zip(stamps, ends, strict=True))[: None if last else -1]:
-            yield _microseconds(stamp), self._rest[stamp.end() : end].rstrip("\n")
-        self._rest = self._rest[stamps[-1].start() :]
+
+    def _add(self, text: str, *, is_end: bool) -> Iterator[tuple[int, int | None, str | None]]:
+        """More of the open entry, or what lies before the first one."""
+        self._line += text.count("\n")
+        self._said += text[: _LONGEST_ENTRY + 1 - len(self._said)]
+        if is_end:
+            if self._entry is not None:
+                yield *self._entry, self._said.rstrip("\n")
+            self._said = ""
 
 
-def _json_entry(line: str) -> Iterator[tuple[int | None, str]]:
+def _json_entry(number: int, line: str) -> Iterator[tuple[int, int | None, str | None]]:
     if not line.strip():
         return
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return  # a line that was cut when the server ended
+        entry = parse_json(line, whole_texts=True)
+    except JsonError:
+        yield number, None, None
+        return
     if isinstance(entry, dict) and isinstance(entry.get("msg"), str):
         time = entry.get("time")
-        is_time = isinstance(time, int) and 0 < time < 2**53
-        yield time if is_time else None, entry["msg"].rstrip("\n")
+        yield number, time if is_whole(time, LARGEST) else None, entry["msg"].rstrip("\n")
 
 
 def _microseconds(stamp: re.Match[str]) -> int:

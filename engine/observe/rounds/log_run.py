@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -15,18 +17,22 @@ from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 
+_PIECE = 1 << 20
 
-def fill_log(store: TraceStore, text: str, file: str) -> int:
+
+def fill_log(store: TraceStore, text: str | bytes, file: str) -> int:
     """Write a log as a run of a trace, a sequence for each of its requests; returns its id.
 
     file: its name. Raises TraceFileError for a text that is no log of a server, or has no rounds.
     """
     reader = LogReader()
-    reader.feed(text)
+    for piece in _pieces(text):
+        reader.feed(piece)
     reader.end()
     if not any(request.rounds or request.first for request in reader.requests):
+        unread = f" that can be read ({reader.first_unread})" if reader.n_unread else ""
         raise TraceFileError(
-            f"{file} tells of no round.",
+            f"{file} tells of no round{unread}.",
             "Start the server with -lv 5 and LLAMA_TRACE=1 in its environment.",
         )
     reach = PlaneReach()
@@ -42,7 +48,7 @@ def fill_log(store: TraceStore, text: str, file: str) -> int:
             "speculative_types": reader.drafters,
             "synthetic": reader.is_synthetic,
             "requests": [],
-            "observed_findings": [],
+            "observed_findings": reader.unread,
         },
         columns=LOG_COLUMNS,
     )
@@ -109,18 +115,34 @@ def _light(seq_id: int, request: LogRequest) -> Iterator[ReadyRow]:
     complete = [one for one in request.rounds if one.is_complete]
     if complete:  # what went before ended at some time before
         yield ReadyRow((complete[0].end_us or 0) / 1e3, seq_id, 0)
-    n_left = None if request.predicted is None else request.predicted - 1
+    n_left = None if request.predicted is None else max(request.predicted - 1, 0)
     for one in complete:
         n_tokens = one.accepted + 1 + one.restored
         is_cut = n_left is not None and n_tokens > n_left
         if n_left is not None:
             n_tokens = min(n_tokens, n_left)
             n_left -= n_tokens
-        tokens = (StreamedToken(),) * n_tokens
+        tokens = _unknown(n_tokens)
         row = ObservedRound(
             0.0, 0.0, one.drafted, one.accepted, 0, tokens, path_of(one), is_cut=is_cut, log=one
         )
         yield ReadyRow((one.end_us or 0) / 1e3, seq_id, 0, row)
+
+
+def _pieces(text: str | bytes) -> Iterator[str]:
+    if isinstance(text, str):
+        yield text
+        return
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    for at in range(0, len(text), _PIECE):
+        yield decoder.decode(text[at : at + _PIECE])
+    yield decoder.decode(b"", final=True)
+
+
+@cache
+def _unknown(n_tokens: int) -> tuple[StreamedToken, ...]:
+    """Tokens of which only the number is told, the same for all rows."""
+    return (StreamedToken(),) * n_tokens
 
 
 def _tokens(logged: list[tuple[int, str]]) -> tuple[StreamedToken, ...]:

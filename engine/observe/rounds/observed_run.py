@@ -225,6 +225,8 @@ class ObservedRun:
         for answer in self._answers:
             answer.give_up_log()
         self.release(math.inf)
+        if self._log is not None:
+            self._writer.facts["observed_findings"] += self._log.unread
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:

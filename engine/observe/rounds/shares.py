@@ -16,13 +16,17 @@ from itertools import pairwise
 _MOST_TAIL = 64
 """Tokens that a round may have behind its last chunk."""
 
+_MOST_HIDDEN, _HIDDEN_EACH = 1 << 17, 16
+"""Tokens without a chunk of their own: of a server, and more of them with every chunk."""
+
 
 class NoShareError(ValueError):
     """No length of the rounds fits the counters. The message is a sentence without its end."""
 
 
 class PlaneReach:
-    """How deep a server's snapshot planes reach, as far as its rounds tell.
+    """How deep a server's snapshot planes reach, as far as its rounds tell, and how many tokens its
+    streams hold back.
 
     deepest_removal: the deepest that was undone in place. shallowest_restore: the shallowest that
     needed a checkpoint. n_rs_seq lies at or above the one and below the other.
@@ -31,6 +35,14 @@ class PlaneReach:
     def __init__(self) -> None:
         self.deepest_removal = 0
         self.shallowest_restore: float = math.inf
+        self._n_hidden_left = _MOST_HIDDEN
+
+    def hold_back(self, n_tokens: int) -> bool:
+        """Take in a chunk that stands for so many tokens besides its own. False: for more than a
+        server can mean, all its chunks so far included."""
+        left = self._n_hidden_left + _HIDDEN_EACH - n_tokens
+        self._n_hidden_left = max(left, 0)
+        return left >= 0
 
     def learn(self, path: str, undone: int) -> None:
         """Take in a round whose own length tells its path."""

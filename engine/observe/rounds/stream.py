@@ -6,20 +6,20 @@ send anything.
 
 from __future__ import annotations
 
-import json
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, is_real, is_whole
 from engine.observe.server_words import server_words
 
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
-MOST_COUNT = 2**31 - 1
 MOST_ANSWERS = 1024
 """Of one reply."""
-_LONGEST_MS = 1e12
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -134,15 +134,13 @@ class EventReader:
 
 
 def read_json(text: bytes | str) -> Any:
-    """JSON without NaN and infinities. Raises UnreadableError."""
+    """What a server sent as JSON. Raises UnreadableError."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", errors="replace")
     try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", errors="replace")
-        return _DECODER.decode(text)
-    except RecursionError:
-        raise UnreadableError("sent JSON that is nested too deeply") from None
-    except ValueError:
-        raise UnreadableError("sent text that is not valid JSON") from None
+        return parse_json(text, whole_texts=True)
+    except JsonError as error:
+        raise UnreadableError(f"sent text that is not valid JSON ({error.what})") from None
 
 
 def chunks(event: Any) -> Iterator[Chunk]:
@@ -169,7 +167,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
     """An event of /completion, or what `__verbose` repeats of it."""
     is_last = event.get("stop") is True
     tokens = event.get("tokens")
-    ids = tuple(filter(_is_count, tokens)) if isinstance(tokens, list) else ()
+    ids = tuple(t for t in tokens if is_whole(t)) if isinstance(tokens, list) else ()
     timings = _timings(event)
     processed = None
     if isinstance(progress := event.get("prompt_progress"), dict):
@@ -191,6 +189,9 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
     timings = _timings(event)
     verbose = event.get("__verbose")
     verbose = verbose if isinstance(verbose, dict) else {}
+    inner = _completion(verbose) if verbose else Chunk()
+    if len(event["choices"]) > MOST_ANSWERS:
+        raise UnreadableError(f"sent more than {MOST_ANSWERS:,} answers in one event")
     for choice in event["choices"]:
         if not isinstance(choice, dict):
             continue
@@ -199,18 +200,15 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         said = said if isinstance(said, dict) else choice.get("message")
         text = _message(said) if isinstance(said, dict) else _text(choice.get("text"))
         token_id = _logged_id(choice.get("logprobs"))
-        ids: tuple[int, ...] = ()
-        if verbose:
-            inner = _completion(verbose)
-            token_id, ids = inner.token_id if token_id is None else token_id, inner.ids
+        token_id = inner.token_id if token_id is None else token_id
         if not text and timings is None and not is_last:
             continue  # the role, before anything is generated
-        final = verbose | event | {"finish_reason": choice.get("finish_reason")}
+        final = ChainMap({"finish_reason": choice.get("finish_reason")}, event, verbose)
         yield Chunk(
             index=_index(choice),
             text=text,
             token_id=None if is_last else token_id,
-            ids=ids,
+            ids=inner.ids,
             timings=timings,
             last=is_last,
             final=final if is_last else {},
@@ -255,7 +253,7 @@ def _logged_id(logprobs: Any) -> int | None:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         found = content[0].get("id")
-        return found if _is_count(found) else None
+        return found if is_whole(found) else None
     return None
 
 
@@ -265,8 +263,8 @@ def _timings(event: dict[str, Any]) -> Timings | None:
     if not isinstance(said, dict) or "predicted_n" not in said:
         return None
     return Timings(
-        _count(said, "cache_n"),
-        _count(said, "prompt_n"),
+        _count(said, "cache_n", MOST_PROMPT_TOKENS),
+        _count(said, "prompt_n", MOST_PROMPT_TOKENS),
         _milliseconds(said, "prompt_ms"),
         _count(said, "predicted_n"),
         _milliseconds(said, "predicted_ms"),
@@ -275,40 +273,31 @@ def _timings(event: dict[str, Any]) -> Timings | None:
     )
 
 
-def _count(said: dict[str, Any], name: str) -> int:
+def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
     value = said.get(name, 0)
-    if type(value) is int and 0 <= value <= MOST_COUNT:
-        return value
-    if type(value) is float and 0 <= value <= MOST_COUNT and value.is_integer():
-        return int(value)
-    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not is_whole(value, most):
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
+    return int(value)
 
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
     value = said.get(name, 0.0)
-    if type(value) in (int, float) and 0 <= value <= _LONGEST_MS:  # never so for NaN
-        return float(value)
-    raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
+    if not is_real(value):
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
+    return float(value)
 
 
 def _index(said: dict[str, Any]) -> int:
     index = said.get("index", 0)
-    if not _is_count(index) or index >= MOST_ANSWERS:
+    if not is_whole(index, MOST_ANSWERS - 1):
         raise UnreadableError(f"sent index {_shown(index)}, which is no number of an answer")
     return int(index)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_COUNT
-
-
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        return ""
-    if value.isascii():
-        return value
-    # JSON may hold halves of characters, which are no text
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value if isinstance(value, str) else ""
 
 
 def _error(error: Any) -> str:
@@ -318,10 +307,3 @@ def _error(error: Any) -> str:
 
 def _shown(value: Any) -> str:
     return server_words(value, 40)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

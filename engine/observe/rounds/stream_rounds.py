@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.foreign_numbers import LONGEST_DRAFT
 from engine.observe.rounds.log import LogRound
 from engine.observe.rounds.shares import Group, NoShareError, PlaneReach, Share, possible_shares
 from engine.observe.rounds.stream import Chunk, Timings
 
-MOST_HIDDEN = 1 << 17
-"""Tokens that one chunk may stand for."""
-_MOST_DRAFTED = 1024
 _MOST_HELD = 32
+_MOST_OPEN = 1 << 12
+"""Rounds in a row that share tokens which are held back."""
 
 
 class ContradictionError(ValueError):
@@ -135,6 +135,8 @@ class StreamRounds:
         drafted = told.draft_n - before.draft_n
         accepted = told.draft_n_accepted - before.draft_n_accepted
         _check(told, before)
+        if not self._reach.hold_back(max(n_new - 1, 0)):
+            raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
         self._told = told
         if not n_new:
             self._add_text(chunk)
@@ -174,6 +176,8 @@ class StreamRounds:
     def _push_group(self) -> None:
         if self._group is not None and self._group.last_seen > 1:
             self._open.append(self._group)
+            if len(self._open) > _MOST_OPEN:
+                raise ContradictionError(f"{_MOST_OPEN:,} rounds in a row hold tokens back")
 
     def _close(self, stop: int) -> None:
         """Nothing is hidden behind token `stop`: the open groups share what lies before."""
@@ -277,10 +281,8 @@ def _check(told: Timings, before: Timings) -> None:
     ):
         if grown < 0:
             raise ContradictionError(f"{what} fell by {-grown:g}")
-    if n_new > MOST_HIDDEN or drafted > _MOST_DRAFTED * max(n_new, 1):
-        raise ContradictionError(
-            f"predicted_n rose by {n_new:,} and draft_n by {drafted:,} at once"
-        )
+    if drafted > LONGEST_DRAFT:
+        raise ContradictionError(f"draft_n rose by {drafted:,} at once")
     if accepted > drafted:
         raise ContradictionError(
             f"draft_n_accepted rose by {accepted} where draft_n rose by {drafted}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import os
 import re
+from contextlib import ExitStack
 from io import SEEK_END
 from pathlib import Path
-from stat import S_ISREG
 from time import perf_counter, sleep
+from typing import BinaryIO
 
 from engine.errors import OptionError, TraceFileError
+from engine.files import opened_file
 from engine.observe.rounds.observed_run import ObservedRun
 from engine.trace.store import LOOK_S
 
@@ -31,19 +33,10 @@ class LogFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            if not S_ISREG(path.stat().st_mode):
-                raise OptionError(
-                    f"The log {str(path)[:80]} is no regular file.", "Name the file of --log-file."
-                )
-            self._file = path.open("rb")  # kept open, so that no other file gets its number
-            begin = self._file.read(_LONGEST_STARTUP)
-            self._file.seek(0, SEEK_END)
-        except OSError as error:
-            raise OptionError(
-                f"The log {str(path)[:80]} cannot be read: {error.strerror}.",
-                "Name the file of the server's --log-file.",
-            ) from error
+        self._closing = ExitStack()
+        self._file = self._opened()  # kept open, so that no other file gets its number
+        begin = self._file.read(_LONGEST_STARTUP) or b""
+        self._file.seek(0, SEEK_END)
         task = _FIRST_TASK.search(begin)
         end = begin.rfind(b"\n", 0, task.start() if task else len(begin)) + 1
         self._waiting = begin[:end].decode("utf-8", "replace")
@@ -55,20 +48,26 @@ class LogFollower:
         try:
             now, known = self._path.stat(), os.fstat(self._file.fileno())
             if (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino):
-                new = self._path.open("rb")
-                self._file.close()
-                self._file = new
+                self._file = self._opened()
                 self._decoder.reset()
             elif now.st_size < self._file.tell():  # begun anew by another server
                 self._file.seek(0)
                 self._decoder.reset()
-            return text + self._decoder.decode(self._file.read(_AT_ONCE))
-        except OSError:
+            return text + self._decoder.decode(self._file.read(_AT_ONCE) or b"")
+        except (OSError, OptionError):  # there is none, or a pipe has taken its place
             return text
 
     def close(self) -> None:
         """Read no more."""
-        self._file.close()
+        self._closing.close()
+
+    def _opened(self) -> BinaryIO:
+        """The file as it is now, and the one before it closed."""
+        with ExitStack() as opening:
+            file = opening.enter_context(opened_file(self._path))
+            self._closing.close()
+            self._closing = opening.pop_all()
+        return file
 
 
 class JoinedLog:

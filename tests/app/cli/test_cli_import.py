@@ -72,7 +72,7 @@ def test_the_log_of_another_run_is_a_finding(cli: Cli, tmp_path: Path) -> None:
         (b"hello", "nothing that another engine is known to write"),
         (b'{"format": "draftscope-capture", "requests": 3}', "neither requests nor a log"),
         (b"srv  llama_server: initializing ...\n", "--log-timestamps"),
-        (b"\x1f\x8bbroken", "not whole"),
+        (b"\x1f\x8bbroken", "damaged gzip"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(
@@ -92,6 +92,6 @@ def test_a_log_belongs_to_one_capture(cli: Cli) -> None:
 
 
 def _text(path: Path) -> bytes:
-    from engine.observe.files.capture import unpacked
+    from engine.files import unpacked
 
-    return unpacked(path.read_bytes())
+    return unpacked(path.read_bytes(), path.name, 1 << 26)

@@ -60,7 +60,7 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
     ("words", "said"),
     [
         (["--pairs", "5"], "--pairs is outside"),
-        (["--prompts", "nowhere.json"], "nowhere.json is no file"),
+        (["--prompts", "nowhere.json"], "nowhere.json cannot be read"),
         (["--spec-type", "draft-moonshine"], "no drafter 'draft-moonshine'"),
         (["--spec-type", "ngram-cache"], "no length to tune"),
         (["--json", "."], "is a folder"),

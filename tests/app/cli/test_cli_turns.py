@@ -57,7 +57,7 @@ def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
         (("--turns", turns, "--markdown"), "--markdown goes not with --turns."),
         (("-p", "x", "--turns-answers", "anew"), "--turns-answers goes with --turns only."),
         (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints goes with --turns only."),
-        (("--turns", "missing.json"), "missing.json is no file."),
+        (("--turns", "missing.json"), "missing.json cannot be read"),
     ):
         found = cli("run", MTP, *words)
         assert found.status == 2 and problem in found.err

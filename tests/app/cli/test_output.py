@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import app
-from app.cli.output import json_text, print_line, print_text, print_texts, show_progress, tell
+from app.cli.output import json_text, print_line, print_texts, show_progress, tell
 from engine.terminal_text import TEXT, terminal_text
 from tests.support.hostile_words import HOSTILE, left_of
 

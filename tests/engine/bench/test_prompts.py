@@ -62,9 +62,9 @@ def test_the_python_sets_fit_the_demo_model() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[", "line 1 is not JSON"),
-        ('[\n{"name": "a"\n', "line 3 is not JSON"),
-        ("[" * 100_000, "is no JSON that can be read"),
+        ("[", "line 1, column 2"),
+        ('[\n{"name": "a"\n', "line 3, column 1"),
+        ("[" * 100_000, "nested more than 64 times"),
         (b'["a",\n "\xff"]', "line 2 is not UTF-8 text"),
         ("{}", "no list of prompts"),
         ("[]", "no list of prompts"),
@@ -93,5 +93,5 @@ def test_a_good_and_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"gone\.json cannot be read"):
         read_prompts(tmp_path / "gone.json")
     for name in ("/dev/zero", tmp_path):
-        with pytest.raises(OptionError, match="is no file"):
+        with pytest.raises(OptionError, match="is not a regular file"):
             read_prompts(Path(name))

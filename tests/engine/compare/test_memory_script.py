@@ -173,7 +173,7 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"x\.memory does nothing"):
         read_script(path)
     path.write_text("# long\n" * 10_000)
-    with pytest.raises(OptionError, match="more than 65536 bytes"):
+    with pytest.raises(OptionError, match="larger than 64 KiB"):
         read_script(path)
     path.write_text("context A\n")
     assert read_script(path).name == "x"

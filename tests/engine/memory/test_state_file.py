@@ -126,7 +126,7 @@ def test_paths_that_cannot_be(tmp_path):
         save_state(tmp_path / "missing" / "a.seq", state_of(1))
     with pytest.raises(TraceFileError, match="cannot be read"):
         load_state(tmp_path / "a.seq")
-    with pytest.raises(TraceFileError, match="no regular file"):
+    with pytest.raises(TraceFileError, match="not a regular file"):
         load_state(tmp_path)
 
 

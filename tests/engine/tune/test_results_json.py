@@ -82,7 +82,7 @@ def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is no object"),
         (put("estimates", 0, "setting", value=None), "estimates[0].setting is no object"),
         (put("estimates", 0, "setting", "drafter", value=[]), "estimates[0].setting.drafter is no"),
-        (put("estimates", 1, "tokens_per_second", value=float("nan")), "estimates[1].tokens_per_"),
+        (put("estimates", 1, "tokens_per_second", value=-1.0), "estimates[1].tokens_per_"),
         (put("estimates", 0, "setting", "p_min", value="<b>"), "estimates[0].setting.p_min is no"),
         (put("model", value=None), "model is no object"),
     ],
@@ -101,9 +101,9 @@ def test_a_wrong_value_is_named_with_its_place(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{\n"kind": oops}', ", line 2: "),
-        ("[" * 100_000, "is no JSON"),
-        ('{"a": ' + "1" * 5000 + "}", "is no JSON"),
+        ('{\n"kind": oops}', ", line 2, column 9: "),
+        ("[" * 100_000, "nested more than 64 times"),
+        ('{"a": NaN}', "NaN is no number"),
         ("[]", "is no result of"),
     ],
 )
@@ -120,5 +120,5 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for name in ("none", "pipe", "."):
         assert not is_tune_json(tmp_path / name)
         assert find_results(tmp_path / name) is None
-        with pytest.raises(TraceFileError, match="is no file"):
+        with pytest.raises(TraceFileError, match=r"cannot be read|is not a regular file"):
             read_tune_json(tmp_path / name)

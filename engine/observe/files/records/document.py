@@ -6,21 +6,18 @@ made of them.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from engine.errors import TraceFileError
+from engine.foreign_json import DEEPEST, JsonError, parse_json
+from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real, is_whole
 
 MOST_BYTES = 64 << 20
-COUNT = 2**31 - 1
-LONGEST_DRAFT = 1024
 MOST_STEPS = 1_000_000
-_MOST_OBJECTS = 4_000_000
-_DEEPEST = 48
+_DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _LINE_ENDS = re.compile("\r\n|\n|\r")
 _REMEDY = "Save the record again as the engine wrote it."
@@ -75,21 +72,13 @@ def read_documents(data: bytes, name: str) -> list[tuple[str, Any]]:
             f"{name} has {len(data):,} bytes, more than a file of records may have.",
             f"Split it into files of at most {MOST_BYTES:,} bytes.",
         )
-    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
-        raise TraceFileError(
-            f"{name} has more than {_MOST_OBJECTS:,} objects and lists.",
-            "Split it into several files.",
-        )
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return [("", _events(text, name))]
     try:
-        found = [("", _parse(text))]
-    except (ValueError, RecursionError) as error:
-        found = _lines(text, name, error)
-    for place, value in found:
-        _check_depth(value, name, place)
-    return found
+        return [("", _parse(text))]
+    except JsonError as error:
+        return _lines(text, name, error)
 
 
 def is_stream(text: str) -> bool:
@@ -107,13 +96,12 @@ def _events(text: str, name: str) -> list[Any]:
         if event is not None and event.data.lstrip().startswith("{"):
             try:
                 found.append(_parse(event.data))
-            except (ValueError, RecursionError) as error:
+            except JsonError as error:
                 raise _invalid(name, f"the event before line {number}", error) from error
-            _check_depth(found[-1], name, f"the event before line {number}")
     return found
 
 
-def _lines(text: str, name: str, whole: Exception) -> list[tuple[str, Any]]:
+def _lines(text: str, name: str, whole: JsonError) -> list[tuple[str, Any]]:
     """Values of lines; `whole`: why the file is not one value."""
     found = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -121,9 +109,9 @@ def _lines(text: str, name: str, whole: Exception) -> list[tuple[str, Any]]:
             continue
         try:
             found.append((f"line {number}", _parse(line)))
-        except (ValueError, RecursionError) as error:
+        except JsonError as error:
             if not found:  # no file of lines: what was wrong with it as a whole
-                raise _invalid(name, _place_of(whole), whole) from error
+                raise _invalid(name, f"line {whole.line}", whole) from error
             raise _invalid(name, f"line {number}", error) from error
     if not found:
         raise TraceFileError(f"{name} is empty.", _REMEDY)
@@ -131,42 +119,13 @@ def _lines(text: str, name: str, whole: Exception) -> list[tuple[str, Any]]:
 
 
 def _parse(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
+    return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
-
-
-def _place_of(error: Exception) -> str:
-    return f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "the file"
-
-
-def _invalid(name: str, place: str, error: Exception) -> TraceFileError:
-    if isinstance(error, RecursionError):
-        return _too_deep(name, place)
-    what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    return TraceFileError(f"{name}: {place} is not valid JSON ({what[:80]}).", _REMEDY)
-
-
-def _too_deep(name: str, place: str) -> TraceFileError:
-    where = f"{name}: {place}" if place else name
-    return TraceFileError(f"{where} is nested more than {_DEEPEST} times.", _REMEDY)
-
-
-def _check_depth(value: Any, name: str, place: str) -> None:
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, (dict, list))
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return
-    raise _too_deep(name, place)
+def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
+    return TraceFileError(
+        f"{name}: {place} is not valid JSON (column {error.column}: {error.what[:80]}).", _REMEDY
+    )
 
 
 def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> list[Node]:
@@ -240,19 +199,17 @@ class Fields:
     def count(self, key: str) -> int | None:
         """A whole number from 0."""
         value = self._take(key)
-        if value is not None and not _is_count(value):
+        if value is not None and not is_whole(value):
             raise self.wrong(key, value, f"a whole number from 0 to {COUNT:,}")
         return value
 
     def number(self, key: str) -> float | None:
-        """A finite number from 0."""
+        """A number from 0 to 2^53."""
         value = self._take(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, value, "a number")
-        if not math.isfinite(value) or value < 0:
-            raise self.wrong(key, value, "a finite number from 0")
+        if not is_real(value, LARGEST):
+            raise self.wrong(key, value, "a number from 0 to 2^53")
         return value
 
     def text(self, key: str) -> str | None:
@@ -272,7 +229,7 @@ class Fields:
         if len(value) > MOST_STEPS:
             raise self.wrong(key, value[:9], f"a list of at most {MOST_STEPS:,} numbers")
         for i, one in enumerate(value):
-            if not _is_count(one, most):
+            if not is_whole(one, most):
                 raise self.wrong(f"{key}.{i}", one, f"a whole number from 0 to {most:,}")
         return value
 
@@ -318,7 +275,3 @@ class Fields:
     def _take(self, key: str) -> Any:
         self._taken.add(key)
         return self.values.get(key)
-
-
-def _is_count(value: Any, most: int = COUNT) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

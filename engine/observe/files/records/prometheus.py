@@ -12,7 +12,8 @@ from collections import defaultdict
 from itertools import pairwise
 
 from engine.errors import TraceFileError
-from engine.observe.files.records.document import COUNT, LONGEST_DRAFT, MOST_BYTES
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT
+from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
 
 _ENGINES = {"vllm": "vllm", "llamacpp": "llama-server"}

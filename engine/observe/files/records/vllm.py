@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.observe.files.records.document import LONGEST_DRAFT, Fields, Node
+from engine.foreign_numbers import LONGEST_DRAFT
+from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import RecordedRequest, TokenChunk
 from engine.observe.files.records.shape import Shape, read_usage
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from engine.errors import TraceFileError
+from engine.files import unpacked
 from engine.findings.check import find
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.observe.files.capture import capture_of, read_capture, replay, unpacked, write_capture
+from engine.observe.files.capture import capture_of, read_capture, replay, write_capture
 from engine.observe.rounds.log_run import fill_log
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.raw import RawStore
@@ -216,7 +217,7 @@ def test_a_capture_is_written_and_read_back(name: str, tmp_path: Path) -> None:
     run.end()
     path = tmp_path / name
     write_capture(path, capture_of(run, "plain"))
-    assert b"secret" not in unpacked(path.read_bytes())
+    assert b"secret" not in unpacked(path.read_bytes(), name, 1 << 26)
     again = imported(read_capture(path.read_bytes(), name), with_log=False)
     names = ("num_draft_tokens", "num_emitted", "rollback_path", "pos0")
     assert rounds_of(again, 0, *names) == rounds_of(store, 0, *names)

@@ -474,7 +474,7 @@ def test_keys_of_two_engines_ask_which() -> None:
         {"num_spec_steps": True},
         {"num_spec_steps": -1},
         {"num_spec_steps": 2**31},
-        {"num_spec_steps": 10**400},
+        {"num_spec_steps": 10**19},
         {"mean_acceptance_length": "long"},
         {"mean_acceptance_length": -0.5},
         {"acceptance_histogram": 12},
@@ -507,7 +507,7 @@ def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
         (b'{"a": 1', "line 1 is not valid JSON"),
         (b'{"spec_verify_ct": 1}\n{"spec_verify_ct": }\n', "line 2 is not valid JSON"),
         (b'{"spec_verify_ct": NaN}', "NaN is no number"),
-        (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "is inf, not a finite"),
+        (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "1e999 is beyond the range"),
         (b'{"spec_verify_ct": -Infinity}', "-Infinity is no number"),
         (b"\xff\xfe{}", "not valid JSON"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
@@ -527,7 +527,7 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.observe.files.records.document.MOST_BYTES", 100)
     assert "101 bytes" in refused(b" " * 101).message
     monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.files.records.document._MOST_OBJECTS", 3)
+    monkeypatch.setattr("engine.foreign_json.MOST_OBJECTS", 3)
     assert "more than 3 objects" in refused(b"[{}, {}, {}]").message
     monkeypatch.undo()
     monkeypatch.setattr("engine.observe.files.records.document.MOST_STEPS", 11)

@@ -56,10 +56,10 @@ def test_a_file_that_shrinks_or_is_replaced_is_read_from_its_beginning(tmp_path:
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         LogFollower(tmp_path / "none")
-    with pytest.raises(OptionError, match="no regular file"):
+    with pytest.raises(OptionError, match="not a regular file"):
         LogFollower(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match="no regular file"):
+    with pytest.raises(OptionError, match="not a regular file"):
         LogFollower(tmp_path / "pipe")
 
 

@@ -1,0 +1,135 @@
+"""JSON from anyone: what it may hold is bounded here, so that its values can be used as they are.
+
+Whole numbers of more than 40 digits, more than identifiers have, become texts; reals are finite;
+nesting ends long before Python's own limit does. Ranges by meaning are in
+`engine.foreign_numbers`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from itertools import islice
+from typing import Any, NoReturn
+
+DEEPEST = 64
+MOST_OBJECTS = 4_000_000
+_MOST_DIGITS = 40
+_MOST_VALUES = 16_000_000
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class JsonError(ValueError):
+    """A text that is no JSON, or more than is read. what: a clause. line, column: where, from 1."""
+
+    def __init__(self, what: str, text: str = "", at: int = 0) -> None:
+        self.what = what
+        self.line = text.count("\n", 0, at) + 1
+        self.column = at - text.rfind("\n", 0, at)
+        super().__init__(f"line {self.line}, column {self.column}: {what}")
+
+
+def parse_json(
+    text: str, *, deepest: int = DEEPEST, unique: bool = False, whole_texts: bool = False
+) -> Any:
+    """The value of a text. unique: an object may not have a key twice, which costs some time.
+    whole_texts: halves of characters, which cannot be written, are replaced.
+
+    Raises JsonError for what is no JSON, as NaN and Infinity are; for reals beyond float64, nesting
+    deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
+    """
+    n_inside = text.count("{") + text.count("[")
+    if n_inside > MOST_OBJECTS:
+        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
+    if text.count(",") > _MOST_VALUES:
+        raise JsonError(f"it has more than {_MOST_VALUES:,} values")
+    objects = _UniqueKeys() if unique else None
+    decoder = _DECODER if objects is None else json.JSONDecoder(object_pairs_hook=objects, **_HOOKS)
+    try:
+        value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, text, error.pos) from None
+    except RecursionError:
+        raise JsonError(f"it is nested more than {deepest} times") from None
+    except _RefusedError as refused:
+        what, literal = refused.args
+        at = max(text.find(literal), 0)
+        if objects is not None and not literal:
+            at = _end_of_object(text, objects.n)
+        raise JsonError(what, text, at) from None
+    if n_inside > deepest and _is_deeper(value, deepest):
+        raise JsonError(f"it is nested more than {deepest} times")
+    return _whole(value) if whole_texts and _HALF.search(text) else value
+
+
+class _RefusedError(ValueError):
+    """A part that is not read; args: why, and how it is written, empty of an object."""
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= _MOST_DIGITS else text
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _RefusedError(f"{text[:40]} is beyond the range of numbers", text)
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    raise _RefusedError(f"{text} is no number", text)
+
+
+class _UniqueKeys:
+    """Makes objects of their pairs, in the order of their ends. n: how many so far."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        self.n += 1
+        if len(found) != len(pairs):
+            key = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise _RefusedError(f"the key {key[:40]!r} is twice in the object that ends here", "")
+        return found
+
+
+_HOOKS: dict[str, Any] = {"parse_int": _integer, "parse_float": _real, "parse_constant": _constant}
+_DECODER = json.JSONDecoder(**_HOOKS)
+_END_OR_TEXT = re.compile(r'\}|"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+def _end_of_object(text: str, n: int) -> int:
+    """Where the n-th object to end does so."""
+    ends = (found.start() for found in _END_OR_TEXT.finditer(text) if found[0] == "}")
+    return next(islice(ends, n - 1, None), 0)
+
+
+def _is_deeper(value: Any, deepest: int) -> bool:
+    level = [value]
+    for _ in range(deepest):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _whole(value: Any) -> Any:
+    """The value with its texts free of halves of characters."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(one) for key, one in value.items()}
+    return value
