@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
     parser.add_argument("--plant", choices=PLANTS, metavar="NAME")
-    parser.add_argument("--first", action="store_true", help="stop at the first failure, as it is")
+    parser.add_argument("--first", action="store_true", help="end a campaign with its first failure")
     args = parser.parse_args()
     # whatever a campaign keeps for its cases goes with it
     tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")
@@ -70,12 +71,18 @@ def _campaigns(args: argparse.Namespace, scratch: Path) -> int:
     for i, one in enumerate(chosen):
         own = left * one.share / sum(later.share for later in chosen[i:])
         begun = time.process_time()
-        one.prepare()
+        try:
+            one.prepare()
+        except Exception as error:
+            traceback.print_exc()
+            broken.append(f"{one.name}: it cannot be prepared: {error}")
+            continue
         prepared = time.process_time() - begun
         left -= prepared
         for seed, its_minutes in minutes.items():
             seconds = (own - prepared) * its_minutes / whole
-            report = campaign_for(one, seed, seconds, scratch / one.name, args.corpus)
+            keep = None if args.first else args.corpus
+            report = campaign_for(one, seed, seconds, scratch / one.name, keep)
             left -= report.seconds
             _tell(report, sys.stdout.write, as_json=args.json)
             broken += report.broken()
