@@ -44,7 +44,9 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
     parser.add_argument("--plant", choices=PLANTS, metavar="NAME")
-    parser.add_argument("--first", action="store_true", help="end a campaign with its first failure")
+    parser.add_argument(
+        "--first", action="store_true", help="end a campaign with its first failure"
+    )
     args = parser.parse_args()
     # whatever a campaign keeps for its cases goes with it
     tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")

@@ -8,6 +8,7 @@ campaign that it names, for that campaign's share of the minutes, up to the firs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -18,7 +19,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelFileError, OptionError, TraceFileError
+from engine.draft.drafter import Draft
+from engine.errors import (
+    DraftscopeError,
+    OptionError,
+    TraceFileError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
 from tests.torture.listed import NAMES, campaign
 from tests.torture.reworded import reworded
 
@@ -71,6 +79,15 @@ def _refuses_deep(start: Any, session: Any, prompts: Any, options: Any, *more: A
     return start(session, prompts, options, *more)
 
 
+def _one_short(seq_rm: Any, memory: Any, seq: int, p0: int, p1: int = -1) -> bool:
+    deep = p1 < 0 and memory.seq_pos_max(seq) - p0 >= 3
+    return bool(seq_rm(memory, seq, p0 + deep, p1))
+
+
+def _drafts_nothing(original: Any, drafter: Any, requests: Any) -> Any:
+    return [Draft(drafter=drafter.name) for _ in requests]
+
+
 def _refuses_trace(original: Any, path: Any) -> Any:
     raise TraceFileError(f"{path} is refused.", "Choose another.")
 
@@ -80,9 +97,12 @@ def _freezes(original: Any, *args: Any) -> Any:
     return original(*args)
 
 
-def _leaks(start: Any, *args: Any) -> Any:
-    _kept.append(bytearray(os.urandom(1 << 10)) * (1 << 10))
-    return start(*args)
+def _leaks(n_bytes: int) -> Callable[..., Any]:
+    def leak(start: Any, *args: Any) -> Any:
+        _kept.append(os.urandom(n_bytes))
+        return start(*args)
+
+    return leak
 
 
 def _leaves_open(start: Any, *args: Any) -> Any:
@@ -90,21 +110,42 @@ def _leaves_open(start: Any, *args: Any) -> Any:
     return start(*args)
 
 
-def _drafts_nothing(original: Any, drafter: Any, requests: Any) -> Any:
-    from engine.draft.drafter import Draft
-
-    return [Draft(drafter=drafter.name) for _ in requests]
-
-
-def _one_short(seq_rm: Any, memory: Any, seq: int, p0: int, p1: int = -1) -> bool:
-    deep = p1 < 0 and memory.seq_pos_max(seq) - p0 >= 3
-    return bool(seq_rm(memory, seq, p0 + deep, p1))
+def _refuses_type(find: Any, reader: Any, *args: Any) -> Any:
+    info = find(reader, *args)
+    if info.type.name == "Q5_1":
+        raise UnsupportedModelError("Q5_1 is refused.", "Choose another file.")
+    return info
 
 
-def _refuses_q8(take: Any, reader: Any, name: str, *args: Any) -> Any:
-    if reader.type(name) == "Q8_0":
-        raise ModelFileError(f"{name} is refused.", "Choose another file.")
-    return take(reader, name, *args)
+def _breaks(original: Any, cls: Any, *args: Any) -> Any:
+    try:
+        return original(cls, *args)
+    except DraftscopeError as error:
+        raise KeyError("planted") from error
+
+
+def _writes_in_place(original: Any, path: Path, *args: Any) -> Any:
+    return contextlib.nullcontext(path)
+
+
+def _leaves_worker(ask: Any, *args: Any) -> Any:
+    _kept.append(subprocess.Popen(["true"]))
+    return ask(*args)
+
+
+def _loses_text(data: Any, request: Any, *args: Any) -> Any:
+    _kept.append(request)
+    return None if len(_kept) % 5 == 0 else data(request, *args)
+
+
+def _does_nothing(original: Any, *args: Any) -> None:
+    pass
+
+
+def _refuses_other_sizes(original: Any, target: Any, draft: Any) -> None:
+    if target.n_vocab != draft.n_vocab:
+        raise VocabularyMismatchError("The sizes differ.", "Choose another draft model.")
+    original(target, draft)
 
 
 PLANTS: dict[str, tuple[str, Plant]] = {
@@ -124,6 +165,14 @@ PLANTS: dict[str, tuple[str, Plant]] = {
         "truth",
         around("engine.memory.hybrid:HybridMemory.seq_rm", _one_short),
     ),
+    "n-grams are never found": (
+        "truth",
+        around("engine.draft.ngram_drafter:NgramDrafter.draft", _drafts_nothing),
+    ),
+    "no finding is recorded": (
+        "mutants",
+        around("engine.findings.check:record_findings", _does_nothing),
+    ),
     "every trace is refused": (
         "trace",
         around("engine.trace.session_file:read_session", _refuses_trace),
@@ -132,11 +181,42 @@ PLANTS: dict[str, tuple[str, Plant]] = {
         "trace",
         around("engine.trace.session_file:read_session", _freezes),
     ),
-    "1 MiB is leaked per run": ("endure", around("engine.session:Session.start", _leaks)),
+    "an export drops the last row": (
+        "trace",
+        words(
+            "engine.trace.export:_write",
+            "rows = {name: len(table) for",
+            "rows = {name: max(0, len(table) - 1) for",
+        ),
+    ),
+    "1 MiB is leaked per run": ("endure", around("engine.session:Session.start", _leaks(2**20))),
+    "100 KiB are leaked per run": (
+        "endure",
+        around("engine.session:Session.start", _leaks(100 * 2**10)),
+    ),
     "a file stays open per run": ("endure", around("engine.session:Session.start", _leaves_open)),
-    "every model in Q8_0 is refused": (
+    "every model in Q5_1 is refused": (
         "gguf",
-        around("engine.gguf.reader:TensorReader.take_blocks", _refuses_q8),
+        around("engine.gguf.reader:TensorReader._find", _refuses_type),
+    ),
+    "a file that is no model ends in a traceback": (
+        "cli",
+        around("engine.gguf.file:GgufFile.open", _breaks),
+    ),
+    "a signal is swallowed": ("cli", around("app.cli.interruption:interrupt", _does_nothing)),
+    "a file is written in place": ("kill", around("engine.files:written_whole", _writes_in_place)),
+    "a run that fails has no end": ("faults", around("engine.run:Run.stop", _does_nothing)),
+    "a worker of templates is never reaped": (
+        "template",
+        around("engine.gguf.chat:_ask", _leaves_worker),
+    ),
+    "a part of what a server says is lost": (
+        "servers",
+        around("engine.observe.rounds.observed_run:ObservedRequest.data", _loses_text),
+    ),
+    "a draft model of another vocabulary's size is refused": (
+        "vocab",
+        around("engine.draft.vocabulary:check_vocabularies", _refuses_other_sizes),
     ),
 }
 """The campaign that must notice each of them, and what plants it."""

@@ -140,7 +140,9 @@ def options_of(settings: Settings, n_predict: int) -> RunOptions:
     n_match, few = own.pop("look_up", None), own.pop("few", 0)
     sizes = {}
     if n_match is not None:
-        sizes = {f"ngram_{name}": NgramSizes(n_match, 12) for name in ("simple", "map_k", "map_k4v")}
+        sizes = {
+            f"ngram_{name}": NgramSizes(n_match, 12) for name in ("simple", "map_k", "map_k4v")
+        }
         sizes |= {"ngram_mod": NgramModOptions(n_match, 1, 12)}
     spec = {name: own.pop(name) for name in _SPEC if name in own}
     sampler = {name: own.pop(name) for name in _SAMPLER if name in own}

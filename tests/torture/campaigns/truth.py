@@ -147,9 +147,7 @@ def _spoiled(at: list[int], n_vocab: int) -> Iterator[None]:
         yield
 
 
-def _drafted(
-    session: Session, prompts: list[Prompt], options: RunOptions, folder: Path
-) -> Figures:
+def _drafted(session: Session, prompts: list[Prompt], options: RunOptions, folder: Path) -> Figures:
     run = ended(session, prompts, options)
     check_run(run, options)
     check_export(run.trace, folder / "trace")
