@@ -230,6 +230,7 @@ def _command(name: str, folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         status = main([words.get(word, word) for word in _COMMANDS[name]])
     assert status == (name == "refused"), f"{name} ends with {status}"
+    gc.unfreeze()  # what a command keeps for ever ends with its process
 
 
 def _prepare() -> None:
