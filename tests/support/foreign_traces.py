@@ -24,9 +24,9 @@ Rows = list[list[str]]
 """Of a CSV file, the header row first."""
 
 
-def export_real_trace(folder: Path) -> None:
+def export_real_trace(folder: Path) -> TraceStore:
     """A run of two sequences and a comparison of two lanes with the reference; every table has
-    rows."""
+    rows. Returns what was exported."""
     opened, store = session(MODEL), TraceStore()
     run = opened.start(
         [prompt_of(MODEL)] * 2, options_of(6, "draft-mtp", "ngram-simple", parallel=2), store
@@ -40,6 +40,7 @@ def export_real_trace(folder: Path) -> None:
     )
     assert all(len(store.tables[name]) for name in TABLES)
     export_csv(store, folder)
+    return store
 
 
 def opened(folder: Path) -> TraceStore | TraceFileError:

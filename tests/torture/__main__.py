@@ -3,7 +3,8 @@
 The time is shared out to the campaigns, with the processor time that each of them needs to begin;
 what one takes longer, those behind it have less. `--new M` plays a seed that nobody has seen for
 M minutes more, beside the other. A case that fails is made small and written to the corpus, which
-`--replay FILE…` and the suite play again. Exit status 1 when a threshold is broken.
+`--replay FILE…` and the suite play again. `--plant NAME` plants a fault of `tests.torture.plants`
+first. Exit status 1 when a threshold is broken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from kernels.cache_folder import cache_folder
 from kernels.llvm.object_cache import VARIABLE as KERNELS
 from tests.torture import corpus
 from tests.torture.listed import NAMES, campaign
+from tests.torture.plants import PLANTS
 from tests.torture.play import campaign_for, replay
 from tests.torture.report import Report
 
@@ -40,6 +43,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON for each campaign")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
+    parser.add_argument("--plant", choices=PLANTS, metavar="NAME")
+    parser.add_argument(
+        "--first", action="store_true", help="end a campaign with its first failure"
+    )
     args = parser.parse_args()
     # whatever a campaign keeps for its cases goes with it
     tempfile.tempdir = tempfile.mkdtemp(prefix="draftscope-torture-")
@@ -47,6 +54,8 @@ def main() -> int:
     # but for compiled kernels, which are the same in every run
     os.environ.setdefault(KERNELS, str(cache_folder() / "kernels"))
     os.environ["DRAFTSCOPE_DATA_DIR"] = str(scratch / "data")
+    if args.plant:
+        PLANTS[args.plant][1]()
     try:
         return _replay(args, scratch) if args.replay else _campaigns(args, scratch)
     finally:
@@ -64,12 +73,18 @@ def _campaigns(args: argparse.Namespace, scratch: Path) -> int:
     for i, one in enumerate(chosen):
         own = left * one.share / sum(later.share for later in chosen[i:])
         begun = time.process_time()
-        one.prepare()
+        try:
+            one.prepare()
+        except Exception as error:
+            traceback.print_exc()
+            broken.append(f"{one.name}: it cannot be prepared: {error}")
+            continue
         prepared = time.process_time() - begun
         left -= prepared
         for seed, its_minutes in minutes.items():
             seconds = (own - prepared) * its_minutes / whole
-            report = campaign_for(one, seed, seconds, scratch / one.name, args.corpus)
+            keep = None if args.first else args.corpus
+            report = campaign_for(one, seed, seconds, scratch / one.name, keep)
             left -= report.seconds
             _tell(report, sys.stdout.write, as_json=args.json)
             broken += report.broken()

@@ -25,10 +25,6 @@ def nothing() -> None:
     pass
 
 
-def as_they_are(figures: Figures) -> Figures:
-    return figures
-
-
 @dataclass(frozen=True)
 class Campaign:
     """Random cases, each played in a child process that is forked from a warmed parent.
@@ -38,8 +34,9 @@ class Campaign:
     what is wrong, and so is a process that it leaves behind. prepare: imports and loads once, in
     the parent, what all cases need. seconds: limit of a case. n_bytes: how much memory a child may
     take beyond its parent's. batch: cases that one child plays. share: part of the time, against
-    the others. n_all: how many cases there are, None = without end. derive: turns the figures of
-    all cases into those that are reported.
+    the others. n_least: cases that are played however long they take, so that thresholds do not
+    depend on the machine. n_all: how many cases there are, None = without end. stalled_s: longest
+    time that a child may not beat (tests.torture.heart) where it says that it does, None = any.
     """
 
     name: str
@@ -51,8 +48,9 @@ class Campaign:
     n_bytes: int = 2**28
     batch: int = 1
     share: float = 1.0
+    n_least: int = 1
     n_all: int | None = None
-    derive: Callable[[Figures], Figures] = as_they_are
+    stalled_s: float | None = None
 
     def case(self, seed: int, number: int) -> Case:
         """The same one for the same seed and number. What is played in turn begins elsewhere with

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.torture import awake
+from tests.torture import awake, heart
 from tests.torture.campaign import Campaign, Case, Figures
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def play(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> Iterator[O
     os.close(writing)
     outcome: Outcome | None = None
     with open(reading, "rb", buffering=0):
-        lines = _Lines(reading)
+        lines = _Lines(reading, heart.Watch(child))
         for _ in cases:
             if outcome is not None:
                 yield outcome
@@ -68,7 +68,7 @@ def play(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> Iterator[O
             if not line.endswith(b"\n"):
                 yield _ended(child, awake.now() >= until, said)
                 return
-            outcome = Outcome(**json.loads(line))
+            outcome = lines.watched(Outcome(**json.loads(line)), campaign.stalled_s)
             if outcome.trouble:
                 _end(child)
                 yield outcome
@@ -88,14 +88,24 @@ def first_trouble(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> O
 
 
 class _Lines:
-    """Lines of a pipe; several may come at once."""
+    """Lines of a pipe; several may come at once. The heart of who writes them is watched."""
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe, self._unread = pipe, b""
+    def __init__(self, pipe: int, watch: heart.Watch) -> None:
+        self._pipe, self._unread, self._watch = pipe, b"", watch
+
+    def watched(self, outcome: Outcome, limit: float | None) -> Outcome:
+        """An outcome with the longest stall so far, which may be what is wrong."""
+        if limit is None:
+            return outcome
+        seconds = self._watch.stalled_s
+        figures = {**outcome.figures, "stalled_s_max": seconds}
+        late = f"it did not answer for {seconds:.1f} s" if seconds > limit else ""
+        return replace(outcome, figures=figures, trouble=outcome.trouble or late)
 
     def next(self, until: float) -> bytes:
         """The next line with its end; without an end where none comes until the clock says so."""
         while b"\n" not in self._unread:
+            self._watch.look()
             if select.select([self._pipe], [], [], awake.LOOK_S)[0]:
                 more = os.read(self._pipe, 1 << 16)
                 if not more:

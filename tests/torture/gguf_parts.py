@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+from engine.bench.quant_mixes import QUANTS
 from engine.bench.random_drafters import RANDOM_DRAFTERS
 from engine.bench.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
@@ -17,7 +18,7 @@ from tests.support.golden_drafters import TARGETS, drafter_file
 from tests.support.golden_files import DATA
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_MADE, _DRAFTER = "random-", "drafter-"
+_MADE, _DRAFTER, _MIXED = "random-", "drafter-", "mix-"
 _DRAFTED_FOR = "qwen35"
 """What made drafters are made for."""
 
@@ -55,6 +56,11 @@ def drafter_bases() -> dict[str, str]:
     return {name: TARGETS[name] for name in golden} | own
 
 
+def mixes() -> list[str]:
+    """Names of models, one for each mix of types that files are quantised to."""
+    return [f"{_MIXED}{quant}" for quant in QUANTS]
+
+
 def _architecture(path: Path) -> str:
     with GgufFile.open(path) as file:
         return file.architecture
@@ -64,12 +70,15 @@ def _architecture(path: Path) -> str:
 def base_file(name: str) -> Path:
     if name in TARGETS:
         return drafter_file(f"{name}.gguf")
-    if not name.startswith((_MADE, _DRAFTER)):
+    if not name.startswith((_MADE, _DRAFTER, _MIXED)):
         return DATA / f"{name}.gguf"
     path = Path(mkdtemp(prefix="draftscope-torture-models-")) / f"{name}.gguf"
     if name.startswith(_DRAFTER):
         drafter = name.removeprefix(_DRAFTER)
         write_random_drafter(path, drafter=drafter, arch=_DRAFTED_FOR, size="tiny")
+    elif name.startswith(_MIXED):
+        quant = name.removeprefix(_MIXED)
+        write_random_model(path, arch=_DRAFTED_FOR, size="tiny", quant=quant)
     else:
         write_random_model(path, arch=name.removeprefix(_MADE), size="tiny")
     return path

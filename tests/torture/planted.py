@@ -6,21 +6,24 @@ found.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
+from tests.torture import heart
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.play import campaign_for
 
-FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process")
-_SECONDS = 1.0
+FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process", "freezes")
+_SECONDS, _STALLED_S = 1.5, 0.5
 
 
 def _draw(_: np.random.Generator, number: int) -> Case:
@@ -46,8 +49,19 @@ def _play(case: Case, folder: Path) -> Figures:
         if step == "leaves a process":
             subprocess.Popen(["sleep", "60"])
         if step == "is stopped":
-            _stop(3 * _SECONDS)
+            threading.Thread(target=_beat, daemon=True).start()
+            with heart.beating():
+                _stop(3 * _SECONDS)
+        if step == "freezes":
+            with heart.beating():
+                ctypes.PyDLL(None).usleep(1_000_000)  # a PyDLL keeps the interpreter's lock
     return {"steps": len(case["steps"]), "steps_max": len(case["steps"])}
+
+
+def _beat() -> None:
+    while True:
+        heart.beat()
+        time.sleep(heart.BEAT_MS / 1000)
 
 
 def _stop(seconds: float) -> None:
@@ -64,11 +78,19 @@ def _stop(seconds: float) -> None:
 
 
 CAMPAIGN = Campaign(
-    "planted", "Nothing is planted.", _draw, _play, seconds=_SECONDS, n_bytes=2**28, batch=2
+    "planted",
+    "Nothing is planted.",
+    _draw,
+    _play,
+    seconds=_SECONDS,
+    n_bytes=2**28,
+    batch=2,
+    stalled_s=_STALLED_S,
 )
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    report = campaign_for(CAMPAIGN, 12, 0, folder / "scratch", folder / "corpus", 2 * len(FAULTS))
+    n = 2 * len(FAULTS)  # as a seed, too: it begins with the first fault
+    report = campaign_for(CAMPAIGN, n, 0, folder / "scratch", folder / "corpus", n)
     failures = list(report.failures.values())
     sys.stdout.write(json.dumps([report.line(), failures, report.broken()]) + "\n")

@@ -16,16 +16,25 @@ _SMALLEST_S = 60.0
 
 
 def campaign_for(
-    campaign: Campaign, seed: int, seconds: float, scratch: Path, keep: Path, n_cases: int = 1
+    campaign: Campaign,
+    seed: int,
+    seconds: float,
+    scratch: Path,
+    keep: Path | None,
+    n_least: int | None = None,
 ) -> Report:
-    """Play cases of a campaign that is prepared until the time is over, n_cases at least.
+    """Play cases of a campaign that is prepared until the time is over, n_least at least, None =
+    the campaign's own number.
 
-    keep: where failures are written.
+    keep: where failures are written, None = nowhere: the first of them ends it.
     """
     start = awake.now()
     report, number = Report(campaign, seed), 0
     n_all = campaign.n_all or sys.maxsize
-    while number < n_cases or (awake.now() - start < seconds and number < n_all):
+    least = min(n_all, campaign.n_least if n_least is None else n_least)
+    while number < least or (awake.now() - start < seconds and number < n_all):
+        if keep is None and report.failures:
+            break
         n_next = min(campaign.batch, n_all - number)
         cases = [campaign.case(seed, number + i) for i in range(n_next)]
         n = 0
@@ -33,8 +42,9 @@ def campaign_for(
             report.count(outcome)
             n += 1
             if outcome.trouble and outcome.signature not in report.failures:
-                where = _keep(campaign, (seed, number + n - 1), cases[:n], outcome, scratch, keep)
-                report.failures[outcome.signature] = f"{outcome.trouble}\n{where}"
+                drawn = (seed, number + n - 1)
+                where = keep and _keep(campaign, drawn, cases[:n], outcome, scratch, keep)
+                report.failures[outcome.signature] = f"{outcome.trouble}\n{where or ''}"
         number += n
     report.seconds = round(awake.now() - start, 1)
     return report

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QSettings
+from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.dialogs.unexported import QuitChoice
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
-from tests.torture import awake
+from tests.torture import awake, heart
 
 if TYPE_CHECKING:
     from app.shell.window import MainWindow
@@ -54,6 +54,9 @@ class RealWindow:
         self.window.bridge.reading_ended.connect(self._count_read)
         self.window.resize(1280, 800)
         self.window.show()
+        self._beats = QTimer(self.window)
+        self._beats.timeout.connect(heart.beat)
+        self._beats.start(heart.BEAT_MS)
         self.events()
 
     def events(self) -> None:
@@ -67,10 +70,11 @@ class RealWindow:
     def until(self, holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         """Raises AssertionError if it does not hold in time."""
         end = awake.now() + seconds
-        while not holds():
-            assert awake.now() < end, f"not within {seconds:.0f} s: {what}"
-            self.events()
-            time.sleep(0.002)
+        with heart.beating():
+            while not holds():
+                assert awake.now() < end, f"not within {seconds:.0f} s: {what}"
+                self.events()
+                time.sleep(0.002)
 
     def look_at_all(self) -> None:
         """Every view raised and painted, every plot in every unit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,18 +33,21 @@ class Report:
 
     def line(self) -> dict[str, float | str]:
         """One object for JSON."""
-        figures = self.campaign.derive(dict(self.figures))
+        figures = self.figures
         head = {"campaign": self.campaign.name, "seed": self.seed, "seconds": self.seconds}
         return head | {name: round(value, 4) for name, value in figures.items()}
 
     def broken(self) -> list[str]:
-        """Thresholds that the figures do not keep, a sentence each. A share without cases has no
-        figure and breaks none."""
+        """Thresholds that the figures do not keep, a sentence each."""
         limits = tomllib.loads(THRESHOLDS.read_text(encoding="utf-8"))
-        line, name = self.line(), self.campaign.name
-        found = []
+        name, found = self.campaign.name, []
         for figure, limit in {**limits["every"], **limits.get(name, {})}.items():
-            value, least = line.get(figure), limit.get("least", float("-inf"))
-            if isinstance(value, int | float) and not least <= value <= limit.get("most", value):
+            part, _, whole = figure.partition("/")
+            value, of = self.figures.get(part, 0.0), self.figures.get(whole, 0.0)
+            if whole:
+                value = value / of if of and of >= limit.get("from", 1) else math.nan
+            value = round(value, 4)
+            least, most = limit.get("least", -math.inf), limit.get("most", math.inf)
+            if not math.isnan(value) and not least <= value <= most:
                 found.append(f"{name}: {figure} is {value}, allowed is {json.dumps(limit)}.")
         return found

@@ -1,12 +1,17 @@
-"""What the tables of a run must add up to, whatever it did."""
+"""What the tables of a run must add up to, whatever it did, and what an export must bring back."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from engine.options import RunOptions
 from engine.run import Run
+from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
 
 
 def check_run(run: Run, options: RunOptions) -> None:
@@ -62,3 +67,24 @@ def _check_rounds(run: Run) -> None:
 def _check_passes(run: Run) -> None:
     gaps = run.trace.ubatches.column("pos_gap")
     assert np.isin(gaps, (0, MISSING)).all(), "a pass has a gap in its positions"
+
+
+def check_export(store: TraceStore, folder: Path) -> None:
+    """Raises AssertionError unless an export has everything when it is opened."""
+    export_csv(store, folder)
+    check_same(open_trace(folder), store)
+
+
+def check_same(found: TraceStore, wanted: TraceStore) -> None:
+    """Raises AssertionError unless all tables that were exported came back with every value."""
+    assert found.runs.keys() == wanted.runs.keys(), "it lacks runs"
+    for name, table in wanted.tables.items():
+        other = found.tables[name]
+        assert len(other) == len(table), f"{len(other)} rows of {name}, of {len(table)} exported"
+        for column in table.columns:
+            what = f"{name}.{column.name}"
+            if column.kind == "text":
+                assert other.texts(column.name) == table.texts(column.name), what
+            else:  # numbers are written with nine digits
+                values = (one.column(column.name) for one in (other, table))
+                np.testing.assert_allclose(*values, rtol=1e-8, err_msg=what)

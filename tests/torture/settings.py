@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.gguf.file import GgufFile
 from engine.model.drafters.kinds import drafter_of
@@ -54,14 +55,15 @@ def _drafter(path: Path) -> str:
 
 
 @cache
-def opened(name: str, compute: str = "f32") -> Session:
+def opened(name: str, compute: str = "f32", *, twin: bool = False) -> Session:
+    """twin: with itself as its draft model."""
     target, drafts = files(name)
-    return Session.open(target, drafts, compute=compute)
+    return Session.open(target, [target] if twin else drafts, compute=compute)
 
 
 def draw_settings(random: Random, session: Session) -> Settings:
-    """Settings of a run, each of which may be left out. Nothing in them may change the tokens of
-    plain decoding."""
+    """Settings of a run that is not refused, each of which may be left out. Nothing in them may
+    change the tokens of plain decoding."""
     drafters = [*session.drafters, *LOOKED_UP]
     n = int(random.choice([1, 1, 1, 2, 3]))
     found: Settings = {
@@ -73,6 +75,24 @@ def draw_settings(random: Random, session: Session) -> Settings:
         found["types"] = sorted({*found["types"][:1], _pick(random, session.drafters)})
     for name, chance, values in _RARE:
         if random.random() < chance:
+            found[name] = _pick(random, values)
+    if found.get("n_min", 0) > found["n_max"] or {"accept", "p_min"} <= found.keys():
+        found.pop("n_min", None)
+    return found
+
+
+def draw_rich(random: Random, drafter: str, number: int) -> Settings:
+    """Settings under which a drafter drafts much and deep."""
+    policies, n_max = list(ROLLBACK_POLICIES), (5, 8, 12)
+    found: Settings = {
+        "types": [drafter],
+        "n_max": n_max[number % len(n_max)],
+        "rollback": policies[number % len(policies)],
+        "ignore_eos": True,
+        "look_up": 1 if drafter == "ngram-simple" else 2,
+    }
+    for name, chance, values in _RARE:
+        if name in _RICH and random.random() < chance:
             found[name] = _pick(random, values)
     return found
 
@@ -106,8 +126,9 @@ _RARE: tuple[tuple[str, float, tuple[Any, ...]], ...] = (
     ("presence_penalty", 0.1, (0.7,)),
     ("frequency_penalty", 0.1, (0.4,)),
     ("ignore_eos", 0.6, (True,)),
-    ("mod_match", 0.3, (2, 4)),
+    ("look_up", 0.3, (2, 4)),
 )
+_RICH = ("n_rs_seq", "parallel", "split", "kv", "n_ubatch", "replay", "checkpoint_device")
 _SPEC = ("types", "n_max", "n_min", "p_min", "verify_max", "accept")
 _SAMPLER = ("temp", "seed", "top_k", "top_p", "min_p", "typical_p")
 _SAMPLER += ("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty")
@@ -116,14 +137,19 @@ _SAMPLER += ("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_p
 def options_of(settings: Settings, n_predict: int) -> RunOptions:
     """Raises OptionError for settings that contradict each other."""
     own = dict(settings)
-    n_match = own.pop("mod_match", None)
-    mod = {} if n_match is None else {"ngram_mod": NgramModOptions(n_match, 1, 8)}
+    n_match, few = own.pop("look_up", None), own.pop("few", 0)
+    sizes = {}
+    if n_match is not None:
+        sizes = {
+            f"ngram_{name}": NgramSizes(n_match, 12) for name in ("simple", "map_k", "map_k4v")
+        }
+        sizes |= {"ngram_mod": NgramModOptions(n_match, 1, 12)}
     spec = {name: own.pop(name) for name in _SPEC if name in own}
     sampler = {name: own.pop(name) for name in _SAMPLER if name in own}
     spec["types"] = tuple(spec.get("types", ()))
     return RunOptions(
         n_predict=n_predict,
-        spec=SpecOptions(**spec, **mod),
-        sampler=SamplerOptions(**sampler),
+        spec=SpecOptions(**spec, **sizes),
+        sampler=SamplerOptions(**sampler, logit_bias=tuple((i, 1e3) for i in range(few))),
         **{"n_ctx": 128, **own},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ import numpy as np
 from engine.gguf.file import GgufFile
 from engine.model.drafters.kinds import KINDS
 from engine.model.families import FAMILIES
+from tests.torture import report
+from tests.torture.campaigns.endure import _slope
+from tests.torture.children import Outcome
 from tests.torture.corpus import load
 from tests.torture.gguf_parts import base_file, bases, drafter_bases, parts_of
 from tests.torture.gguf_steps import draw, write
+from tests.torture.listed import NAMES, campaign
 from tests.torture.planted import CAMPAIGN, FAULTS
 from tests.torture.smallest import smallest
 
@@ -42,8 +47,10 @@ def test_every_planted_fault_is_found_and_made_small(tmp_path: Path) -> None:
         "no end within its time",
         told[4],
         "left running: sleep",
+        told[6],
     ]
     assert "MemoryError" in told[4]
+    assert told[6].startswith("it did not answer for ")
 
 
 def test_a_case_is_made_as_small_as_it_can_be() -> None:
@@ -90,3 +97,32 @@ def test_steps_of_a_model_file_survive_json(tmp_path: Path) -> None:
         assert [p.stat().st_size for p in one] == [p.stat().st_size for p in other]
         small = [(a, b) for a, b in zip(one, other, strict=True) if a.stat().st_size < 1 << 24]
         assert all(a.read_bytes() == b.read_bytes() for a, b in small)
+
+
+def test_a_share_is_judged_where_there_are_enough(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "thresholds.toml"
+    text = '[every]\nfailures = { most = 0 }\n[planted]\n"a/b" = { least = 0.5, from = 4 }\n'
+    path.write_text(text)
+    monkeypatch.setattr(report, "THRESHOLDS", path)
+    found = report.Report(CAMPAIGN, 1)
+    assert found.broken() == []
+    for n in range(1, 5):
+        found.count(Outcome({"a": n == 1, "b": 1}))
+        assert bool(found.broken()) == (n == 4)
+    assert found.broken() == ['planted: a/b is 0.25, allowed is {"least": 0.5, "from": 4}.']
+    found.count(Outcome({"a": 2, "b": 1}))
+    assert found.broken() == []
+
+
+def test_every_threshold_is_of_a_campaign() -> None:
+    limits = tomllib.loads(report.THRESHOLDS.read_text())
+    assert limits.keys() - {"every"} <= set(NAMES)
+    for name, figures in limits.items():
+        for figure, limit in figures.items():
+            # cases that are always played are enough to judge it
+            assert "/cases" not in figure or limit["from"] <= campaign(name).n_least
+
+
+def test_a_slope_is_what_grows_with_every_round() -> None:
+    assert _slope([5.0 + 3 * i for i in range(12)]) == 3
+    assert _slope([0.0] * 9 + [9000.0] * 2) == 0

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.trace.export import SESSION_FILE, csv_names
 from engine.trace.records import READ_VERSIONS, SCHEMA_MINOR, TABLES
+from engine.trace.store import TraceStore
 from tests.support.foreign_traces import (
     DAMAGES,
     JUNK,
@@ -42,11 +43,19 @@ _NEEDED = ("run_id", "round", "token_id", "token_hex", "token_text")
 """Other values in these contradict other rows, or session.json."""
 
 
-@cache
 def real_trace() -> Path:
+    return _real()[0]
+
+
+def real_store() -> TraceStore:
+    """What it was exported from."""
+    return _real()[1]
+
+
+@cache
+def _real() -> tuple[Path, TraceStore]:
     folder = Path(tempfile.mkdtemp(prefix="draftscope-torture-trace-")) / "trace"
-    export_real_trace(folder)
-    return folder
+    return folder, export_real_trace(folder)
 
 
 @cache

@@ -13,15 +13,18 @@ import sys
 import tempfile
 import threading
 from argparse import Action, ArgumentParser
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from app.__main__ import main
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
+from engine.run import Run
 from tests.support.golden_files import DATA
 from tests.torture.campaign import Campaign, Case, Figures
 
@@ -44,7 +47,30 @@ def _options(name: str) -> list[Action]:
     return [a for a in parser._actions if a.option_strings and a.option_strings[-1] not in _NEVER]
 
 
+_WHOLE = (
+    ["run", "m.gguf", "-n", "6", "-p", "x y"],
+    ["run", "m.gguf", "-n", "6", "-p", "x y", "--spec-type", "draft-mtp", "--trace", "new"],
+    ["info", "m.gguf", "--json"],
+    ["tokenize", "m.gguf", "x y"],
+    ["compare", "m.gguf", "-n", "4", "-p", "x y", "--lane", "ring"],
+)
+"""Commands that end well."""
+_LONG = ["run", "m.gguf", "-p", "x y", "-n", "4000", "--ignore-eos", "-c", "4096"]
+_LATE = 40
+"""Rounds in which a command has to notice a signal."""
+
+
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """One of four ends well, and one of four is a long one that a signal ends in a round."""
+    number, kind = divmod(number, 4)
+    case: Case = {"model": [], "usual": [], "options": [], "after_s": 60.0, "at": 0}
+    if kind == 0:
+        words = _WHOLE[number % len(_WHOLE)]
+        return case | {"command": words[0], "usual": words[1:], "signal": "", "whole": True}
+    if kind == 1:
+        case |= {"signal": list(_SIGNALS)[number % len(_SIGNALS)], "at": int(random.integers(1, 9))}
+        return case | {"command": _LONG[0], "usual": _LONG[1:], "whole": False}
+    number = 2 * number + kind - 2
     name = list(SUBCOMMANDS)[number % len(SUBCOMMANDS)]
     given = [_given(random, _pick(random, _options(name))) for _ in range(int(random.integers(4)))]
     stop = _STOP_S if random.random() < 0.7 else float(random.random() ** 2 * _STOP_S)
@@ -55,6 +81,8 @@ def _draw(random: np.random.Generator, number: int) -> Case:
         "options": given,
         "signal": _pick(random, tuple(_SIGNALS)),
         "after_s": round(stop, 3),
+        "at": 0,
+        "whole": False,
     }
 
 
@@ -80,7 +108,7 @@ def _play(case: Case, folder: Path) -> Figures:
     os.chdir(folder)
     words = [case["command"], *case["model"], *case["usual"]]
     words += [word for given in case["options"] for word in given]
-    number = getattr(signal, case["signal"])
+    number = getattr(signal, case["signal"] or "SIGTERM")
     err = folder / "err"
     timer = threading.Timer(case["after_s"], os.kill, (os.getpid(), number))
     timer.daemon = True
@@ -90,20 +118,48 @@ def _play(case: Case, folder: Path) -> Figures:
     with err.open("w", errors="backslashreplace") as sys.stderr:
         try:
             timer.start()
-            status = main(words)
+            with _signalled(number, case["at"]):
+                status = main(words)
             for each in _SIGNALS:
                 signal.signal(getattr(signal, each), signal.SIG_IGN)
             timer.cancel()
         except _NotHeardError:
             return {"not_heard": 1}
     said = err.read_text(errors="replace")
-    assert status in (0, 1, 2, _SIGNALS[case["signal"]]), f"{words}: status {status}"
+    ends = (0, 1, 2, _SIGNALS.get(case["signal"], 0))
+    if case["whole"]:
+        ends = (0,)
+    elif case["at"]:
+        ends = (_SIGNALS[case["signal"]],)
+    assert status in ends, f"{words}: status {status}, {said[-500:]}"
     assert "Traceback" not in said, f"{words}: {said[-1500:]}"
     if status in (1, 2) and case["command"] not in _SAYS_BY_STATUS:
         assert said.strip(), f"{words}: status {status} without a word"
     if status == 2:
         assert "error: " in said, f"{words}: {said[-500:]}"
-    return {f"status_{status}": 1}
+    return {f"status_{status}": 1, "whole": case["whole"], "signals": bool(case["at"])}
+
+
+@contextlib.contextmanager
+def _signalled(number: int, at: int) -> Iterator[None]:
+    """This process gets a signal in a round of decoding, and has few more of them; 0 = none."""
+    step, n = Run.step, 0
+
+    def counted(run: Run) -> bool:
+        nonlocal n
+        n += 1
+        if n == at:
+            os.kill(os.getpid(), number)
+        if n == at + _LATE:
+            raise _NotObeyedError(f"{_LATE} rounds after a signal it decodes on")
+        return step(run)
+
+    with patch.object(Run, "step", counted if at else step):
+        yield
+
+
+class _NotObeyedError(BaseException):
+    """A signal did not end what it should."""
 
 
 _SAYS_BY_STATUS = ("compare", "memory", "check-rollback", "rescore", "triage", "match", "sweep")
@@ -149,4 +205,5 @@ CAMPAIGN = Campaign(
     _prepare,
     seconds=20.0,
     n_bytes=2**30,
+    n_least=16,
 )

@@ -210,4 +210,6 @@ CAMPAIGN = Campaign(
     seconds=120.0,
     n_bytes=2**30,
     batch=10,
+    n_least=10,
+    stalled_s=2.5,
 )

@@ -16,8 +16,9 @@ from engine.errors import DraftscopeError, NonFiniteError
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from tests.torture.campaign import Campaign, Case, Figures
-from tests.torture.gguf_parts import base_file, bases, drafter_bases, parts_of
+from tests.torture.gguf_parts import base_file, bases, drafter_bases, mixes, parts_of
 from tests.torture.gguf_steps import draw, write
+from tests.torture.settings import COMPUTE
 
 _CPU_S = 2.0
 _TEXT = "def f(x):\n    return x  # ünicode\n"
@@ -25,10 +26,18 @@ _SAYS = "draftscope: error: "
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """Three of eight files are whole: two of them a mix of types, and one a base."""
     names = [*bases(), *drafter_bases()]
+    compute = str(random.choice(COMPUTE))
+    if number % 4 == 0:
+        quants = mixes()
+        return {"base": quants[number // 4 % len(quants)], "steps": [], "compute": compute}
+    if number % 8 == 2:
+        return {"base": names[number // 8 % len(names)], "steps": [], "compute": compute}
     base = names[number % len(names)]
     n = int(random.choice([1, 1, 1, 2, 2, 3, 5]))
-    return {"base": base, "steps": [draw(random, parts_of(base)) for _ in range(n)]}
+    steps = [draw(random, parts_of(base)) for _ in range(n)]
+    return {"base": base, "steps": steps, "compute": "f32"}
 
 
 def _play(case: Case, folder: Path) -> Figures:
@@ -41,20 +50,24 @@ def _play(case: Case, folder: Path) -> Figures:
         _command("tokenize", str(path), _TEXT)
     try:
         with _timed(figures, "open_cpu_s_max"):
-            session = _opened(case["base"], path)
+            session = _opened(case["base"], path, case["compute"])
     except DraftscopeError as error:
         _sentences(error)
+        if not case["steps"]:
+            raise AssertionError("a whole file is refused") from error
         return {**figures, "refused": 1}
     with _timed(figures, "run_cpu_s_max"):
-        return figures | _run(session)
+        figures |= _run(session)
+    assert case["steps"] or figures["ran"], "a whole file does not run"
+    return {**figures, "whole": not case["steps"]}
 
 
-def _opened(base: str, path: Path) -> Session:
+def _opened(base: str, path: Path, compute: str = "f32") -> Session:
     """A model by itself, what only drafts beside its target."""
     target = drafter_bases().get(base)
     if target is not None:
-        return Session.open(base_file(target), path, compute="f32")
-    return Session.open(path, compute="f32")
+        return Session.open(base_file(target), path, compute=compute)
+    return Session.open(path, compute=compute)
 
 
 def _run(session: Session) -> Figures:
@@ -125,4 +138,5 @@ CAMPAIGN = Campaign(
     _play,
     _prepare,
     share=3.0,
+    n_least=64,
 )

@@ -251,4 +251,5 @@ CAMPAIGN = Campaign(
     _prepare,
     n_bytes=2**29,
     batch=8,
+    n_least=28,
 )

@@ -47,7 +47,7 @@ def _play(case: Case, _: Path) -> Figures:
     figures |= {"mutants": 1, "unseen": bool(unseen)}
     assert not (how and unseen), f"{name} is noticed by {how}, and was called unobservable"
     assert how or unseen, f"nobody notices: {name}"
-    return figures | ({f"by_{how}": 1} if how else {})
+    return figures | ({f"by_{how}": 1, "caught": 1} if how else {})
 
 
 def _old(name: str) -> tuple[str, str]:
@@ -168,12 +168,6 @@ def _prepare() -> None:
     session(MODEL)
 
 
-def _shares(figures: Figures) -> Figures:
-    caught = sum(figures.get(f"by_{how}", 0) for how in _NOTICED)
-    played = figures.get("mutants", 0) + figures["failures"]
-    return figures | ({"caught_share": caught / played} if played >= len(_NAMES) else {})
-
-
 CAMPAIGN = Campaign(
     "mutants",
     "Every bug is noticed by a comparison, a finding, an error or the text, or cannot be.",
@@ -185,5 +179,4 @@ CAMPAIGN = Campaign(
     batch=8,
     share=1.5,
     n_all=len(_NAMES),
-    derive=_shares,
 )

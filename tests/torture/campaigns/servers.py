@@ -18,7 +18,9 @@ import numpy as np
 from app.__main__ import main
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.tape import Tape
+from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
 from tests.support.scripted_server import (
     LOADING,
     NO_METRICS,
@@ -66,6 +68,10 @@ _OPEN_S = 4.0
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """One of four servers answers as it should."""
+    if number % 4 == 0:
+        case: Case = {"answers": [], "steps": [], "whole": "", "restart": False}
+        return case | {"n_prompts": int(random.integers(1, 4))}
     if number % 4 == 3:
         return {"clients": [_client(random) for _ in range(int(random.integers(1, 9)))]}
     answers = [
@@ -134,10 +140,21 @@ def _observed(case: Case, server: ScriptedServer, folder: Path) -> Figures:
     for line in said.splitlines():
         assert line.isprintable() and len(line) < 900, line[:900]
     kept = (folder / "trace").exists()
-    if kept:
-        open_trace(folder / "trace")
+    store = open_trace(folder / "trace") if kept else None
     assert kept or status, "it ends well without a trace"
+    if not (case["answers"] or case["steps"] or case["whole"] or case["restart"]):
+        assert status == 0, f"a server that answers as it should is refused: {said[-500:]}"
+        assert store is not None
+        text = "".join(piece.decode() for piece in _emitted(store))
+        wanted = "".join(json.loads(p[6:])["content"] for p in pieces) * case["n_prompts"]
+        assert text == wanted, f"{text!r} was recorded of {wanted!r}"
     return {f"status_{status}": 1, "traces": kept}
+
+
+def _emitted(store: TraceStore) -> list[bytes]:
+    """Tokens of the text, as bytes."""
+    kinds, ids = store.tokens.texts("kind"), store.tokens.column("token_id").tolist()
+    return [store.pieces[i] for i, k in zip(ids, kinds, strict=True) if k in EMITTED_KINDS]
 
 
 def _changed(pieces: list[bytes], steps: list[dict[str, Any]]) -> list[Step]:
@@ -255,4 +272,5 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**29,
     batch=6,
+    n_least=8,
 )

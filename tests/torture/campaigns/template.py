@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,16 @@ _BLOCKS = (
 )
 
 
+_WHOLE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """One of four is harmless."""
+    if number % 4 == 0:
+        return {"steps": [_WHOLE], "content": str(random.choice(["hi", "", "{{ 1 }}", "\x1b[31m"]))}
     return {
         "steps": [
             _part(random, int(random.integers(3))) for _ in range(int(random.integers(1, 5)))
@@ -98,11 +108,18 @@ def _play(case: Case, _: Path) -> Figures:
     try:
         text = template.render(messages)
         figures: Figures = {"texts": 1}
-        assert len(text) <= MAX_OUTPUT
     except ChatTemplateError as error:
+        text = ""
         for sentence in (error.message, error.remedy):
             assert sentence.isprintable() and len(sentence) < 600, sentence[:600]
         figures = {"refused": 1}
+    assert len(text) <= MAX_OUTPUT
+    if case["steps"] == [_WHOLE]:
+        wanted = f"<|im_start|>user\n{case['content']}<|im_end|>\n<|im_start|>assistant\n"
+        assert text == wanted, f"a harmless template gives {text!r}"
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        raise AssertionError("a worker is left, or was never reaped")
     seconds = awake.now() - start
     assert seconds < MAX_WALL + 4, f"it took {seconds:.1f} s"
     return {**figures, "worker_cpu_s_max": sum(os.times()[2:4]) - before}
@@ -116,4 +133,5 @@ CAMPAIGN = Campaign(
     seconds=30.0,
     batch=4,
     share=0.7,
+    n_least=8,
 )

@@ -14,13 +14,20 @@ from engine.observe.files.importing import recognise_file
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.foreign_steps import draw_others, others, write_other
 from tests.torture.real_window import RealWindow
-from tests.torture.trace_steps import apply, draw, real_trace
+from tests.torture.run_sums import check_same
+from tests.torture.trace_steps import apply, draw, real_store, real_trace
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """Three of eight are as they were written."""
+    if number % 8 == 7:
+        names = sorted(others().keys() - set(_REFUSED))
+        return {"base": names[number // 8 % len(names)], "steps": []}
     if number % 4 == 3:
         base, steps = draw_others(random)
         return {"base": base, "steps": steps}
+    if number % 4 == 0:
+        return {"base": "", "steps": []}
     gently, n = bool(random.random() < 0.5), int(random.choice([1, 1, 2, 4]))
     return {"base": "", "steps": [draw(random, gently=gently) for _ in range(n)]}
 
@@ -36,6 +43,8 @@ def _write(case: Case, folder: Path) -> Path:
     return target
 
 
+_REFUSED = ("demo-target.gguf", "README.md", "inprocess.json.gz", "unusual-replies.json")
+"""They lie with the captures and are none."""
 _shown: list[RealWindow] = []
 """The window of this process, once a case has made it."""
 
@@ -53,6 +62,7 @@ def _play(case: Case, folder: Path) -> Figures:
         except DraftscopeError:
             known = None
         if not known:
+            assert case["steps"], "a whole file is not recognised"
             return {"refused": 1, "not_recognised": 1}
     real.blocked_s, n = 0.0, real.n_read
     real.window.sessions.open(path)
@@ -63,13 +73,13 @@ def _play(case: Case, folder: Path) -> Figures:
     real.check()
     said = [b for b in real.window.banners.banners if b.severity == "error"]
     assert opened or said, "it is neither open nor refused"
+    if not case["steps"]:
+        what = "; ".join(banner.message for banner in said)
+        assert opened, f"a whole one is refused: {what}"
+        if not case["base"]:
+            check_same(real.window.bridge.store, real_store())
     kind = "opened_of_others" if case["base"] else "opened_of_ours"
     return {"opened": opened, kind: opened, "refused": not opened, "blocked_s_max": real.blocked_s}
-
-
-def _shares(figures: Figures) -> Figures:
-    """How much gets past the readers."""
-    return figures | {"opened_share": figures.get("opened", 0) / max(1, figures["cases"])}
 
 
 def _prepare() -> None:
@@ -87,5 +97,6 @@ CAMPAIGN = Campaign(
     n_bytes=2**30,
     batch=10,
     share=1.5,
-    derive=_shares,
+    n_least=16,
+    stalled_s=1.5,
 )

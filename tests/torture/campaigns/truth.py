@@ -3,39 +3,93 @@ that accuse nobody."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.prompt_cache import PromptCache
-from engine.errors import ContextFullError, OptionError
+from engine.draft.chain import DrafterChain
+from engine.draft.drafter import Draft, DraftRequest
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.plain import accused, ended, equal, keeps_tokens, plain
-from tests.torture.run_sums import check_run
-from tests.torture.settings import COMPUTE, draw_settings, models, opened, options_of
+from tests.torture.run_sums import check_export, check_run
+from tests.torture.settings import (
+    COMPUTE,
+    LOOKED_UP,
+    draw_rich,
+    draw_settings,
+    models,
+    opened,
+    options_of,
+)
+
+_KINDS = ("twin", "looked up", "own", "any", "twin", "looked up")
+_NEVER = 99
+_PAIRS = np.array([0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1])
+_OWN = {"draft-eagle3", "draft-dflash", "draft-dspark"}
+"""Drafters that a model with itself as its draft model has not."""
+_AGREE = [("demo", name) for name in ("draft-mtp", "draft-simple", "draft-eagle3")]
+_AGREE += [(f"{name}-mtp-f32", "draft-mtp") for name in ("bailingmoe3-a", "nemotron_h_moe-b")]
+_AGREE += [(f"{name}-v2x-mtp-f32", "draft-mtp") for name in ("qwen35-c", "qwen35moe-d")]
+"""Models and what drafts what they say."""
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
-    names = models()
-    name = names[number % len(names)]
+    """All but one of six cases draft much that is accepted; that one is anything."""
+    number, i = divmod(number, len(_KINDS))
+    kind, names = _KINDS[i], models()
+    name = names[(number + 5 * i) % len(names)]
+    if kind == "own":
+        name, drafter = _AGREE[number % len(_AGREE)]
     session = opened(name)
-    prompts = [_prompt(random, session) for _ in range(int(random.choice([1, 1, 2, 4])))]
-    case = {
+    case: Case = {
         "model": name,
         "compute": str(random.choice(COMPUTE)),
-        "n": int(random.integers(4, 40)),
-        "prompts": prompts,
-        "settings": draw_settings(random, session),
+        "n": int(random.integers(20, 32)),
+        "prompts": [_prompt(random, session) for _ in range(int(random.choice([1, 1, 2])))],
+        "twin": kind == "twin",
+        "wrong": [],
         "lanes": [],
         "turns": [],
     }
+    if kind == "any":
+        return case | _any(random, session)
+    wrong = [int(random.integers(9)), int(random.integers(4, 12)), _NEVER]
+    case["wrong"] = random.permutation(wrong).tolist()
+    if kind == "twin":
+        drafter = "draft-simple"
+    elif kind == "looked up":
+        drafter = LOOKED_UP[number % len(LOOKED_UP)]
+    else:
+        case["wrong"] = [_NEVER]
+    case["settings"] = draw_rich(random, drafter, number)
+    if kind == "looked up":  # ids that the text consists of, and all their pairs
+        case["settings"]["few"] = few = int(random.integers(1, 3))
+        case["prompts"] = [(_PAIRS % few).tolist() for _ in case["prompts"]]
+    return case
+
+
+def _any(random: np.random.Generator, session: Session) -> Case:
+    case: Case = {
+        "n": int(random.integers(4, 40)),
+        "prompts": [_prompt(random, session) for _ in range(int(random.choice([1, 1, 2, 4])))],
+        "settings": draw_settings(random, session),
+        "twin": bool(random.random() < 0.5),
+    }
+    if case["twin"]:
+        case["settings"]["types"] = sorted({"draft-simple", *case["settings"]["types"][:1]} - _OWN)
     if random.random() < 0.25:
         case["lanes"] = sorted({_lane(random) for _ in range(2)})
     elif random.random() < 0.3:
@@ -62,27 +116,52 @@ def _lane(random: np.random.Generator) -> str:
     return ",".join(parts)
 
 
-def _play(case: Case, _: Path) -> Figures:
-    session = opened(case["model"], case["compute"])
-    prompts = [Prompt(tuple(tokens)) for tokens in case["prompts"] if tokens]
-    try:
-        options = replace(options_of(case["settings"], case["n"]), batch_invariant=True)
-        prompts = prompts or [Prompt((1,))]
-        if case["lanes"]:
-            return _compared(session, prompts, options, case["lanes"])
-        if case["turns"]:
-            return _continued(session, prompts[0], options, case["turns"])
-        return _drafted(session, prompts, options)
-    except (OptionError, ContextFullError):
-        return {"refused": 1}
+def _play(case: Case, folder: Path) -> Figures:
+    session = opened(case["model"], case["compute"], twin=case["twin"])
+    prompts = [Prompt(tuple(tokens)) for tokens in case["prompts"] if tokens] or [Prompt((1,))]
+    options = replace(options_of(case["settings"], case["n"]), batch_invariant=True)
+    if case["lanes"]:
+        return _compared(session, prompts, options, case["lanes"])
+    if case["turns"]:
+        return _continued(session, prompts[0], options, case["turns"])
+    with _spoiled(case["wrong"], session.config.n_vocab):
+        figures = _drafted(session, prompts, options, folder)
+    if case["wrong"] and options.spec.types:
+        assert figures["drafted"], f"{', '.join(options.spec.types)} drafts nothing"
+    return figures
 
 
-def _drafted(session: Session, prompts: list[Prompt], options: RunOptions) -> Figures:
+@contextmanager
+def _spoiled(at: list[int], n_vocab: int) -> Iterator[None]:
+    """The first, second, … draft has a wrong token there, over and over, where it is so long."""
+    right, places = DrafterChain.draft, cycle(at or [_NEVER])
+
+    def draft(chain: DrafterChain, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
+        drafts = right(chain, requests)
+        for one, i in zip(drafts.values(), places, strict=False):
+            if i < len(one.tokens):
+                one.tokens[i] = (one.tokens[i] + 1) % n_vocab
+        return drafts
+
+    with patch.object(DrafterChain, "draft", draft):
+        yield
+
+
+def _drafted(session: Session, prompts: list[Prompt], options: RunOptions, folder: Path) -> Figures:
     run = ended(session, prompts, options)
     check_run(run, options)
+    check_export(run.trace, folder / "trace")
     if keeps_tokens(options):
         equal(run, [plain(session, prompt, options) for prompt in prompts])
-    return {**_figures(run.trace), "equal": keeps_tokens(options)}
+    kinds = (options.rollback, options.split, options.kv, *options.spec.types)
+    return {
+        **_figures(run.trace),
+        **dict.fromkeys(kinds, 1),
+        "runs": 1,
+        "equal": keeps_tokens(options),
+        "n_max_2": options.spec.n_max >= 2,
+        "n_max_4": options.spec.n_max >= 4,
+    }
 
 
 def _continued(session: Session, prompt: Prompt, options: RunOptions, turns: list[Any]) -> Figures:
@@ -93,6 +172,8 @@ def _continued(session: Session, prompt: Prompt, options: RunOptions, turns: lis
     for turn in [{"back": 0, "more": prompt.tokens}, *turns]:
         kept = text[: max(1, len(text) - turn["back"])]
         prompt = Prompt((*kept, *turn["more"]))
+        if len(prompt.tokens) >= options.n_ctx:
+            break
         run = session.start([prompt], options, None, cache)
         while run.step():
             pass
@@ -130,22 +211,27 @@ def _compared(
 
 
 def _figures(trace: TraceStore) -> Figures:
-    drafted, accepted = (
-        trace.rounds.column(f"num_{name}_tokens") for name in ("draft", "accepted_draft")
-    )
+    """deep: accepted or undone are four tokens at least."""
+    names = ("num_draft_tokens", "num_accepted_draft_tokens", "rollback_depth")
+    drafted, accepted, undone = (trace.rounds.column(name).clip(0) for name in names)
+    paths = trace.rounds.texts("rollback_path")
     return {
         "rounds": len(drafted),
-        "drafted": int(drafted[drafted > 0].sum()),
-        "accepted": int(accepted[accepted > 0].sum()),
-        "rolled_back": int((trace.rounds.column("rollback_depth") > 0).sum()),
+        "drafted": int(drafted.sum()),
+        "accepted": int(accepted.sum()),
+        "rolled_back": int((undone > 0).sum()),
+        "restored": sum(path.startswith("restore") for path in paths),
+        "deep_accepted": bool((accepted >= 4).any()),
+        "deep_undone": bool((undone >= 4).any()),
     }
 
 
 def _prepare() -> None:
-    for name in models():
-        session = opened(name)
-        options = RunOptions(n_predict=8, n_ctx=128, spec=SpecOptions(("ngram-simple",)))
-        _drafted(session, [Prompt((5, 6, 5, 6))], replace(options, batch_invariant=True))
+    with TemporaryDirectory() as folder:
+        for name in models():
+            options = RunOptions(n_predict=8, n_ctx=128, spec=SpecOptions(("ngram-simple",)))
+            options = replace(options, batch_invariant=True)
+            _drafted(opened(name), [Prompt((5, 6, 5, 6))], options, Path(folder))
 
 
 CAMPAIGN = Campaign(
@@ -158,4 +244,5 @@ CAMPAIGN = Campaign(
     n_bytes=2**29,
     batch=6,
     share=3.0,
+    n_least=12,
 )
