@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from app.cli.interruption import Interrupted, interrupt, on_signal
@@ -102,10 +102,12 @@ class _Output(io.FileIO):
             return None
         output = cls(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
-            io.BufferedWriter(output),
+            # standard error goes out at once
+            cast(BinaryIO, output) if stream.write_through else io.BufferedWriter(output),
             encoding=stream.encoding,
             errors=stream.errors,
             line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
         )
         setattr(sys, name, text)
         return output
