@@ -20,7 +20,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 from engine.terminal_text import TEXT, terminal_text
 
@@ -69,10 +69,12 @@ class LastingStream(io.FileIO):
             return None
         output = cls(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
-            io.BufferedWriter(output),
+            # standard error goes out at once
+            cast(BinaryIO, output) if stream.write_through else io.BufferedWriter(output),
             encoding=stream.encoding,
             errors=stream.errors,
             line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
         )
         setattr(sys, name, text)
         return output
