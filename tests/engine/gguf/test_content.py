@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +208,15 @@ def test_it_waits_for_the_first_token_and_can_be_cancelled(tmp_path: Path) -> No
         found = ContentHash([(identity, file.contents)])
         with pytest.raises(Cancelled):
             hash_tensors(file.contents, lambda: True)
-    token = threading.Event()
-    found.start(token.is_set)
-    time.sleep(0.15)
+    token, looks = threading.Event(), threading.Semaphore(0)
+
+    def has_token() -> bool:
+        looks.release()
+        return token.is_set()
+
+    found.start(has_token)
+    for _ in range(3):
+        assert looks.acquire(timeout=60)
     assert not found.known
     found.cancel()
     assert "content" not in [thread.name for thread in threading.enumerate()]
