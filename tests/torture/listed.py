@@ -18,6 +18,7 @@ NAMES = (
     "faults",
     "servers",
     "template",
+    "lognumbers",
 )
 
 
