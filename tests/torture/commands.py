@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-import termios
 import threading
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -61,24 +60,14 @@ def said_by(words: Sequence[str], *, stdin: bytes = b"", on_terminal: bool = Fal
     return Said(status, out, err)
 
 
-_Streams = tuple[io.TextIOWrapper, io.TextIOWrapper, "_Read"]
-
-
-class _Read:
-    """What was written to output and errors so far."""
-
-    def __init__(self, *streams: io.BytesIO) -> None:
-        self._streams = streams
-
-    def __call__(self) -> tuple[bytes, bytes]:
-        out, err = (stream.getvalue() for stream in self._streams)
-        return out, err
+_Streams = tuple[io.TextIOWrapper, io.TextIOWrapper, Callable[[], tuple[bytes, bytes]]]
+"""Output, errors, and what gives all that was written to both."""
 
 
 @contextmanager
 def _pipes() -> Iterator[_Streams]:
     out, err = io.BytesIO(), io.BytesIO()
-    yield _text(out), _text(err), _Read(out, err)
+    yield _text(out), _text(err), lambda: (out.getvalue(), err.getvalue())
 
 
 def _text(stream: io.BytesIO | io.FileIO) -> io.TextIOWrapper:
@@ -93,17 +82,16 @@ def _terminal() -> Iterator[_Streams]:
     got = io.BytesIO()
     reader = threading.Thread(target=_drain, args=(ours, got), daemon=True)
     reader.start()
-    with open(its, "wb", buffering=0) as stream, _text(stream) as text:
+    text = _text(io.FileIO(its, "w"))
 
-        class Read(_Read):
-            def __call__(self) -> tuple[bytes, bytes]:
-                termios.tcdrain(its)
-                text.detach()
-                stream.close()
-                reader.join()
-                return got.getvalue(), b""
+    def read() -> tuple[bytes, bytes]:
+        text.close()  # and with it the terminal, which is the reader's end
+        reader.join()
+        return got.getvalue(), b""
 
-        yield text, text, Read()
+    yield text, text, read
+    with suppress(OSError, ValueError):
+        text.close()
     os.close(ours)
 
 

@@ -19,6 +19,7 @@ NAMES = (
     "servers",
     "template",
     "lognumbers",
+    "terminal",
 )
 
 

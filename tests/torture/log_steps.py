@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ Step = dict[str, Any]
 Random = np.random.Generator
 _FOLDERS = (DATA / "logs", DATA / "records", DATA / "captures")
 _NUMBER = re.compile(rb"\d+(?:\.\d+)?")
+_MARK = re.compile(rb"[,(:=|'\"] ?")
 _WORD = re.compile(rb"\S+\s*")
 _NUMBERS: dict[str, bytes] = {
     "zero": b"0",
@@ -60,7 +61,7 @@ _CLASSES: dict[str, bytes] = {
     "null": b"\0",
     "wide": "🙂".encode(),
 }
-_SIZES = (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+_SIZES = (1 << 16, 1 << 18, 1 << 18, 1 << 20, 1 << 22)
 _BAD = (b"\0", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\x1b[31m", b"\xe2\x80\xa8", b"\x85", b"\r")
 _LINES = ("double", "cut", "drop", "join", "shuffle", "swap")
 _CODES = ("utf-16", "utf-8-sig", "utf-32", "latin-1", "crlf", "cr")
@@ -79,7 +80,7 @@ def unpacked(name: str) -> bytes:
 
 
 def draw(random: Random) -> Step:
-    how = _pick(random, list(_HOWS))
+    how = _pick(random, (*_HOWS, "number", "words", "words"))
     return {
         "how": how,
         "at": int(random.integers(1 << 20)),
@@ -111,7 +112,7 @@ def _number(text: bytes, at: int, what: str, n: int) -> bytes:
 def _same(text: bytes, at: int, what: str, _n: int) -> bytes:
     """A number becomes another one wherever its line has its like in other lines."""
     lines = text.split(b"\n")
-    numbers = list(_NUMBER.finditer(line := lines[at % len(lines)]))
+    numbers = list(_NUMBER.finditer(line := lines[_one_of(lines, at)]))
     if not numbers:
         return text
     place = numbers[(at >> 8) % len(numbers)]
@@ -147,17 +148,18 @@ def _pump(text: bytes, at: int, what: str, n: int) -> bytes:
 
 
 def _words(text: bytes, at: int, what: str, n: int) -> bytes:
-    """Some words of a line again and again: within it, to its end, or as lines of their own."""
+    """A part of a line again and again: within it, to its end, or as lines of its own."""
     lines = text.splitlines(keepends=True) or [b""]
-    i = at % len(lines)
-    words = _WORD.findall(lines[i].rstrip(b"\r\n")) or [b"x"]
-    bars = [j + 1 for j, word in enumerate(words) if word.strip() == b"|" and j + 1 < len(words)]
-    first = (0, (bars or [0])[-1], (at >> 7) % len(words))[at % 3]
-    part = words[first : first + 1 + (at >> 11) % 12]
-    again = b"".join(part).rstrip() + (b"\n" if what == "lines" else b" ")
-    many = again * max(1, n // len(again))
-    rest = b"".join(words[first:]) if what == "inside" else b""
-    lines[i] = b"".join(words[:first]) + many + rest + b"\n"
+    i = _one_of(lines, at)
+    line = lines[i].rstrip(b"\r\n")
+    marks = [0, *(mark.end() for mark in _MARK.finditer(line)), len(line)]
+    bar = line.rfind(b" | ") + 3
+    first = bar if at % 3 and bar > 2 else marks[(at >> 7) % len(marks)]
+    ends = [mark for mark in marks if mark > first] or [len(line)]
+    again = line[first : ends[(at >> 11) % min(4, len(ends))]] or b"x"
+    many = (again + b"\n" * (what == "lines")) * (n // len(again) + 1)
+    rest = line[first:] if what == "inside" else b""
+    lines[i] = line[:first] + many + rest + b"\n"
     return b"".join(lines)
 
 
@@ -196,10 +198,19 @@ def _code(text: bytes, _at: int, what: str, _n: int) -> bytes:
 
 def _between(text: bytes, at: int) -> int:
     lines = text.splitlines(keepends=True) or [b""]
-    i = at % len(lines)
+    i = _one_of(lines, at)
     words = _WORD.findall(lines[i]) or [lines[i]]
     n = (at >> 7) % (len(words) + 1)
     return len(b"".join(lines[:i])) + len(b"".join(words[:n]).rstrip(b"\r\n"))
+
+
+def _one_of(lines: Sequence[bytes], at: int) -> int:
+    """The place of a line: what is said rarely is as likely as what is said often."""
+    kinds: dict[bytes, list[int]] = {}
+    for i, line in enumerate(lines):
+        kinds.setdefault(re.sub(rb"[\d.]+|'.*", b"", line[:200]), []).append(i)
+    places = list(kinds.values())[at % len(kinds)]
+    return places[(at >> 7) % len(places)]
 
 
 _HOWS: dict[str, tuple[Callable[[bytes, int, Any, int], bytes], Any]] = {
