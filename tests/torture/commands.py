@@ -24,8 +24,8 @@ class Said:
 
     @property
     def text(self) -> str:
-        """Errors, however they are encoded."""
-        return self.err.decode("utf-8", "replace")
+        """Errors, however they are encoded; with all else where both go to one terminal."""
+        return (self.err or self.out).decode("utf-8", "replace")
 
     def check(self, *statuses: int) -> None:
         """Raises AssertionError for another status, silence after a failure, and a traceback."""

@@ -20,6 +20,7 @@ NAMES = (
     "template",
     "lognumbers",
     "terminal",
+    "filechange",
 )
 
 
