@@ -21,6 +21,7 @@ NAMES = (
     "lognumbers",
     "terminal",
     "filechange",
+    "proxying",
 )
 
 
