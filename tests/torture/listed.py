@@ -22,6 +22,7 @@ NAMES = (
     "terminal",
     "filechange",
     "proxying",
+    "encodings",
 )
 
 
