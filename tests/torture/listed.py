@@ -23,6 +23,7 @@ NAMES = (
     "filechange",
     "proxying",
     "encodings",
+    "stopping",
 )
 
 
