@@ -46,7 +46,7 @@ def obeyed(text: str) -> str:
     found = _FORBIDDEN.search(text)
     if found is None:
         return ""
-    return f"U+{ord(found[0]):04X} in {ascii(text[max(0, found.start() - 40) : found.end() + 40])}"
+    return f"U+{ord(found[0]):04X} in {text[max(0, found.start() - 40) : found.end() + 40]!a}"
 
 
 def word_of(names: Sequence[str], carrier: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -104,10 +105,8 @@ class Signalled:
             pass
 
     def _again(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, self.number)
-        except ProcessLookupError:
-            pass
 
     def _cpu_s(self) -> float:
         try:
@@ -134,8 +133,8 @@ def _in_child(words: Sequence[str], go: int, out: int, err: int) -> None:
         os.closerange(3, go)
         os.closerange(go + 1, 256)
         sys.stdout, sys.stderr = (
-            open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-            for fd in (1, 2)
+            open(fd, "w", lines, encoding="utf-8", errors="backslashreplace", closefd=False)
+            for fd, lines in ((1, -1), (2, 1))
         )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _not_heard)

@@ -10,7 +10,6 @@ import socket
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,14 @@ _FORMS = (
     "long",
     "short",
 )
-_CHARSETS = ("", "; charset=utf-16", "; charset=x-unknown", "; charset", "; charset=\xff;;", ";" * 99)
+_CHARSETS = (
+    "",
+    "; charset=utf-16",
+    "; charset=x-unknown",
+    "; charset",
+    "; charset=\xff;;",
+    ";" * 99,
+)
 _ASKED = ("/props", "/v1/models", "/completion")
 
 
@@ -285,7 +291,9 @@ def _formed(form: str, body: bytes) -> bytes:
         "size of signs": in_chunks + b"zz\r\n" + two,
         "huge size": in_chunks + b"f" * 30 + b"\r\n" + two,
         "negative size": in_chunks + b"-5\r\n" + two,
-        "small": in_chunks + b"".join(chunk(body[i : i + 1]) for i in range(len(body))) + chunk(b""),
+        "small": in_chunks
+        + b"".join(chunk(body[i : i + 1]) for i in range(len(body)))
+        + chunk(b""),
         "no length": b"\r\n" + body,
         "long": length % (len(body) + 99) + body,
         "short": length % half + body,

@@ -19,7 +19,12 @@ from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.campaigns.cli import _options
 from tests.torture.commands import Said, said_by
 
-_MODELS = ("qwen35-c-v2x-mtp-f32", "qwen35-g-v2x-q4_k_m", "qwen35-h-v2x-mtp-q8_0", "lfm2-a-tied-f32")
+_MODELS = (
+    "qwen35-c-v2x-mtp-f32",
+    "qwen35-g-v2x-q4_k_m",
+    "qwen35-h-v2x-mtp-q8_0",
+    "lfm2-a-tied-f32",
+)
 _COMPUTE = ("auto", "f32", "blocks", "q8")
 _TOKENS = "5,9,5,9,5,9,31"
 _N = 20

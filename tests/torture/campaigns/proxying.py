@@ -51,7 +51,9 @@ def _head(body: bytes, *lines: bytes, first: bytes = b"POST /completion HTTP/1.1
     return b"\r\n".join([first, b"Connection: close", *own, *kept, b"", b""])
 
 
-def _whole(*lines: bytes, first: bytes = b"POST /completion HTTP/1.1") -> Callable[..., list[bytes]]:
+def _whole(
+    *lines: bytes, first: bytes = b"POST /completion HTTP/1.1"
+) -> Callable[..., list[bytes]]:
     return lambda body, n: [_head(body, *lines, first=first) + body]
 
 

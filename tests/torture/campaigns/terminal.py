@@ -15,17 +15,8 @@ import numpy as np
 from tests.support.scripted_server import ScriptedServer, error_reply, events, read_capture
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.commands import Said, said_by
-from tests.torture.hostile import (
-    MODEL,
-    OURS,
-    PLACES,
-    WORDS,
-    model_with,
-    obeyed,
-    with_word,
-    word_of,
-)
 from tests.torture.gguf_parts import base_file, parts_of
+from tests.torture.hostile import MODEL, OURS, PLACES, WORDS, model_with, obeyed, with_word, word_of
 from tests.torture.log_steps import logs, unpacked
 
 _RUN = ["-n", "6", "--tokens", "300,301,305,307,311,331,5"]
@@ -134,7 +125,9 @@ def _prompts(case: Case, folder: Path) -> str:
     word = word_of(case["words"], "text" if case["which"] % 2 else "file")
     path = folder / f"p{word_of(case['words'], 'name')}.json"
     text = f"x {word}"
-    path.write_text(json.dumps([{"prompt": text, "text": text, "name": f"one{word}", "category": word}]))
+    path.write_text(
+        json.dumps([{"prompt": text, "text": text, "name": f"one{word}", "category": word}])
+    )
     return str(path)
 
 
