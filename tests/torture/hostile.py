@@ -42,7 +42,7 @@ _FORBIDDEN = re.compile(
 
 
 def obeyed(text: str) -> str:
-    """The first forbidden character, and the text that it is in, escaped; empty if there is none."""
+    """The first forbidden character, and text that it is in, escaped; empty if there is none."""
     found = _FORBIDDEN.search(text)
     if found is None:
         return ""

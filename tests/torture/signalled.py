@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -133,8 +134,10 @@ def _in_child(words: Sequence[str], go: int, out: int, err: int) -> None:
         os.closerange(3, go)
         os.closerange(go + 1, 256)
         sys.stdout, sys.stderr = (
-            open(fd, "w", lines, encoding="utf-8", errors="backslashreplace", closefd=False)
-            for fd, lines in ((1, -1), (2, 1))
+            io.TextIOWrapper(
+                io.FileIO(fd, "w"), "utf-8", "backslashreplace", line_buffering=by_line
+            )
+            for fd, by_line in ((1, False), (2, True))
         )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _not_heard)

@@ -330,38 +330,20 @@ def _files() -> Path:
     return folder
 
 
+def _prompts() -> list[str]:
+    return ["--prompts", str(_files() / "prompts.json")]
+
+
 _COMMANDS: dict[str, Callable[[], list[str]]] = {
     "run": lambda: ["run", _M, *_LONG, *_DRAFT, "--trace", "OUT"],
     "compare": lambda: ["compare", _M, *_LONG, *_DRAFT, "--trace", "OUT"],
-    "turns": lambda: (
-        ["run", _M, "-n", "60", "--turns", str(_files() / "turns.json"), "--trace", "OUT"]
-    ),
-    "bench": lambda: (
-        [
-            "bench",
-            _M,
-            "-n",
-            "800",
-            "--ignore-eos",
-            *_DRAFT,
-            "--prompts",
-            str(_files() / "prompts.json"),
-        ]
-    ),
+    "turns": lambda: [
+        *("run", _M, "-n", "60", "--turns", str(_files() / "turns.json"), "--trace", "OUT")
+    ],
+    "bench": lambda: ["bench", _M, "-n", "800", "--ignore-eos", *_DRAFT, *_prompts()],
     "import": lambda: ["import", str(_files() / "large.log"), "--trace", "OUT"],
-    "match": lambda: ["match", _M, "-n", "800", "--prompts", str(_files() / "prompts.json")],
-    "tune": lambda: (
-        [
-            "tune",
-            _M,
-            "-n",
-            "400",
-            *_DRAFT,
-            "--ignore-eos",
-            "--prompts",
-            str(_files() / "prompts.json"),
-        ]
-    ),
+    "match": lambda: ["match", _M, "-n", "800", *_prompts()],
+    "tune": lambda: ["tune", _M, "-n", "400", *_DRAFT, "--ignore-eos", *_prompts()],
     "fidelity": lambda: ["fidelity", _M, "-p", "x", "-n", "1500"],
     "sweep": lambda: ["sweep", str(_files() / "plan.toml"), "--out", "OUT.sweep"],
 }
