@@ -435,10 +435,6 @@ def _sources() -> dict[str, Path]:
     return found
 
 
-def _shares(figures: Figures) -> Figures:
-    return figures | {"done_share": figures.get("done", 0) / max(1, figures["cases"])}
-
-
 def _prepare() -> None:
     _sources(), _bomb()
 
@@ -452,5 +448,4 @@ CAMPAIGN = Campaign(
     seconds=20.0,
     n_bytes=2**30,
     batch=12,
-    derive=_shares,
 )

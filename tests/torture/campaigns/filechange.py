@@ -254,10 +254,6 @@ def _plain(model: str, compute: str) -> Any:
     return _texts(said)[0]
 
 
-def _shares(figures: Figures) -> Figures:
-    return figures | {"changed_share": figures.get("changed", 0) / max(1, figures["cases"])}
-
-
 def _prepare() -> None:
     for model in _MODELS:
         for compute in _COMPUTE:
@@ -274,5 +270,4 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=8,
-    derive=_shares,
 )

@@ -104,10 +104,6 @@ def _read_as_window(path: Path) -> Figures:
     return {"imported": not failed, "refused": bool(failed)}
 
 
-def _shares(figures: Figures) -> Figures:
-    return figures | {"imported_share": figures.get("imported", 0) / max(1, figures["cases"])}
-
-
 def _prepare() -> None:
     said_by(["import", str(logs()["plain.log"])]).check(0)
     assert _KNOWN.keys() <= logs().keys()
@@ -122,5 +118,4 @@ CAMPAIGN = Campaign(
     seconds=40.0,
     n_bytes=2**30,
     batch=20,
-    derive=_shares,
 )

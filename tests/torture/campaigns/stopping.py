@@ -349,11 +349,6 @@ _COMMANDS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def _shares(figures: Figures) -> Figures:
-    n = max(1, figures["cases"])
-    return figures | {name: figures.get(name, 0) / n for name in ("signalled", "traces")}
-
-
 def _prepare() -> None:
     _files()
     said_by(["run", _M, "-n", "6", "-p", "x", *_DRAFT]).check(0)
@@ -374,5 +369,4 @@ CAMPAIGN = Campaign(
     seconds=90.0,
     n_bytes=2**30,
     batch=6,
-    derive=_shares,
 )

@@ -294,10 +294,6 @@ _ACTS: dict[str, Callable[[Case, Path], Said]] = {
 }
 
 
-def _shares(figures: Figures) -> Figures:
-    return figures | {"done_share": figures.get("done", 0) / max(1, figures["cases"])}
-
-
 def _prepare() -> None:
     parts_of(MODEL), _capture(), logs()
     said_by(["run", str(base_file(MODEL)), *_RUN, *_DRAFT]).check(0)
@@ -312,5 +308,4 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=12,
-    derive=_shares,
 )
