@@ -131,7 +131,8 @@ def _play(case: Case, folder: Path) -> Figures:
     compute, doing = case["compute"], case["doing"]
     if compute == "blocks" and case["model"].endswith("f32"):
         compute = "f32"
-    words = [str(path), "--compute", compute] + ["--mmap"] * case["mapped"]
+    mapped = case["mapped"] and doing in _MAPPED_TOO
+    words = [str(path), "--compute", compute] + ["--mmap"] * mapped
     drafter = case["drafter"]
     if drafter == "draft-mtp" and "mtp" not in case["model"]:
         drafter = "ngram-simple"
@@ -144,10 +145,10 @@ def _play(case: Case, folder: Path) -> Figures:
     expected = [_plain(case["model"], compute)] * len(texts) if doing in _TEXTS else texts
     is_equal = texts == expected
     harmless = all(one["how"] in _HARMLESS for one in case["changes"])
-    if not changing.n_changed or harmless or not case["mapped"]:
+    if not changing.n_changed or harmless or not mapped:
         assert said.status in _GOOD.get(doing, (0,)), f"status {said.status}: {said.text[-600:]}"
         assert is_equal, f"text differs from plain decoding of the file as it was: {texts}"
-        return figures | {"equal": 1, "mapped": case["mapped"]}
+        return figures | {"equal": 1, "mapped": mapped}
     told = said.text + said.out.decode("utf-8", "replace")
     assert (said.status == 0 and is_equal) or path.name in told, (
         f"status {said.status}, text {'equal' if is_equal else 'changed'}, the file is not named"
@@ -213,7 +214,7 @@ def _rescored(
     made = said_by(["run", *words, *_ASKED, "--trace", str(trace)])
     made.check(0)
     with changing:
-        said = said_by(["rescore", str(trace), words[0], "--json", *words[3:]])
+        said = said_by(["rescore", str(trace), words[0], "--json"])
     return said, []
 
 
@@ -224,9 +225,7 @@ def _observed(
     with ScriptedServer("mtp") as server:
         asked = ["-p", server.capture["requests"][0]["body"]["prompt"], "-n", "8", "--json"]
         with changing:
-            said = said_by(
-                ["observe", server.url, *asked, "--rescore", words[0], "--assume-same", *words[3:]]
-            )
+            said = said_by(["observe", server.url, *asked, "--rescore", words[0], "--assume-same"])
     return said, []
 
 
@@ -235,6 +234,8 @@ _TEXTS = ("run", "trace")
 _GOOD = {"observe": (0, 1), "rescore": (0, 1)}
 """Statuses of an end without trouble, where they are others than 0: these read the file again, and
 say that it is another."""
+_MAPPED_TOO = ("run", "compare", "trace", "conversation", "bench")
+"""What takes --mmap."""
 _DOINGS: dict[str, Callable[[list[str], list[str], Path, _Changing], tuple[Said, list[Any]]]] = {
     "run": _run,
     "compare": _compare,

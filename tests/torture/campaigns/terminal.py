@@ -234,7 +234,7 @@ def _option(case: Case, folder: Path) -> Said:
         [word],
     ]
     said = _command(case, *wrong[case["which"] % (len(wrong) - 1)])
-    assert said.status, "it ends well with a word that is nothing"
+    assert said.status or "--trace" in _last[0], "it ends well with a word that is nothing"
     return said if case["words"] else Said(0, b"", b"")
 
 
