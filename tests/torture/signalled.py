@@ -25,7 +25,8 @@ _TICK = os.sysconf("SC_CLK_TCK")
 @dataclass
 class Signalled:
     """A command that runs. out, err: what it has written so far. wait_for: an event, which
-    `happened` counts, and how often it must happen before the signal comes."""
+    `happened` counts, and how often it must happen before the signal comes. n_out: bytes of its
+    output when that came."""
 
     words: Sequence[str]
     number: int
@@ -35,6 +36,7 @@ class Signalled:
     err: bytearray = field(default_factory=bytearray)
     was_sent: threading.Event = field(default_factory=threading.Event)
     pid: int = 0
+    n_out: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
 
     def fork(self) -> None:
@@ -98,6 +100,7 @@ class Signalled:
 
     def _send(self) -> None:
         self.was_sent.set()
+        self.n_out = len(self.out)
         try:
             os.kill(self.pid, self.number)
             if self.is_twice:

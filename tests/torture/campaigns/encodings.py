@@ -415,8 +415,8 @@ def _sources() -> dict[str, Path]:
     for name, text in texts.items():
         found[name.partition(".")[0]] = folder / name
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(_M, folder / "model.gguf")
-    found["model"] = folder / "model.gguf"
+    found["model"] = folder / Path(_M).name  # by which a trace knows it
+    shutil.copyfile(_M, found["model"])
     found["draft"] = DATA / "qwen35-a-f32.gguf"
     found["log"] = logs()["verbose-plain.log"]
     found["record"] = logs()["vllm-detailed-stream.json"]
