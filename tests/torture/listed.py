@@ -18,6 +18,12 @@ NAMES = (
     "faults",
     "servers",
     "template",
+    "lognumbers",
+    "terminal",
+    "filechange",
+    "proxying",
+    "encodings",
+    "stopping",
 )
 
 

@@ -1,0 +1,121 @@
+"""Logs and records of other engines with numbers, structure, lines and encodings altered."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.engine_thread.events import CommandFailed
+from app.engine_thread.trace_jobs import start_reading
+from tests.torture.campaign import Campaign, Case, Figures
+from tests.torture.commands import said_by
+from tests.torture.log_steps import changed, draw, logs, unpacked
+
+_KNOWN = {
+    # file: rounds, tokens and drafted tokens
+    "plain.log": (13, 25, 36),
+    "verbose-plain.log": (11, 20, 30),
+    "reprocess.log": (4, 7, 6),
+    "slot-1-nothing.log": (242, 502, 720),
+    "light-log.json.gz": (741, 2400, 2207),
+    "chunks.jsonl": (37, 189, 197),
+    "llama-mtp-reply.json": (0, 40, 63),
+    "vllm-spec.json": (0, 4, 129),
+    "sglang-spec.json": (0, 64, 69),
+    "all-zero.prom": (0, None, 2160),
+    "checkpoints.log": (17, 192, 193),
+    "lookups.log": (42, 256, 129),
+    "mtp.json.gz": (103, 232, 357),
+    "utf8.json.gz": (19, 104, 111),
+    "aiperf-record.json": (13, 29, 34),
+    "mlx-vlm-timings.json": (0, 29, 36),
+    "sglang-generate.json": (0, 29, 36),
+    "trtllm-perf-metrics.jsonl": (0, None, 34),
+    "vllm-detailed-stream.json": (13, 29, 34),
+    "vllm-metrics.prom": (0, None, 34),
+    "vllm-summary.json": (0, 29, 34),
+}
+_CPU_S, _CPU_S_PER_MIB = 4.0, 3.0
+"""Processor time of a case; a base takes 0.3 s at most, and what is added to it less than 0.5 s
+per MiB."""
+_NAMES = ("capture", "log", "vllm-metrics", "vllm-stream", "llama-server")
+_JOINED = "mtp.json.gz"
+
+
+def _draw(random: np.random.Generator, number: int) -> Case:
+    names = sorted(logs(), key=lambda name: (not name.endswith(".log"), name))
+    names += [name for name in names if name.endswith(".log")]
+    name = names[number % len(names)]
+    n = 0 if number % 5 == 0 else int(random.choice([1, 1, 1, 2, 3]))
+    hows = ("import", "import", "import", "window", "join")
+    return {
+        "base": name,
+        "how": str(random.choice(hows)) if n else "import",
+        "steps": [draw(random) for _ in range(n)],
+    }
+
+
+def _play(case: Case, folder: Path) -> Figures:
+    text = unpacked(case["base"])
+    for step in case["steps"]:
+        text = changed(text, step)
+    path = folder / case["base"].removesuffix(".gz")
+    path.write_bytes(text)
+    start = time.process_time()
+    how = case["how"]
+    figures = _read_as_window(path) if how == "window" else _imported(case, path, folder)
+    spent = time.process_time() - start
+    most = _CPU_S + _CPU_S_PER_MIB * len(text) / 2**20
+    assert spent < most, f"{spent:.1f} s of processor time for {len(text)} bytes"
+    return figures | {"cpu_s_max": spent, how: 1}
+
+
+def _imported(case: Case, path: Path, folder: Path) -> Figures:
+    words = ["import", str(path), "--json", "--trace", str(folder / "trace")]
+    if case["how"] == "join":
+        words[1:2] = [str(logs()[_JOINED]), "--log", str(path)]
+    said = said_by(words)
+    said.check()
+    found = json.loads(said.out)["runs"] if said.out else []
+    assert said.out or said.status, "it ends well without a word"
+    assert bool(found) == (folder / "trace").exists()
+    known = _KNOWN.get(case["base"])
+    if not case["steps"] and known:
+        assert [_figures(run) for run in found] == [known], [_figures(run) for run in found]
+        return {"untouched": 1, "imported": 1}
+    return {"imported": bool(found), "refused": not found}
+
+
+def _figures(run: dict[str, Any]) -> tuple[Any, ...]:
+    summary = run["summary"]
+    return run["rounds"], summary.get("predicted_n"), summary.get("draft_n")
+
+
+def _read_as_window(path: Path) -> Figures:
+    """As the window reads it, on a thread."""
+    posted: list[Any] = []
+    start_reading(path, posted.append).join(60)
+    failed = [one for one in posted if isinstance(one, CommandFailed)]
+    assert not any(one.message.startswith("The engine failed") for one in failed), failed[0]
+    return {"imported": not failed, "refused": bool(failed)}
+
+
+def _prepare() -> None:
+    said_by(["import", str(logs()["plain.log"])]).check(0)
+    assert _KNOWN.keys() <= logs().keys()
+
+
+CAMPAIGN = Campaign(
+    "lognumbers",
+    "A trace or a sentence, in little time and memory; what is not altered has its figures.",
+    _draw,
+    _play,
+    _prepare,
+    seconds=40.0,
+    n_bytes=2**30,
+    batch=20,
+)
