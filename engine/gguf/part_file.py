@@ -93,7 +93,8 @@ class PartFile:
         try:
             self._file.seek(offset)
             while done < len(into):
-                n = self._file.readinto(into[done : done + _READ])
+                step = _READ - (offset + done) % _READ
+                n = self._file.readinto(into[done : done + step])
                 if not n:
                     raise self._changed()
                 done += n

@@ -23,6 +23,7 @@ from kernels.dequant import dequantise
 
 # bytes, as GGUF aligns tensors unless a file says otherwise
 _ALIGNED = 32
+_HUGE = 2 << 20
 _STEP = 64 << 20
 """Bytes of a tensor that are copied between two looks at whether loading is cancelled."""
 
@@ -228,6 +229,7 @@ def _private_memory(n_bytes: int) -> mmap.mmap:
     take as long to fill, and products read them faster (engine.huge_pages). Raises OSError."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, n_bytes)
+    n_bytes = -(-n_bytes // _HUGE) * _HUGE  # Linux begins such memory at the start of a huge page
     memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
