@@ -216,7 +216,7 @@ class ServerClient:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), loop).result(3 * _CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(_CLOSE_S)
+        thread.join(5 * _CLOSE_S)  # it waits for nothing any more
 
     # ---------------------------------------------------------------- the thread
 
