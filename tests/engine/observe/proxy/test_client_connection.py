@@ -397,7 +397,6 @@ def test_a_request_of_many_members_takes_bounded_work(
 
 @pytest.mark.parametrize("status", [600, 999])
 def test_a_reply_without_a_proper_status_is_a_502(proxy: Proxy, status: int) -> None:
-    """See also `replies_of`."""
     reply = replied(proxy, b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
     assert reply.startswith(b"HTTP/1.1 502 ") and str(status) in message(reply)
 
