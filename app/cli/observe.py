@@ -296,7 +296,7 @@ class _Stream:
 
 def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[str]:
     """Each emitted token of the first sequence in rows of `tokens`, as a terminal shows it; empty
-    for one whose text is told with a later one."""
+    for one whose text comes with a later one."""
     tokens = trace.tokens
     ids = tokens.column("token_id", start, stop).tolist()
     own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.observe.server.limits import TimeLimits
 
 _FIRST_LINE_S = 4.0
-"""Until a wait is told where no line can be replaced; then at twice the time again, seconds."""
+"""When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
 _BELOW, _BACK = "\x1bD\x1b[A\x1b7\r\n", "\x1b8"
 """From the cursor to the line below, which is made if need be, and back."""
 
@@ -64,8 +64,8 @@ def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerCl
 
 
 class _WaitingLine:
-    """What a server lets wait for: on a terminal a line that counts, below whatever is there;
-    elsewhere a line of a log now and then."""
+    """A wait for a server: on a terminal a line that counts, below what is there; elsewhere a line
+    from time to time."""
 
     def __init__(self) -> None:
         self._what, self._since, self._again_s = "", 0.0, 0.0

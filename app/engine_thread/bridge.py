@@ -164,8 +164,8 @@ class Bridge(QObject):
     def connect_server(
         self, address: str, key: str = "", log: Path | None = None, timeout: float | None = None
     ) -> None:
-        """Use a server from then on. A load in hand is cancelled, a run ended. timeout: how long
-        it may let wait, seconds."""
+        """Use a server from then on. A load in hand is cancelled, a run ended. timeout: of its
+        replies, seconds."""
         self._give_up()
         request = ServerRequest(address, key, log, timeout)
         self._cancelled = request.cancelled

@@ -227,7 +227,7 @@ class ServerRun:
         seconds = max(0.0, seconds)
         busy, self._returned = perf_counter() - self._returned, perf_counter()
         for one in self._sent:
-            if one.wait is not None:  # while nobody listened, the server kept nobody waiting
+            if one.wait is not None:  # a pause of ours is no wait for the server
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         if self._log is not None:
             self._log.follow(self.observed)
