@@ -84,7 +84,7 @@ class Bridge(QObject):
     reading_ended = Signal()
     connected = Signal(object)  # events.ServerConnected
     server_seen = Signal(object)  # events.ServerSeen
-    server_waited_for = Signal(str)  # a sentence that counts, empty once it lets wait no more
+    server_waited_for = Signal(str)  # a sentence that counts, empty at its end
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure

@@ -66,8 +66,8 @@ class ServerRun:
     parallel: requests that are sent at once; the others wait. log: file that the server writes its
     log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
     known of the run. errors: of requests that failed, in the order in which they did; the first
-    one is raised once everything is over. report: called with a sentence that counts while the
-    server lets wait, and with an empty one when it does no more, instead of the client's. The
+    one is raised once everything is over. report: called with a sentence that counts while
+    the server is waited for, and with an empty one at the end of a wait; else the client's is. The
     client stays open.
     """
 
