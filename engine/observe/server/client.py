@@ -157,7 +157,7 @@ class ServerClient:
         return self._answer(self._question(lambda a: self._json(method, path, a, body)))
 
     def end_questions(self) -> None:
-        """Cancel the short requests in hand: waiting for one raises CancelledError. Any thread may."""
+        """Cancel the short requests in hand: waiting for one raises CancelledError."""
         with self._lock:
             loop = self._loop
         if loop is not None:
