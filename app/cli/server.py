@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.observe.server.limits import TimeLimits
 
 _FIRST_LINE_S = 4.0
-"""Until a wait is told where no line can be replaced; then at twice the time again, seconds."""
+"""When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
 
 
 def add_key(group: argparse._ArgumentGroup) -> None:
@@ -61,8 +61,8 @@ def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerCl
 
 
 class _WaitingLine:
-    """What a server lets wait for: on a terminal a line that counts, below whatever is there;
-    elsewhere a line of a log now and then."""
+    """A wait for a server: on a terminal a line that counts, below what is there; elsewhere a line
+    from time to time."""
 
     def __init__(self) -> None:
         self._what, self._since, self._again_s = "", 0.0, 0.0

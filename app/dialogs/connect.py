@@ -42,8 +42,8 @@ _WATCH_TIP = (
     "on unchanged and recorded"
 )
 _LIMIT_TIP = (
-    "How long the server may let wait for the beginning of a reply, its first event and each next "
-    "one; on a CPU a long prompt takes minutes"
+    "Time within which a reply has to begin, its first event has to come, and each next one; on a "
+    "CPU a long prompt takes minutes"
 )
 
 

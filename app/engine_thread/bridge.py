@@ -84,7 +84,7 @@ class Bridge(QObject):
     reading_ended = Signal()
     connected = Signal(object)  # events.ServerConnected
     server_seen = Signal(object)  # events.ServerSeen
-    server_waited_for = Signal(str)  # a sentence that counts, empty once it lets wait no more
+    server_waited_for = Signal(str)  # a sentence that counts, empty at its end
     disconnected = Signal()
     rescored = Signal(object)  # events.RunRescored
     rescore_unsure = Signal(object)  # events.RescoreUnsure
@@ -171,8 +171,8 @@ class Bridge(QObject):
     def connect_server(
         self, address: str, key: str = "", log: Path | None = None, timeout: float | None = None
     ) -> None:
-        """Use a server from then on. A load in hand is cancelled, a run ended. timeout: how long
-        it may let wait, seconds."""
+        """Use a server from then on. A load in hand is cancelled, a run ended. timeout: of its
+        replies, seconds."""
         self._give_up()
         request = ServerRequest(address, key, log, timeout)
         self._cancelled = request.cancelled

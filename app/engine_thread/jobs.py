@@ -36,8 +36,8 @@ class OpenRequest:
 @dataclass(frozen=True)
 class ServerRequest:
     """A server to talk to, and the way out. key: empty for the one that was kept, if any.
-    log: the file that the server writes, to be joined with what it says. timeout: how long it may
-    let wait, seconds; None for the default."""
+    log: the file that the server writes, to be joined with what it says. timeout: of its replies,
+    seconds; None for the default."""
 
     address: str
     key: str = field(default="", repr=False)

@@ -200,7 +200,7 @@ class Settings:
 
     @property
     def server_timeout(self) -> int:
-        """How long a server may let wait, seconds."""
+        """The time limit of a server's replies, seconds."""
         value = self._text("servers/timeout")
         is_one = value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0
         return int(value) if is_one else 600

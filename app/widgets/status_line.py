@@ -97,7 +97,7 @@ class StatusLine(QStatusBar):
             self._show_texts()
 
     def set_waiting(self, sentence: str) -> None:
-        """Show first what a server lets wait for; empty for nothing."""
+        """Show first the wait for a server; empty for nothing."""
         self._texts["waiting"] = sentence
         self._show_texts()
 

@@ -37,7 +37,7 @@ _LARGEST_FACTS = 16 * 2**20
 _LOOK_S = 0.05
 
 ReportWaiting = Callable[[str], None]
-"""Called with a sentence again and again while a server lets wait."""
+"""Called with a sentence again and again while a reply is waited for."""
 
 
 class Sent(Generic[_T]):
@@ -157,7 +157,7 @@ class ServerClient:
         return self._answer(self._question(lambda a: self._json(method, path, a, body)))
 
     def end_questions(self) -> None:
-        """Take back what is asked: whoever waits gets a CancelledError. From any thread."""
+        """Cancel the short requests in hand: waiting for one raises CancelledError."""
         with self._lock:
             loop = self._loop
         if loop is not None:
@@ -235,7 +235,7 @@ class ServerClient:
 
     def _question(self, work: Callable[[Awaited], Coroutine[Any, Any, _T]]) -> Question[_T]:
         """Begin work on the client's thread. The coroutine is made there: a signal that interrupts
-        this thread leaves none that nobody awaits."""
+        this thread leaves none that is never awaited."""
         loop = self._running()
         question = Question[_T](loop)
 

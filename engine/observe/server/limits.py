@@ -19,8 +19,8 @@ _SECONDS = NumberRange(0.0, 1e6, "Name a number of seconds up to 1000000.", is_o
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How long a server may let wait, seconds. Only what is complete counts as progress: bytes
-    that end no header block, event or short reply extend no limit. Raises OptionError."""
+    """Time limits of a server, seconds. Only what is complete counts as progress: bytes that end no
+    header block, event or short reply extend no limit. Raises OptionError."""
 
     GROUP: ClassVar[str] = "server"
     connect_timeout: float = option(

@@ -66,8 +66,8 @@ class ServerRun:
     parallel: requests that are sent at once; the others wait. log: file that the server writes its
     log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
     known of the run. errors: of requests that failed, in the order in which they did; the first
-    one is raised once everything is over. report: called with a sentence that counts while the
-    server lets wait, and with an empty one when it does no more, instead of the client's. The
+    one is raised once everything is over. report: called with a sentence that counts while
+    the server is waited for, and with an empty one at the end of a wait; else the client's is. The
     client stays open.
     """
 
@@ -227,7 +227,7 @@ class ServerRun:
         seconds = max(0.0, seconds)
         busy, self._returned = perf_counter() - self._returned, perf_counter()
         for one in self._sent:
-            if one.wait is not None:  # while nobody listened, the server kept nobody waiting
+            if one.wait is not None:  # a pause of ours is no wait for the server
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         if self._log is not None:
             self._log.follow(self.observed)
