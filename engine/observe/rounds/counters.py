@@ -17,6 +17,9 @@ _EXACT = 1e6  # beyond, llama-server prints six digits of it
 MOST_TEXT = 4 * 2**20
 """Longest text of /metrics that is read, characters."""
 
+LONGEST_LINE = 1 << 14
+"""Of such a text, characters: its parser looks at a line again and again."""
+
 DRAFTS = "spec_decode_num_drafts_total"
 DRAFTED = "spec_decode_num_draft_tokens_total"
 ACCEPTED = "spec_decode_num_accepted_tokens_total"
@@ -53,7 +56,7 @@ def read_counters(text: str) -> Counters:
     or too long."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    if len(text) > MOST_TEXT:
+    if len(text) > MOST_TEXT or longest_line(text) > LONGEST_LINE:
         raise ValueError("too long")
     values: dict[str, float] = {}
     positions: dict[int, float] = {}
@@ -71,6 +74,11 @@ def read_counters(text: str) -> Counters:
     while n in positions:
         n += 1
     return Counters(values, tuple(positions[i] for i in range(n)))
+
+
+def longest_line(text: str) -> int:
+    """Characters of the longest line of a text."""
+    return max(map(len, text.split("\n")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from engine.errors import TraceFileError
 from engine.foreign_numbers import COUNT, LONGEST_DRAFT
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
 _ENGINES = {"vllm": "vllm", "llamacpp": "llama-server"}
 _COUNTERS = {
@@ -77,6 +78,10 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    if longest_line(text) > LONGEST_LINE:
+        raise TraceFileError(
+            f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
+        )
     found: dict[tuple[str, str], _Counters] = {}
     try:
         samples = [s for f in text_string_to_metric_families(text) for s in f.samples]

@@ -20,6 +20,7 @@ _MOST_KEPT = 16 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not told"
+_LONGEST_PLACE = 1000
 _OF_STEPS = {
     "rounds": {
         **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
@@ -105,7 +106,7 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     for seq_id, request in enumerate(requests):
         one: dict[str, Any] = {
             "seq_ids": [seq_id],
-            "place": request.place,
+            "place": request.place[-_LONGEST_PLACE:],
             "engine": request.engine,
             "told": request.figures(),
             "record": request.record,
