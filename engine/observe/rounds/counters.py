@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.foreign_numbers import LARGEST, is_real
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
@@ -62,9 +63,10 @@ def read_counters(text: str) -> Counters:
     positions: dict[int, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name, value = sample.name.removeprefix(_PREFIX), float(sample.value)
-            if name == sample.name or not math.isfinite(value) or value < 0:
+            name, value = sample.name.removeprefix(_PREFIX), sample.value
+            if name == sample.name or not is_real(value, LARGEST):
                 continue
+            value = float(value)
             place = sample.labels.get("position", "")
             if name != _POSITION:
                 values[name] = value
