@@ -126,7 +126,7 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     """What the rule of that name shows."""
     keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
     first, *others = (c.sentence for c in request.contradictions)
-    where = f" of {request.place}" if request.place else ""
+    where = f" of {request.place[-_LONGEST_PLACE:]}" if request.place else ""
     return {
         "rule": "counters-contradict",
         "seq_id": seq_id,
