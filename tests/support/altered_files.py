@@ -55,6 +55,7 @@ VALUES: tuple[Any, ...] = (
     *(["12"] * 3000, {str(i): i for i in range(300)}, [10**9] * 9, [2**31] * 3, [[1, 2]] * 3),
 )
 _NUMBER = re.compile(r"-?\d[\d.]*(?:[eE][-+]?\d+)?")
+_AFTER_WORD = re.compile(r"((?<![A-Za-z_])[A-Za-z_]{1,40}\"?[ \t]{0,9}[:=]?[ \t]{0,9})(-?\d[\d.]*)")
 _WORD = re.compile(r"[A-Za-z_]{4,}")
 _TOLD = re.compile(rb"draft|token|checkpoint|eval time|n_rs_seq|predicted|cached|llama_decode")
 _KEPT = re.compile(
@@ -131,7 +132,7 @@ def _told_numbers(data: bytes, chosen: random.Random) -> bytes:
 def _same_numbers(data: bytes, chosen: random.Random) -> bytes:
     """All numbers behind one word."""
     text = data.decode("utf-8", "surrogateescape")
-    words = list(re.finditer(r"([A-Za-z_]+\"?\s*[:=]?\s*)(-?\d[\d.]*)", text))
+    words = list(re.finditer(_AFTER_WORD, text))
     if not words:
         return data
     word, value = chosen.choice(words)[1], chosen.choice(NUMBERS)

@@ -33,6 +33,7 @@ _FORMATS = ("draftscope-capture", "draftscope-proxy-record")
 _FACTS = {"about": "about", "args": "server_args", "engine": "captured_from"}
 """What a capture says of itself, and the facts of a run that it becomes."""
 _MARKS = re.compile(rb'"format"\s*:\s*"(%s)"|"log"\s*:\s*\[' % "|".join(_FORMATS).encode())
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
 _REMEDY = "Choose a capture that Draftscope wrote."
 
 
@@ -267,12 +268,20 @@ def _written(one: CapturedRequest) -> dict[str, Any]:
 
 def _cut_events(pieces: tuple[tuple[float, bytes], ...]) -> Iterator[tuple[float, str]]:
     """Events with the time at which they were complete; what is left is one by itself."""
-    rest, at = b"", 0.0
+    rest, at = bytearray(), 0.0
     for at, piece in pieces:
-        *events, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-        yield from ((at, event.decode("utf-8", "replace")) for event in events)
+        looked_at = max(len(rest) - 3, 0)  # the end of an event may be cut
+        rest += piece
+        while (end := _EVENT_END.search(rest, looked_at)) is not None:
+            yield at, _event_text(rest[: end.start()])
+            del rest[: end.end()]
+            looked_at = 0
     if rest.strip():
-        yield at, rest.decode("utf-8", "replace")
+        yield at, _event_text(rest)
+
+
+def _event_text(event: bytearray) -> str:
+    return event.replace(b"\r\n", b"\n").decode("utf-8", "replace")
 
 
 def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequest:

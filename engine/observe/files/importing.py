@@ -10,6 +10,7 @@ from engine.files import file_bytes, file_head, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.records import METRICS
+from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.log import is_log
 from engine.observe.rounds.log_run import fill_log
@@ -65,7 +66,7 @@ def import_file(
     """
     data = _content(path)
     # what a record is known by may stand at its end
-    kind = name or recognise(data) or records.recognise(data)
+    kind = name or recognise(data) or records.recognise(data[:MOST_BYTES])
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, path.name)

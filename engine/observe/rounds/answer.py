@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from engine.foreign_numbers import is_whole
 from engine.observe.rounds.fill import PromptPart, ReadyRow, Vocabulary, told_figures
 from engine.observe.rounds.join import AnotherRunError, LogJoin
 from engine.observe.rounds.shares import PlaneReach
@@ -234,8 +235,7 @@ class Answer:
             return ()
         if isinstance(prompt[0], list) and self._index < len(prompt):
             prompt = prompt[self._index]
-        is_ids = all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt)
-        return tuple(prompt) if isinstance(prompt, list) and is_ids else ()
+        return tuple(prompt) if isinstance(prompt, list) and all(map(is_whole, prompt)) else ()
 
 
 def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.foreign_numbers import LARGEST, is_real
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
@@ -16,7 +17,9 @@ _POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _EXACT = 1e6  # beyond, llama-server prints six digits of it
 MOST_TEXT = 2**20
 """Longest text of /metrics that is read, characters."""
-_LONGEST_LINE = 4096  # the time that the parser takes grows with the square of it
+
+LONGEST_LINE = 4096
+"""Of such a text, characters: the time of its parser grows with the square of it."""
 
 DRAFTS = "spec_decode_num_drafts_total"
 DRAFTED = "spec_decode_num_draft_tokens_total"
@@ -54,15 +57,16 @@ def read_counters(text: str) -> Counters:
     or too long."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    if len(text) > MOST_TEXT or max(map(len, text.split("\n"))) > _LONGEST_LINE:
+    if len(text) > MOST_TEXT or longest_line(text) > LONGEST_LINE:
         raise ValueError("too long")
     values: dict[str, float] = {}
     positions: dict[int, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name, value = sample.name.removeprefix(_PREFIX), float(sample.value)
-            if name == sample.name or not math.isfinite(value) or value < 0:
+            name, value = sample.name.removeprefix(_PREFIX), sample.value
+            if name == sample.name or not is_real(value, LARGEST):
                 continue
+            value = float(value)
             place = sample.labels.get("position", "")
             if name != _POSITION:
                 values[name] = value
@@ -72,6 +76,11 @@ def read_counters(text: str) -> Counters:
     while n in positions:
         n += 1
     return Counters(values, tuple(positions[i] for i in range(n)))
+
+
+def longest_line(text: str) -> int:
+    """Characters of the longest line of a text."""
+    return max(map(len, text.split("\n")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class ObservedRun:
         self._answers: list[Answer] = []
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
-        self._n_ready = 0
+        self._n_ready = self._n_looks_left = 0
         self._patience_ms = patience_ms
         self._log: LogReader | None = None
         self._in_log: set[int] = set()
@@ -296,6 +296,10 @@ class ObservedRun:
 
     def release(self, at_ms: float) -> None:
         """Write the rows that nothing earlier can follow, or that waited long enough."""
+        self._n_looks_left -= 1
+        if self._n_looks_left > 0 and math.isfinite(at_ms):
+            return  # each look is at all open answers: with many, not at every piece of each
+        self._n_looks_left = len(self._current) // 8
         if math.isinf(at_ms):
             until = math.inf
         else:

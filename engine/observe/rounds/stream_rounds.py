@@ -75,7 +75,8 @@ class ObservedRound:
             return ["target"] * self.emitted
         own = "bonus" if self.accepted == self.drafted else "replacement"
         kinds = ["accepted"] * self.accepted + [own, "target"]
-        return kinds[: self.emitted]
+        # a log may tell more tokens than a round can have
+        return (kinds + ["unknown"] * (self.emitted - len(kinds)))[: self.emitted]
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real, is_wh
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
+_LONGEST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _LINE_ENDS = re.compile("\r\n|\n|\r")
@@ -213,10 +214,10 @@ class Fields:
         return value
 
     def text(self, key: str) -> str | None:
-        """A text."""
+        """A text that is not long."""
         value = self._take(key)
-        if value is not None and not isinstance(value, str):
-            raise self.wrong(key, value, "a text")
+        if value is not None and not (isinstance(value, str) and len(value) <= _LONGEST_TEXT):
+            raise self.wrong(key, value, f"a text of at most {_LONGEST_TEXT:,} characters")
         return value
 
     def counts(self, key: str, most: int = COUNT) -> list[int] | None:

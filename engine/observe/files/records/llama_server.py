@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from engine.findings.check import record_findings
+from engine.foreign_numbers import OutOfRangeError, real
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.shape import Shape
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
@@ -28,7 +30,9 @@ _TIME = re.compile(rb'"(?:prompt_ms|predicted_ms)"\s*:\s*([0-9.]{1,20})')
 def write_stream(store: TraceStore, data: bytes, file: str) -> int:
     """Write one stream as a run; returns its id. The last event may be cut."""
     run = _begin(store, file)
-    first = [float(time) for time in _TIME.findall(data[: 1 << 16])[:2] if time.count(b".") < 2]
+    first = []
+    with suppress(OutOfRangeError):  # the stream's reader says what is wrong with it
+        first = [real(time.decode()) for time in _TIME.findall(data[: 1 << 16])[:2]]
     now = sum(first)  # of the first event: the request then began at 0
     request = run.request("", {}, 0.0)
     request.head(200, {"content-type": "text/event-stream"}, now)

@@ -6,15 +6,15 @@ tells what was done since the server started.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from itertools import pairwise
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT
+from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
 _ENGINES = {"vllm": "vllm", "llamacpp": "llama-server"}
 _COUNTERS = {
@@ -77,6 +77,10 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    if longest_line(text) > LONGEST_LINE:
+        raise TraceFileError(
+            f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
+        )
     found: dict[tuple[str, str], _Counters] = {}
     try:
         samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
@@ -100,8 +104,9 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
 
 
 def _value(value: float, series: str, file: str) -> float:
-    if not math.isfinite(value) or not 0 <= value <= 2**53 or value != int(value):
-        raise TraceFileError(f"{file}: {series} is {value:g}, not a whole number from 0.", _REMEDY)
+    if not is_real(value, LARGEST) or value != int(value):
+        shown = str(value)[:40]
+        raise TraceFileError(f"{file}: {series} is {shown}, not a whole number from 0.", _REMEDY)
     return float(value)
 
 

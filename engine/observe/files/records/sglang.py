@@ -64,7 +64,7 @@ def _read(node: Node) -> RecordedRequest:
     )
     found.check_counts(keys)
     reason = node.values.get("finish_reason")
-    found.stop = str(reason.get("type", "")) if isinstance(reason, dict) else ""
+    found.stop = str(reason.get("type", ""))[:100] if isinstance(reason, dict) else ""
     found.record = dict(node.values)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.foreign_numbers import LONGEST_DRAFT
+from engine.foreign_numbers import LONGEST_DRAFT, is_whole
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import RecordedRequest, TokenChunk
 from engine.observe.files.records.shape import Shape, read_usage
@@ -93,13 +93,11 @@ def _chunks(node: Node, reply: dict[str, Any], into: RecordedRequest) -> list[To
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict):
                 return None
-            into.stop = str(choice.get("finish_reason") or into.stop)
+            into.stop = str(choice.get("finish_reason") or into.stop)[:100]
             ids, text = choice.get("token_ids"), _text(choice)
             if ids is None and siblings is not None and not text:
                 continue  # the role comes alone
-            if not isinstance(ids, list) or not all(
-                isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids
-            ):
+            if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
                 return None
             found.append(TokenChunk(ids, text))
     return found if siblings is not None else None

@@ -20,6 +20,7 @@ _MOST_KEPT = 16 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not told"
+_LONGEST_PLACE = 1000
 _OF_STEPS = {
     "rounds": {
         **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
@@ -105,7 +106,7 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
     for seq_id, request in enumerate(requests):
         one: dict[str, Any] = {
             "seq_ids": [seq_id],
-            "place": request.place,
+            "place": request.place[-_LONGEST_PLACE:],
             "engine": request.engine,
             "told": request.figures(),
             "record": request.record,
@@ -125,7 +126,7 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     """What the rule of that name shows."""
     keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
     first, *others = (c.sentence for c in request.contradictions)
-    where = f" of {request.place}" if request.place else ""
+    where = f" of {request.place[-_LONGEST_PLACE:]}" if request.place else ""
     return {
         "rule": "counters-contradict",
         "seq_id": seq_id,
