@@ -42,6 +42,7 @@ class FakeRun:
                 "memory_bytes": 1000,
                 "synthetic": False,
                 "weight_bytes": 9_400_000,
+                "mmap": False,
                 "snapshot_bytes": 0,
                 "banned_tokens": [],
                 "drafters": {},

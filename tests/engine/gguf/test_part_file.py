@@ -290,7 +290,6 @@ def test_a_mapping_is_forgotten_with_its_last_view(path: Path) -> None:
             held = TensorReader(file, mapped=True).take_blocks("a", NUMBERS.shape)
         assert torch.equal(held, BYTES)
         del held, file
-        gc.collect()
     assert len(part_file._guarded) == n_before
 
 
