@@ -22,7 +22,7 @@ from tests.support.counted_calls import counted_calls
 from tests.support.window_acts import settle
 
 N_TOKENS = 100_000
-MOST_CALLS = 250_000
+MOST_CALLS = 200_000
 """Of one turn, a multiple of what it takes; one call for each token of each panel would be more."""
 _ROUNDS, _REFILLS = 200, 12
 _BEAT_MS, _REFILL_MS = 5, 20

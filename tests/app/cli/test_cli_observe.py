@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -36,7 +37,8 @@ from tests.support.scripted_server import (
 Cli = Callable[..., Outcome]
 
 KEY = "sk-a-key-that-must-not-show"
-PROMPT = ("-p", "def quicksort(arr):", "-n", 96)
+TEXT = "def quicksort(arr):"
+PROMPT = ("-p", TEXT, "-n", 96)
 
 
 @pytest.fixture
@@ -271,8 +273,9 @@ def test_a_key_comes_from_the_environment_or_the_keyring(
 def test_ctrl_c_ends_the_request_at_the_server_and_keeps_what_came(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    held = Hold()
-    server.script("/completion", Reply([*stream(server.capture["requests"][0])[:40], held]))
+    held, sent = Hold(), stream(server.capture["requests"][0])[:40]
+    server.script("/completion", Reply([*sent, held]))
+    text = "".join(json.loads(piece.removeprefix(b"data: "))["content"] for piece in sent)
     words: list[Any] = [sys.executable, "-m", "app", "observe", server.url, *PROMPT]
     command = subprocess.Popen(
         [str(word) for word in [*words, "--trace", tmp_path / "out"]],
@@ -284,7 +287,8 @@ def test_ctrl_c_ends_the_request_at_the_server_and_keeps_what_came(
         # a suite started in the background has its children ignore it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert held.reached.wait(60)
+    assert command.stdout is not None
+    assert command.stdout.read(len(TEXT) + len(text)) == TEXT + text
     command.send_signal(signal.SIGINT)
     out, err = command.communicate(timeout=60)
     held.release()
