@@ -138,8 +138,12 @@ def _loses_text(data: Any, request: Any, *args: Any) -> Any:
     return None if len(_kept) % 5 == 0 else data(request, *args)
 
 
-def _does_nothing(original: Any, *args: Any) -> None:
+def _does_nothing(*args: Any) -> None:
     pass
+
+
+def _swallows(on_signal: Any, act: Any) -> Any:
+    return on_signal(_does_nothing)
 
 
 def _refuses_other_sizes(original: Any, target: Any, draft: Any) -> None:
@@ -203,9 +207,12 @@ PLANTS: dict[str, tuple[str, Plant]] = {
         "cli",
         around("engine.gguf.file:GgufFile.open", _breaks),
     ),
-    "a signal is swallowed": ("cli", around("app.cli.interruption:interrupt", _does_nothing)),
+    "a signal is swallowed": ("cli", around("app.cli.interruption:on_signal", _swallows)),
     "a file is written in place": ("kill", around("engine.files:written_whole", _writes_in_place)),
-    "a run that fails has no end": ("faults", around("engine.run:Run.stop", _does_nothing)),
+    "an error of the engine is not told": (
+        "faults",
+        around("app.engine_thread.worker:EngineWorker._end_run", _does_nothing),
+    ),
     "a worker of templates is never reaped": (
         "template",
         around("engine.gguf.chat:_ask", _leaves_worker),

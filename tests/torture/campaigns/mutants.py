@@ -178,5 +178,6 @@ CAMPAIGN = Campaign(
     n_bytes=2**29,
     batch=8,
     share=1.5,
+    n_least=8,
     n_all=len(_NAMES),
 )

@@ -66,7 +66,7 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     }
     if kind == "any":
         return case | _any(random, session)
-    wrong = [int(random.integers(9)), int(random.integers(4, 12)), _NEVER]
+    wrong = [int(random.integers(9)), int(random.integers(4, 12)), _NEVER, _NEVER]
     case["wrong"] = random.permutation(wrong).tolist()
     if kind == "twin":
         drafter = "draft-simple"
@@ -75,8 +75,10 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     else:
         case["wrong"] = [_NEVER]
     case["settings"] = draw_rich(random, drafter, number)
+    if kind == "own":  # they agree for a few tokens
+        case["settings"]["n_max"] = 4
     if kind == "looked up":  # ids that the text consists of, and all their pairs
-        case["settings"]["few"] = few = int(random.integers(1, 3))
+        case["settings"]["few"] = few = int(random.choice([1, 1, 2]))
         case["prompts"] = [(_PAIRS % few).tolist() for _ in case["prompts"]]
     return case
 
@@ -128,6 +130,7 @@ def _play(case: Case, folder: Path) -> Figures:
         figures = _drafted(session, prompts, options, folder)
     if case["wrong"] and options.spec.types:
         assert figures["drafted"], f"{', '.join(options.spec.types)} drafts nothing"
+        assert figures["accepted"] or not case["twin"], "nothing of a model's own is accepted"
     return figures
 
 
@@ -244,5 +247,5 @@ CAMPAIGN = Campaign(
     n_bytes=2**29,
     batch=6,
     share=3.0,
-    n_least=12,
+    n_least=18,
 )
