@@ -22,9 +22,9 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "lognumbers",
             around("engine.observe.rounds.log:LogReader._accepted", _one_fewer),
         ),
-        "entries of a log are searched in quadratic time": (
+        "lines of a log are searched in quadratic time": (
             "lognumbers",
-            around("engine.observe.rounds.log:LogReader._take", _slowly),
+            around("engine.observe.rounds.log:LogReader.feed", _slowly),
         ),
         "a terminal gets lines as they are": (
             "terminal",
@@ -73,9 +73,9 @@ def _one_fewer(original: Any, reader: Any, slot: Any, us: Any, accepted: int, *m
     original(reader, slot, us, max(0, accepted - 1), *more)
 
 
-def _slowly(original: Any, reader: Any, *entry: Any) -> None:
-    _SLOW.search(entry[-1] or "")
-    original(reader, *entry)
+def _slowly(feed: Any, reader: Any, text: str) -> None:
+    _SLOW.search(text)
+    feed(reader, text)
 
 
 def _as_it_is(_: Any, text: str, *more: Any) -> str:
