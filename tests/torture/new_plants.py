@@ -54,17 +54,17 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "filechange",
             around("engine.model.loader:reader_for", _mapped),
         ),
-        "a change of a mapped file is not noticed": (
+        "a bus error of a mapped file is not caught": (
             "filechange",
-            around("engine.gguf.part_file:PartFile.change", _nothing),
+            around("engine.gguf.part_file:_guard", _nothing),
         ),
         "any host is answered": (
             "proxying",
             around("engine.observe.proxy.allowed_hosts:AllowedHosts.fault", _nothing),
         ),
-        "requests of many keys are parsed": (
+        "the end of a reply is not recorded": (
             "proxying",
-            around("engine.observe.proxy.json_limits:excess", _nothing),
+            around("engine.observe.proxy.tape:Recording.data", _without_its_end),
         ),
     }
 
@@ -99,6 +99,10 @@ def _any(_: Any, path: Any, kind: Any) -> int:
 
 def _mapped(reader_for: Any, file: Any, mmap: bool | None, *more: Any) -> Any:
     return reader_for(file, mmap is not False, *more)
+
+
+def _without_its_end(data: Any, recording: Any, piece: bytes) -> None:
+    data(recording, piece[:-1] if b'"stop": true' in piece else piece)
 
 
 def _nothing(*_: Any) -> str:
