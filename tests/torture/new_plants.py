@@ -22,9 +22,9 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "lognumbers",
             around("engine.observe.rounds.log:LogReader._accepted", _one_fewer),
         ),
-        "entries of a log are searched in quadratic time": (
+        "lines of a log are searched in quadratic time": (
             "lognumbers",
-            around("engine.observe.rounds.log:LogReader._take", _slowly),
+            around("engine.observe.rounds.log:LogReader.feed", _slowly),
         ),
         "a terminal gets lines as they are": (
             "terminal",
@@ -54,17 +54,17 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "filechange",
             around("engine.model.loader:reader_for", _mapped),
         ),
-        "a change of a mapped file is not noticed": (
+        "a bus error of a mapped file is not caught": (
             "filechange",
-            around("engine.gguf.part_file:PartFile.change", _nothing),
+            around("engine.gguf.part_file:_guard", _nothing),
         ),
         "any host is answered": (
             "proxying",
             around("engine.observe.proxy.allowed_hosts:AllowedHosts.fault", _nothing),
         ),
-        "requests of many keys are parsed": (
+        "the end of a reply is not recorded": (
             "proxying",
-            around("engine.observe.proxy.json_limits:excess", _nothing),
+            around("engine.observe.proxy.tape:Recording.data", _without_its_end),
         ),
     }
 
@@ -73,9 +73,9 @@ def _one_fewer(original: Any, reader: Any, slot: Any, us: Any, accepted: int, *m
     original(reader, slot, us, max(0, accepted - 1), *more)
 
 
-def _slowly(original: Any, reader: Any, *entry: Any) -> None:
-    _SLOW.search(entry[-1] or "")
-    original(reader, *entry)
+def _slowly(feed: Any, reader: Any, text: str) -> None:
+    _SLOW.search(text)
+    feed(reader, text)
 
 
 def _as_it_is(_: Any, text: str, *more: Any) -> str:
@@ -99,6 +99,10 @@ def _any(_: Any, path: Any, kind: Any) -> int:
 
 def _mapped(reader_for: Any, file: Any, mmap: bool | None, *more: Any) -> Any:
     return reader_for(file, mmap is not False, *more)
+
+
+def _without_its_end(data: Any, recording: Any, piece: bytes) -> None:
+    data(recording, piece[:-1] if b'"stop": true' in piece else piece)
 
 
 def _nothing(*_: Any) -> str:

@@ -33,5 +33,6 @@ def test_it_can_be_planted(name: str) -> None:
 def test_one_is_caught() -> None:
     name = "a worker of templates is never reaped"
     command = [sys.executable, "-m", "tests.torture.plants", "--only", name, "--seeds", "1"]
+    command += ["--minutes", "0.1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and f"{name}  seed 1" in done.stdout, done.stdout + done.stderr

@@ -416,7 +416,7 @@ def _sources() -> dict[str, Path]:
         found[name.partition(".")[0]] = folder / name
         (folder / name).write_text(text, encoding="utf-8")
     found["model"] = folder / Path(_M).name  # by which a trace knows it
-    shutil.copyfile(_M, found["model"])
+    shutil.copy2(_M, found["model"])
     found["draft"] = DATA / "qwen35-a-f32.gguf"
     found["log"] = logs()["verbose-plain.log"]
     found["record"] = logs()["vllm-detailed-stream.json"]

@@ -16,28 +16,28 @@ from tests.torture.commands import said_by
 from tests.torture.log_steps import changed, draw, logs, unpacked
 
 _KNOWN = {
-    # file: rounds, tokens and drafted tokens
-    "plain.log": (13, 25, 36),
-    "verbose-plain.log": (11, 20, 30),
-    "reprocess.log": (4, 7, 6),
-    "slot-1-nothing.log": (242, 502, 720),
-    "light-log.json.gz": (741, 2400, 2207),
-    "chunks.jsonl": (37, 189, 197),
-    "llama-mtp-reply.json": (0, 40, 63),
-    "vllm-spec.json": (0, 4, 129),
-    "sglang-spec.json": (0, 64, 69),
-    "all-zero.prom": (0, None, 2160),
-    "checkpoints.log": (17, 192, 193),
-    "lookups.log": (42, 256, 129),
-    "mtp.json.gz": (103, 232, 357),
-    "utf8.json.gz": (19, 104, 111),
-    "aiperf-record.json": (13, 29, 34),
-    "mlx-vlm-timings.json": (0, 29, 36),
-    "sglang-generate.json": (0, 29, 36),
-    "trtllm-perf-metrics.jsonl": (0, None, 34),
-    "vllm-detailed-stream.json": (13, 29, 34),
-    "vllm-metrics.prom": (0, None, 34),
-    "vllm-summary.json": (0, 29, 34),
+    # file: rounds, tokens, drafted and accepted tokens
+    "plain.log": (13, 25, 36, 12),
+    "verbose-plain.log": (11, 20, 30, 9),
+    "reprocess.log": (4, 7, 6, 3),
+    "slot-1-nothing.log": (242, 502, 720, 260),
+    "light-log.json.gz": (741, 2400, 2207, 1659),
+    "chunks.jsonl": (37, 189, 197, 122),
+    "llama-mtp-reply.json": (0, 40, 63, 17),
+    "vllm-spec.json": (0, 4, 129, 10),
+    "sglang-spec.json": (0, 64, 69, 41),
+    "all-zero.prom": (0, None, 2160, 0),
+    "checkpoints.log": (17, 192, 193, 73),
+    "lookups.log": (42, 256, 129, 113),
+    "mtp.json.gz": (103, 232, 357, 106),
+    "utf8.json.gz": (19, 104, 111, 65),
+    "aiperf-record.json": (13, 29, 34, 16),
+    "mlx-vlm-timings.json": (0, 29, 36, 16),
+    "sglang-generate.json": (0, 29, 36, 16),
+    "trtllm-perf-metrics.jsonl": (0, None, 34, 16),
+    "vllm-detailed-stream.json": (13, 29, 34, 16),
+    "vllm-metrics.prom": (0, None, 34, 16),
+    "vllm-summary.json": (0, 29, 34, 16),
 }
 _CPU_S, _CPU_S_PER_MIB = 4.0, 3.0
 """Processor time of a case; a base takes 0.3 s at most, and what is added to it less than 0.5 s
@@ -92,7 +92,8 @@ def _imported(case: Case, path: Path, folder: Path) -> Figures:
 
 def _figures(run: dict[str, Any]) -> tuple[Any, ...]:
     summary = run["summary"]
-    return run["rounds"], summary.get("predicted_n"), summary.get("draft_n")
+    names = ("predicted_n", "draft_n", "draft_n_accepted")
+    return run["rounds"], *(summary.get(name) for name in names)
 
 
 def _read_as_window(path: Path) -> Figures:

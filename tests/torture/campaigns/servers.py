@@ -154,7 +154,9 @@ def _observed(case: Case, server: ScriptedServer, folder: Path) -> Figures:
 def _emitted(store: TraceStore) -> list[bytes]:
     """Tokens of the text, as bytes."""
     kinds, ids = store.tokens.texts("kind"), store.tokens.column("token_id").tolist()
-    return [store.pieces[i] for i, k in zip(ids, kinds, strict=True) if k in EMITTED_KINDS]
+    return [
+        store.pieces.get(i, b"?") for i, k in zip(ids, kinds, strict=True) if k in EMITTED_KINDS
+    ]
 
 
 def _changed(pieces: list[bytes], steps: list[dict[str, Any]]) -> list[Step]:
