@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from app.__main__ import main
 
-
 _END = b"\0the end of what is said\0"
 
 
