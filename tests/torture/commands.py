@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from app.__main__ import main
 
+_END = b"\0the end of what is said\0"
+
 
 @dataclass(frozen=True)
 class Said:
@@ -85,9 +87,11 @@ def _terminal() -> Iterator[_Streams]:
     text = _text(io.FileIO(its, "w"))
 
     def read() -> tuple[bytes, bytes]:
-        text.close()  # and with it the terminal, which is the reader's end
+        # no end of file comes where a process of a sweep has the terminal still open
+        text.buffer.write(_END)
+        text.close()
         reader.join()
-        return got.getvalue(), b""
+        return got.getvalue().removesuffix(_END), b""
 
     yield text, text, read
     with suppress(OSError, ValueError):
@@ -97,5 +101,5 @@ def _terminal() -> Iterator[_Streams]:
 
 def _drain(terminal: int, got: io.BytesIO) -> None:
     with suppress(OSError):  # its end
-        while more := os.read(terminal, 1 << 16):
+        while not got.getvalue().endswith(_END) and (more := os.read(terminal, 1 << 16)):
             got.write(more)

@@ -185,9 +185,8 @@ class _Server:
 
     def _large_lines(self, link: socket.socket) -> None:
         self._begin(link)
-        while True:
-            event = {"content": "x" * 500_000, "tokens": [5], "stop": False}
-            self._send(link, chunk(f"data: {json.dumps(event)}\n\n".encode()))
+        for i in range(1 << 20):
+            self._send(link, chunk(_event(i, "x" * 500_000)))
             self.n_events += 1
 
     def _no_line_ends(self, link: socket.socket) -> None:
@@ -203,14 +202,14 @@ class _Server:
             time.sleep(0.002)
 
 
-def _event(i: int) -> bytes:
+def _event(i: int, more: str = "") -> bytes:
     """A token of a stream whose rounds draft two and accept one; the first is the prompt's."""
     n_rounds = (i + 1) // 2
     timings = {"prompt_n": 1, "prompt_ms": 1.0, "predicted_n": i + 1}
     timings |= {"cache_n": 0, "predicted_ms": 0.001 + 10.0 * n_rounds}
     if n_rounds:
         timings |= {"draft_n": 2 * n_rounds, "draft_n_accepted": n_rounds}
-    event = {"content": f" {i}", "tokens": [i % 384], "stop": False, "timings": timings}
+    event = {"content": f" {i}{more}", "tokens": [i % 384], "stop": False, "timings": timings}
     return f"data: {json.dumps(event)}\n\n".encode()
 
 
