@@ -8,8 +8,11 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -375,6 +378,27 @@ def _place(how: str, path: Path, source: Path | None) -> None:
         path.symlink_to(source)
 
 
+@contextmanager
+def _read_by_another(pipe: Path) -> Iterator[None]:
+    """What is written to a pipe is read, as another program does."""
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.wait(0.01):
+            with suppress(BlockingIOError):
+                os.read(reading, 1 << 20)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reader.join()
+        os.close(reading)
+
+
 def _written(case: Case, folder: Path) -> Said:
     how, name = case["how"], case["output"]
     path = folder / ("x" * 300 if how == "long name" else "out")
@@ -382,7 +406,8 @@ def _written(case: Case, folder: Path) -> Said:
     if how == "link" and name in _FOLDERS:
         target.mkdir()
     _place(how, path, target)
-    said = _said(_OUTPUTS[name], str(path), case)
+    with _read_by_another(path) if how == "fifo" else nullcontext():
+        said = _said(_OUTPUTS[name], str(path), case)
     if how == "link":
         assert said.status == 0, f"a link is not followed: {said.text[-300:]}"
         if name in _FOLDERS:
