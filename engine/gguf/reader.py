@@ -167,9 +167,9 @@ class TensorReader:
             tensor[:: mmap.PAGESIZE].amax()  # a byte of each page
         else:
             tensor = self._copied(info)
-        if tensor.data_ptr() % _ALIGNED:  # anywhere in the file, while products read whole words
-            return tensor.clone()
-        return tensor
+        # anywhere in the file, while products read whole words
+        is_aligned = not (mapped or self._in_place) or tensor.data_ptr() % _ALIGNED == 0
+        return tensor if is_aligned else tensor.clone()
 
     def _row_by_row(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         return self._place(info, mapped=True)
@@ -178,11 +178,12 @@ class TensorReader:
         try:
             if self._in_place:
                 tensor = self._place(info, mapped=False)
+                into = tensor.numpy()
             else:
-                tensor = torch.empty(info.n_bytes, dtype=torch.uint8)
-        except (MemoryError, OSError, RuntimeError) as error:
+                into = np.empty(info.n_bytes, np.uint8)
+                tensor = torch.from_numpy(into)
+        except (MemoryError, OSError) as error:
             raise _no_memory(info, info.n_bytes) from error
-        into = tensor.numpy()
         for start in range(0, info.n_bytes, _STEP):
             if start and self._cancelled():
                 raise Cancelled

@@ -216,7 +216,9 @@ class Weights:
             return replace(parts[0], data=first.as_strided(whole, first.stride()))
         joined = replace(parts[0], data=torch.cat(tensors))
         for name in {part.name for part in parts if part.type is not None}:
-            self._reader.release(name)
+            n_rows = sum(len(part.data) for part in parts if part.name == name)
+            if n_rows == self._shapes[name][0]:  # of others, rows are still in use
+                self._reader.release(name)
         return joined
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:

@@ -98,7 +98,7 @@ def test_tokenize_refuses_input_that_is_no_text(cli: Cli, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
     outcome = cli("tokenize", "--demo", "-")
     assert outcome.status == 2
-    assert "Standard input is not UTF-8 text. Convert it" in outcome.err
+    assert "Standard input: line 1 is not UTF-8 text. Convert it" in outcome.err
 
 
 @pytest.mark.parametrize("ubatch", [512, 7])
