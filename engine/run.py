@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
-from engine.errors import OptionError
+from engine.errors import NonFiniteError, OptionError
 from engine.findings.check import record_findings
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
@@ -65,9 +65,11 @@ class Run:
         if not self.done:
             try:
                 self.done = not self._scheduler.step()
-            except BaseException:
+            except BaseException as error:
                 self._cached = self._memories = None  # nobody knows how far the round came
                 self.stop()
+                if isinstance(error, NonFiniteError):
+                    self.files.check()  # weights that are no model's explain it
                 raise
             if self.done:
                 self._close()

@@ -26,7 +26,7 @@ from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
-from engine.errors import OptionError
+from engine.errors import NonFiniteError, OptionError
 from engine.findings.check import record_findings
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
@@ -108,6 +108,7 @@ class Comparison:
             if spec.llama
         ]
         self._n_remembered = REMEMBERED * (max(planes, default=0) + 1) if planes else 0
+        self._files = session.files
         self._followers: list[Follower] = []
         n_before = len(self.trace.runs)
         try:
@@ -168,8 +169,10 @@ class Comparison:
         if not self.done:
             try:
                 self._step()
-            except BaseException:
+            except BaseException as error:
                 self.stop()
+                if isinstance(error, NonFiniteError):
+                    self._files.check()  # weights that are no model's explain it
                 raise
             if not self._slots.is_busy:
                 self.stop()

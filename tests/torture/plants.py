@@ -28,6 +28,7 @@ from engine.errors import (
     VocabularyMismatchError,
 )
 from tests.torture.listed import NAMES, campaign
+from tests.torture.new_plants import new_plants
 from tests.torture.reworded import reworded
 
 Plant = Callable[[], None]
@@ -227,6 +228,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     ),
 }
 """The campaign that must notice each of them, and what plants it."""
+PLANTS |= new_plants(around)
 
 
 def main() -> int:

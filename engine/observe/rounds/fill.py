@@ -16,6 +16,8 @@ from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
 
+_LONGEST_TEXT = 8192
+"""Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
     "rounds": {
         "round": "derived",
@@ -285,12 +287,15 @@ class RowWriter:
         """What a token's row has to say of its text: nothing where its id tells it."""
         if token.text is None:
             return None
-        pieces, piece = self._writer.store.pieces, token.text.encode()
+        text = token.text
+        if len(text) > _LONGEST_TEXT:
+            text = text[: _LONGEST_TEXT - 1] + "…"
+        pieces, piece = self._writer.store.pieces, text.encode()
         if token.token_id is None:
-            return token.text
+            return text
         if token.alone and token.token_id not in pieces:
             pieces[token.token_id] = piece
-        return None if pieces.get(token.token_id) == piece else token.text
+        return None if pieces.get(token.token_id) == piece else text
 
 
 def path_name(path: str, reach: PlaneReach) -> str:

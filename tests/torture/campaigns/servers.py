@@ -220,7 +220,7 @@ def _clients(case: Case, server: ScriptedServer) -> Figures:
 
 def _request(server: ScriptedServer) -> bytes:
     body = json.dumps(server.capture["requests"][0]["body"]).encode()
-    head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import EventReader, UnreadableError
 from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds
+from engine.trace.export import export_csv
 from engine.trace.records import MISSING
+from engine.trace.reopen import open_trace
 from engine.trace.store import Table, TraceStore
 from tests.support.captures import load
 from tests.support.scripted_server import token_events
@@ -293,3 +296,21 @@ def test_a_piece_of_many_events_is_written_at_once(monkeypatch: pytest.MonkeyPat
     assert len(store.tokens) > 850 and len(store.rounds) > 280
     assert len(grown) <= 6 and len(parsed) == 900
     run.end()
+
+
+def test_a_token_of_any_length_opens_again(tmp_path: Path) -> None:
+    store, run, request = begun()
+    long = [changed(event, {"content": "\u202e" * 500_000}) for event in token_events(9)]
+    request.data(b"".join(long), 10.0)
+    run.end()
+    assert store.pieces
+    export_csv(store, tmp_path / "trace")
+    opened = open_trace(tmp_path / "trace")
+    assert opened.pieces == store.pieces
+    assert len(opened.tokens) == len(store.tokens)
+
+
+def changed(event: bytes, said: dict[str, Any]) -> bytes:
+    """An event with other values."""
+    values = json.loads(event.removeprefix(b"data: ")) | said
+    return b"data: " + json.dumps(values).encode() + b"\n\n"
