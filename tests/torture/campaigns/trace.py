@@ -43,7 +43,7 @@ def _write(case: Case, folder: Path) -> Path:
     return target
 
 
-_REFUSED = ("demo-target.gguf", "README.md", "inprocess.json.gz", "unusual-replies.json")
+_REFUSED = ("captured-target.gguf", "README.md", "inprocess.json.gz", "unusual-replies.json")
 """They lie with the captures and are none."""
 _shown: list[RealWindow] = []
 """The window of this process, once a case has made it."""
