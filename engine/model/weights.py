@@ -215,7 +215,7 @@ class Weights:
             whole = (sum(map(len, tensors)), *first.shape[1:])
             return replace(parts[0], data=first.as_strided(whole, first.stride()))
         joined = replace(parts[0], data=torch.cat(tensors))
-        for name in {part.name for part in parts if part.type is not None}:
+        for name in {part.name for part in parts if part.name}:
             n_rows = sum(len(part.data) for part in parts if part.name == name)
             if n_rows == self._shapes[name][0]:  # of others, rows are still in use
                 self._reader.release(name)
