@@ -473,4 +473,5 @@ CAMPAIGN = Campaign(
     seconds=20.0,
     n_bytes=2**30,
     batch=12,
+    n_least=24,
 )

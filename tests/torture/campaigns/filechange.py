@@ -268,4 +268,5 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=8,
+    n_least=8,
 )

@@ -119,4 +119,5 @@ CAMPAIGN = Campaign(
     seconds=40.0,
     n_bytes=2**30,
     batch=20,
+    n_least=16,
 )

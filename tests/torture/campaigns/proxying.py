@@ -359,4 +359,5 @@ CAMPAIGN = Campaign(
     seconds=120.0,
     n_bytes=2**30,
     batch=8,
+    n_least=8,
 )

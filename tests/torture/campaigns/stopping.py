@@ -368,4 +368,5 @@ CAMPAIGN = Campaign(
     seconds=90.0,
     n_bytes=2**30,
     batch=6,
+    n_least=6,
 )

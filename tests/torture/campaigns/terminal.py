@@ -308,4 +308,5 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=12,
+    n_least=16,
 )

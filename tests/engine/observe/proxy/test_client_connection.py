@@ -445,7 +445,8 @@ def test_stopping_does_not_wait_for_half_closed_idle_or_silent_clients(
     proxy.stop()
     assert not proxy.is_running
     assert [one.rest() for one in (idle, half)] == [b"", b""]
-    assert b" 503 " in closed.rest()
+    # refused, or cut where the head of the reply had already passed
+    assert closed.rest().startswith((b"HTTP/1.1 503 ", b"HTTP/1.1 200 "))
     assert server.received[0].left.wait(30)
     hold.release()
 
