@@ -35,8 +35,8 @@ _BELOW, _BACK = "\x1bD\x1b[A\x1b7\r\n", "\x1b8"
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Both streams are there and take any character; standard error is filtered, by whoever it is
-    written, and what it does not take is dropped."""
+    """Both streams are there and take any character; standard error is filtered, whatever
+    writes to it, and what it does not take is dropped."""
     _open_closed()
     LastingStream.in_place_of("stderr")
     for stream in (sys.stdout, sys.stderr):
