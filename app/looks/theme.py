@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from PySide6.QtCore import QByteArray, QRectF, Qt
@@ -58,12 +60,15 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
 
 def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
     """The drawing resources/icons/<name>.svg in the colour of a role, dimmed when disabled."""
+    return _icon(name, theme.roles[role], theme.roles["ui.disabled"])
+
+
+@cache
+def _icon(name: str, usual: str, disabled: str) -> QIcon:
+    """An icon in two colours; the windows of a process share it."""
     drawing = (ICONS / f"{name}.svg").read_text(encoding="utf-8")
     made = QIcon()
-    for mode, tint in (
-        (QIcon.Mode.Normal, theme.roles[role]),
-        (QIcon.Mode.Disabled, theme.roles["ui.disabled"]),
-    ):
+    for mode, tint in ((QIcon.Mode.Normal, usual), (QIcon.Mode.Disabled, disabled)):
         svg = QByteArray(drawing.replace("currentColor", tint).encode())
         renderer = QSvgRenderer(svg)
         for size in _ICON_SIZES:
@@ -74,6 +79,9 @@ def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
             painter.end()
             made.addPixmap(pixmap, mode)
     return made
+
+
+atexit.register(_icon.cache_clear)  # before Qt ends, whose pixmaps they are
 
 
 def fixed_font(zoom: int = 0) -> QFont:

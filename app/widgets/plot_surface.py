@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.looks.theme import Theme
 from app.models.plain_tip import plain_tip
-from app.widgets.value_axis import ValueAxis
+from app.widgets.value_axis import PlotAxis, ValueAxis
 
 
 def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
@@ -30,7 +30,8 @@ class PlotSurface(pg.PlotWidget):
 
     def __init__(self, widest_label: str, parent: QWidget | None = None) -> None:
         figures = ValueAxis()
-        super().__init__(parent, axisItems={"left": figures})
+        axes = {"left": figures, "bottom": PlotAxis("bottom")}
+        super().__init__(parent, axisItems=axes, enableMenu=False)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None
@@ -39,7 +40,6 @@ class PlotSurface(pg.PlotWidget):
         self._names: dict[str, tuple[str, str]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
-        plot.setMenuEnabled(False)
         plot.hideButtons()
         for side in ("top", "right"):  # never shown, but they would follow every change of range
             plot.getAxis(side).unlinkFromView()

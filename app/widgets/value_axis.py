@@ -1,4 +1,4 @@
-"""The left axis of a plot: its figures keep clear of each other however low the plot is."""
+"""The axes of a plot. Figures of the left one keep clear of each other however low the plot is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,21 @@ def wider_step(step: float) -> float:
     return step * next(factor for first, factor in reversed(_STEPS) if digit >= first)
 
 
-class ValueAxis(pg.AxisItem):
+class PlotAxis(pg.AxisItem):
+    """pyqtgraph lays the name of an axis out again with every change of range or colour."""
+
+    _html = ""
+
+    def _updateLabel(self) -> None:
+        html = self.labelString()
+        if html != self._html:
+            self._html = html
+            super()._updateLabel()
+        self.picture = None
+        self.update()
+
+
+class ValueAxis(PlotAxis):
     """pyqtgraph counts on three figures at least, which overlap where there is room for two, and
     draws the upper one outside of the plot."""
 

@@ -1,5 +1,6 @@
 """Plays the campaigns: python -m tests.torture [--only NAME] [--seed N] [--minutes M] [--json].
 
+`--part 1/2` and `--part 2/2` play half of them each, for two processes at once.
 The time is shared out to the campaigns, with the processor time that each of them needs to begin;
 what one takes longer, those behind it have less. `--new M` plays a seed that nobody has seen for
 M minutes more, beside the other. A case that fails is made small and written to the corpus, which
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--only", choices=NAMES, action="append", metavar="NAME")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N")
     parser.add_argument("--new", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each campaign")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
@@ -62,8 +64,16 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, n_parts = text.partition("/")
+    if not 1 <= int(part) <= int(n_parts):
+        raise ValueError
+    return int(part), int(n_parts)
+
+
 def _campaigns(args: argparse.Namespace, scratch: Path) -> int:
-    chosen = [campaign(name) for name in args.only or NAMES]
+    part, n_parts = args.part
+    chosen = [campaign(name) for name in (args.only or NAMES)[part - 1 :: n_parts]]
     minutes = {args.seed: args.minutes}
     if args.new:
         minutes[secrets.randbelow(10**9)] = args.new
