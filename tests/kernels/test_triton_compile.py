@@ -81,11 +81,9 @@ def compiled(
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize(
-    ("n_tokens", "n_snapshots", "n_batch"),
-    [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)],
-)
-def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
+@in_turn("sizes", [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)])
+def test_the_delta_rule(compiled, sizes, kda):
+    n_tokens, n_snapshots, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
     delta.gated_delta_rule(*inputs, grouped=True, n_snapshots=n_snapshots)
     (kernel,) = compiled
@@ -96,8 +94,9 @@ def test_the_delta_rule(compiled, n_tokens, n_snapshots, n_batch, kda):
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize(("n_tokens", "n", "n_batch"), [(1, 1, 1), (4, 4, 2), (16, 8, 1)])
-def test_the_delta_rule_between_rows_of_a_pool(compiled, n_tokens, n, n_batch, kda):
+@in_turn("sizes", [(1, 1, 1), (4, 4, 2), (16, 8, 1), (4, 4, 2)])
+def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
+    n_tokens, n, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
     pool = scattered(inputs.state, n, over=0)
     delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
@@ -126,7 +125,7 @@ def test_the_delta_rule_of_prompts(compiled, d, kda):
     assert not any("mma" in kernel.ptx for kernel in compiled)
 
 
-@in_turn("d", [128, 80, 64, 16, 256, 256, 256, 256])
+@in_turn("d", [256, 256, 256, 256, 128, 80, 16])
 def test_attention(compiled, d):
     """More rows of queries are more programs, so one number of tokens stands for all."""
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
@@ -151,7 +150,7 @@ def test_no_product_is_fused_with_a_sum(compiled):
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize("n_tokens", [1, 4])
+@in_turn("n_tokens", [1, 4, 4, 1])
 def test_the_log_and_its_fold(compiled, n_tokens, kda):
     inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
@@ -173,7 +172,7 @@ def test_state_space_duality(compiled):
     assert "ld.global.v4" in compiled[0].ptx and "st.global.v4" in compiled[0].ptx
 
 
-@in_turn("n", [128, 16, 128, 128, 256, 256, 256, 256])
+@in_turn("n", [256, 256, 256, 256, 128, 16])
 def test_state_space_duality_of_prompts(compiled, n):
     inputs = ssd_inputs.make(500, n_groups=1, share=32, p=64, n=n)
     ssd.ssd(*inputs)
