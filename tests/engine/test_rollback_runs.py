@@ -43,14 +43,19 @@ def four_prompts(name: str) -> list[Prompt]:
     return [Prompt(tokens[:n]) for n in (20, 7, 31, 3)]
 
 
+@cache
+def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
+    """Of each prompt alone."""
+    options = replace(options_of(14), sampler=sampler)
+    return [tokens_of(decode(session(name), [p], options))[0] for p in four_prompts(name)]
+
+
 @pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("policy", "split", "kv"), MIXES, ids="-".join)
 @pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=lambda v: str(v))
 def test_no_token_changes(name, draft, drafter, policy, split, kv, sampler):
     opened, prompts = session(name, draft), four_prompts(name)
-    plain = [
-        tokens_of(decode(opened, [p], replace(options_of(14), sampler=sampler)))[0] for p in prompts
-    ]
+    plain = plain_tokens(name, sampler)
     options = replace(
         options_of(14, drafter), sampler=sampler, rollback=policy, split=split, kv=kv, parallel=4
     )
