@@ -13,6 +13,7 @@ from engine.findings import (
     drift,
     logits,
     model_files,
+    noise,
     observed,
     positions,
     prompt_cache,
@@ -30,6 +31,7 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
         model_files,
+        noise,
         cells,
         positions,
         prompt_cache,
