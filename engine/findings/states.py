@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings import drift
+from engine.findings import drift, forks
 from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, rounds_text
 
-_NAMED = (*drift.NAMED, *drift.RULES)
+_NAMED = (*drift.NAMED, *drift.RULES, *forks.RULES)
 
 
 def _state_wrong(run: ExaminedRun) -> Iterator[RuleHit]:

@@ -308,6 +308,42 @@ _TURN = _object(
     },
     needed=("conversation", "number", "parent", "messages"),
 )
+_NOISE_CHECK = _object(
+    {
+        **dict.fromkeys(("ceiling", "share"), _number(0)),
+        "batches": _list(
+            _object(
+                {
+                    **dict.fromkeys(("seq_id", "rows", "beyond"), _count()),
+                    "batches": _text,
+                    "worst": _or_none(_number(0)),
+                    "first": _object(
+                        dict.fromkeys(("pos", "row", "width"), _count()),
+                        needed=("pos", "row", "width"),
+                    ),
+                },
+                needed=("seq_id", "rows", "beyond", "batches", "worst"),
+            )
+        ),
+    },
+    needed=("ceiling", "share", "batches"),
+)
+_COPY = _object(
+    {
+        **dict.fromkeys(
+            ("round", "seq_id", "verified_in", "sequence", "made_in", "pending"), _count()
+        ),
+        **dict.fromkeys(("n_verified", "n_idle"), _count()),
+        "source": _or_none(_count()),
+        "together": _list(_count()),
+        **dict.fromkeys(("nmse", "state_error"), _or_none(_number(0))),
+        "again": _plain,
+    },
+    needed=(
+        *("round", "seq_id", "verified_in", "sequence", "source", "made_in", "pending"),
+        *("n_verified", "n_idle", "together", "again", "nmse", "state_error"),
+    ),
+)
 _RUN = _object(
     {
         "source": _object({"engine": _text, "version": _text}),
@@ -331,6 +367,8 @@ _RUN = _object(
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
+        "noise_check": _NOISE_CHECK,
+        "lane_copies": _list(_COPY),
         **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),
