@@ -230,9 +230,7 @@ def _other_gates(
             yield f"no {name}", [one._replace(**{name: none}) for one in inputs]  # type: ignore
 
 
-def _best(
-    found: torch.Tensor, error: float, candidates: Sequence[_Candidate]
-) -> tuple[str, int]:
+def _best(found: torch.Tensor, error: float, candidates: Sequence[_Candidate]) -> tuple[str, int]:
     """The plainest of the nearest explanations; ("", 0) where none is near."""
     tried = [(_error(found, one.state), one) for one in candidates]
     near = [(e, one) for e, one in tried if e < _NEAR and e < _MUCH_NEARER * error]
