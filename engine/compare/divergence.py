@@ -82,6 +82,11 @@ class MemoryDifference:
     conv: list[float]
     n_cells: int
 
+    def first_wrong(self, limit: float) -> int | None:
+        """The first layer with a state or window that is off by more than `limit`."""
+        errors = zip(self.layers, self.state, self.conv, strict=True)
+        return next((i for i, state, conv in errors if state > limit or conv > limit), None)
+
 
 class ReferenceMemory:
     """What the reference holds of a sequence now, as its next token would see it."""

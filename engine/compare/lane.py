@@ -8,16 +8,19 @@ that it is measured against, None = it leads), lane_free, lane_error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from engine.batch import Span
+from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
+from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
@@ -188,7 +191,7 @@ class Follower(Lane):
         part: SequenceRound,
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
-    ) -> None:
+    ) -> MemoryDifference | None:
         """Append a row per chosen token; the last carries the difference of the memories."""
         held = None
         if memory:
@@ -196,6 +199,7 @@ class Follower(Lane):
             held = round_.held(part.seq).difference(memory, part.seq, seqs)
         measured = part.measure.difference(logits)
         self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
+        return held
 
 
 class EngineFollower(EngineLane, Follower):
@@ -212,11 +216,44 @@ class EngineFollower(EngineLane, Follower):
     ) -> None:
         super().__init__(setup, spec, options, model, n_rs_seq)
         self._led_by(leader)
+        plain = replace(options, rollback="checkpoint", kv="per-seq", faults=())
+        alone = partial(setup.session.make_memory, plain, 1, setup.n_ctx, 0, model.device)
+        self._origin = StateOrigin(model, alone)
+        self._text: dict[int, list[int]] = {}
+        """Tokens in memory, by sequence."""
 
     def follow(self) -> None:
         """Decode the leader's round in this lane's way; one that cannot stops with an error."""
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
+
+    def _compare(
+        self,
+        round_: ReferenceRound,
+        part: SequenceRound,
+        logits: torch.Tensor,
+        memory: HybridMemory | None = None,
+    ) -> MemoryDifference | None:
+        """As of any follower; the first wrong state of a sequence is explained in the facts."""
+        held = super()._compare(round_, part, logits, memory)
+        before = self._text.get(part.seq, []) if part.pos0 else []
+        self._text[part.seq] = [*before, *part.decoded]
+        known = self.facts.get("state_origins", [])
+        layer = held.first_wrong(LEAST) if held else None
+        if memory is None or layer is None or len(before) != part.pos0:
+            return held
+        if all(one["seq_id"] != part.seq_id for one in known):
+            where = {"round": round_.number, "seq_id": part.seq_id, "is_prompt": part.is_prompt}
+            seqs = [one.seq for one in round_.parts]
+            texts = {one.seq: self._sequence_text(one) for one in round_.parts}
+            text = texts.pop(part.seq)
+            found = self._origin.of(text, memory, part.seq, seqs, layer, texts)
+            self.facts["state_origins"] = [*known, *(where | one for one in found)]
+        return held
+
+    def _sequence_text(self, part: SequenceRound) -> SequenceText:
+        before = self._text.get(part.seq, [])[: part.pos0]
+        return SequenceText(before, part.decoded, part.tokens, part.chosen[-1])
 
     def _one_by_one(self, round_: ReferenceRound) -> RowsBySequence:
         """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""

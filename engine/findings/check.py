@@ -22,7 +22,7 @@ from engine.findings import (
     snapshots,
     states,
 )
-from engine.findings.rule import SEVERITIES, Rule
+from engine.findings.rule import FOLLOWS, INFO, SEVERITIES, Rule
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.store import TraceStore
 
@@ -30,8 +30,8 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
         model_files,
-        cells,
         positions,
+        cells,
         prompt_cache,
         snapshots,
         drift,
@@ -107,6 +107,42 @@ def recorded(trace: TraceStore) -> list[Finding]:
     """The findings table, errors first."""
     rows = (Finding(**trace.findings.row(i)) for i in range(len(trace.findings)))
     return sorted(rows, key=_order)
+
+
+def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
+    """The first causes in the order given, each with what follows from it: findings of the same
+    run and sequence, of a part that its own spoils, not before it. Informations neither cause
+    anything nor follow; of one round the rule that comes first in RULES is the cause.
+    """
+    findings = list(findings)
+    cause_of: dict[int, int] = {}
+    for i, finding in enumerate(findings):
+        causes = [j for j, other in enumerate(findings) if _causes(other, finding)]
+        if causes:
+            cause_of[i] = min(causes, key=lambda j: _since(findings[j]))
+
+    def first(i: int) -> int:
+        return first(cause_of[i]) if i in cause_of else i
+
+    groups: dict[int, list[Finding]] = {i: [] for i in range(len(findings)) if i not in cause_of}
+    for i in cause_of:
+        groups[first(i)].append(findings[i])
+    return [(findings[i], following) for i, following in groups.items()]
+
+
+def _causes(cause: Finding, finding: Finding) -> bool:
+    parts = [RULES[one.rule].part if one.rule in RULES else "" for one in (cause, finding)]
+    return (
+        cause.run_id == finding.run_id
+        and (cause.seq_id == finding.seq_id or None in (cause.seq_id, finding.seq_id))
+        and INFO not in (cause.severity, finding.severity)
+        and parts[1] in FOLLOWS.get(parts[0], ())
+        and _since(cause) < _since(finding)
+    )
+
+
+def _since(finding: Finding) -> tuple[int, int]:
+    return -1 if finding.round is None else finding.round, list(RULES).index(finding.rule)
 
 
 def _order(finding: Finding) -> tuple[int, int, int]:

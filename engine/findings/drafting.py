@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.draft.registry import DRAFTERS, model_drafters
-from engine.findings.rule import INFO, WARNING, Rule, RuleHit
+from engine.findings.rule import DRAFTS, INFO, TOKENS, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SpecOptions
 
@@ -243,6 +243,7 @@ RULES = (
         "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
         "the replay behind a restore.",
         _wrong_hidden_row,
+        DRAFTS,
     ),
     Rule(
         "eagle3-boundary-row",
@@ -254,6 +255,7 @@ RULES = (
         "0c1e57098). The text stays right, and fewer drafts are accepted.",
         "Copy the kept row before the batch's own last row takes its place.",
         _eagle3_boundary,
+        DRAFTS,
     ),
     Rule(
         "eagle3-stale-row",
@@ -265,6 +267,7 @@ RULES = (
         "fewer drafts are accepted.",
         "Cut the drafter's memory below that cell at acceptance, and write it with the next batch.",
         _eagle3_stale_row,
+        DRAFTS,
     ),
     Rule(
         "acceptance-counting",
@@ -274,5 +277,6 @@ RULES = (
         "accepted makes checkpoints look better than partial rollback.",
         "On a replay count the list less two, and recompute rates from the rounds.",
         _acceptance_counting,
+        TOKENS,
     ),
 )

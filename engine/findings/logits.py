@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from engine.findings.rule import ERROR, INFO, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, INFO, LOGITS, TOKENS, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
@@ -176,6 +176,7 @@ RULES = (
         "Sample from the logits at the index of the first mismatch, and read them before the "
         "batch is decoded again.",
         _stale_logits,
+        LOGITS,
     ),
     Rule(
         "wrong-token",
@@ -187,6 +188,7 @@ RULES = (
         "Compare each drafted token with what is sampled from the row before it, row i for the "
         "draft's token i, and stop at the first that differs.",
         _wrong_token,
+        TOKENS,
     ),
     Rule(
         "non-finite-logits",
@@ -197,6 +199,7 @@ RULES = (
         "Load the file anew, compare with --compute f32, and look for the first layer with "
         "`draftscope logits`.",
         _non_finite,
+        LOGITS,
     ),
     Rule(
         "noise-near-ties",

@@ -29,10 +29,30 @@ class RuleHit:
     evidence: str
 
 
+CACHE, MEMORY, SAMPLER, LOGITS, TOKENS, DRAFTS = (
+    "cache",
+    "memory",
+    "sampler",
+    "logits",
+    "tokens",
+    "drafts",
+)
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    CACHE: (CACHE, MEMORY, LOGITS, TOKENS, DRAFTS),
+    MEMORY: (MEMORY, LOGITS, TOKENS, DRAFTS),
+    SAMPLER: (SAMPLER, TOKENS, DRAFTS),
+    LOGITS: (LOGITS, TOKENS, DRAFTS),
+    TOKENS: (TOKENS, DRAFTS),
+    DRAFTS: (DRAFTS,),
+}
+"""What a fault in a part of the engine goes on to spoil, itself included."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A known failure. means: what it is and where it comes from. check: at most one hit per
-    sequence of a run; it reads the run's rows and nothing else."""
+    sequence of a run; it reads the run's rows and nothing else. part: where the fault is, a key of
+    FOLLOWS; "" for what neither causes other findings nor follows from them."""
 
     id: str
     severity: str
@@ -40,6 +60,7 @@ class Rule:
     means: str
     suggestion: str
     check: Callable[[ExaminedRun], Iterator[RuleHit]]
+    part: str = ""
 
 
 _LEAST_STATE = 1e-4

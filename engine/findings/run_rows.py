@@ -113,6 +113,20 @@ class ExaminedRun:
         return max((float(np.nanmax(found, initial=0.0)) for found in errors), default=0.0)
 
     @property
+    def state_origins(self) -> list[dict[str, Any]]:
+        """What explains the first wrong states of each sequence (engine.compare.state_origin)."""
+        rows = self.facts.get("state_origins")
+        named = {"round": int, "seq_id": int, "pos": int, "layer": int, "name": str}
+        named |= {"is_window": bool, "kind": str, "number": int, "holds": list}
+        return [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, dict)
+            and isinstance(row.get("rows"), list | None)
+            and all(isinstance(row.get(name), kind) for name, kind in named.items())
+        ]
+
+    @property
     def non_finite(self) -> list[dict[str, Any]]:
         """Rows of logits that were not finite, as engine.decode.verify notes them."""
         rows = self.facts.get("non_finite")

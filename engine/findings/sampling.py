@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.rule import ERROR, SAMPLER, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
 
@@ -57,6 +57,7 @@ RULES = (
         "Save the sampler's state before a draft is judged, or roll it back by as many tokens as "
         "the target; a grammar's matcher too.",
         _not_restored,
+        SAMPLER,
     ),
     Rule(
         "grammar-failed",
