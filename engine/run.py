@@ -67,6 +67,7 @@ class Run:
                 self.done = not self._scheduler.step()
             except BaseException as error:
                 self._cached = self._memories = None  # nobody knows how far the round came
+                self._scheduler.note_failure(error)
                 self.stop()
                 if isinstance(error, NonFiniteError):
                     self.files.check()  # weights that are no model's explain it

@@ -21,6 +21,7 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
@@ -50,8 +51,19 @@ class ComparisonSetup:
     grammar: Grammar | None = None
 
 
-_STOPS = (ContextFullError, RollbackRefusedError, PeerLibraryError, StateBlobError)
-"""What ends one lane and leaves the others alone."""
+_STOPS = (
+    ContextFullError,
+    RollbackRefusedError,
+    PeerLibraryError,
+    StateBlobError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What ends one lane and leaves the others alone; the last are faults of this program."""
 
 
 class Leader(Protocol):
@@ -180,7 +192,11 @@ class Follower(Lane):
         try:
             self._follow(self._leader.round)
         except _STOPS as error:
+            self._fail(error)
             self.facts["lane_error"] = str(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The lane stops with an error."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         raise NotImplementedError
@@ -226,6 +242,11 @@ class EngineFollower(EngineLane, Follower):
         """Decode the leader's round in this lane's way; one that cannot stops with an error."""
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
+
+    def _fail(self, error: Exception) -> None:
+        round_ = self._leader.round
+        held = [HeldSequence(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
+        note_failure(self.facts, error, self.memory, round_.number, held)
 
     def _compare(
         self,

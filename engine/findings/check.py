@@ -11,6 +11,7 @@ from engine.findings import (
     crosstalk,
     drafting,
     drift,
+    failures,
     logits,
     model_files,
     observed,
@@ -30,6 +31,7 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
         model_files,
+        failures,
         positions,
         cells,
         prompt_cache,
