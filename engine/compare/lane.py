@@ -257,7 +257,8 @@ class EngineFollower(EngineLane, Follower):
     ) -> MemoryDifference | None:
         """As of any follower; the first wrong state of a sequence is explained in the facts."""
         held = super()._compare(round_, part, logits, memory)
-        before = self._text.get(part.seq, []) if part.pos0 else []
+        earlier = self._text.get(part.seq, [])
+        before = earlier if part.pos0 else []
         self._text[part.seq] = [*before, *part.decoded]
         known = self.facts.get("state_origins", [])
         layer = held.first_wrong(LEAST) if held else None
@@ -268,7 +269,9 @@ class EngineFollower(EngineLane, Follower):
             seqs = [one.seq for one in round_.parts]
             texts = {one.seq: self._sequence_text(one) for one in round_.parts}
             text = texts.pop(part.seq)
-            found = self._origin.of(text, memory, part.seq, seqs, layer, texts)
+            if part.pos0:
+                earlier = []
+            found = self._origin.of(text, memory, part.seq, seqs, layer, texts, earlier)
             self.facts["state_origins"] = [*known, *(where | one for one in found)]
         return held
 
