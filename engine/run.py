@@ -78,6 +78,7 @@ class Run:
                 more = self._scheduler.step()
             except BaseException as error:
                 self._cached = self._memories = None  # nobody knows how far the round came
+                self._scheduler.note_failure(error)
                 self.stop()
                 if isinstance(error, NonFiniteError):
                     self.files.check()  # weights that are no model's explain it

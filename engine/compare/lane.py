@@ -21,6 +21,7 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
@@ -50,8 +51,19 @@ class ComparisonSetup:
     grammar: Grammar | None = None
 
 
-_STOPS = (ContextFullError, RollbackRefusedError, PeerLibraryError, StateBlobError)
-"""What ends one lane and leaves the others alone."""
+_STOPS = (
+    ContextFullError,
+    RollbackRefusedError,
+    PeerLibraryError,
+    StateBlobError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What ends one lane and leaves the others alone; the last are faults of this program."""
 
 
 class Leader(Protocol):
@@ -180,7 +192,11 @@ class Follower(Lane):
         try:
             self._follow(self._leader.round)
         except _STOPS as error:
+            self._fail(error)
             self.facts["lane_error"] = str(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The lane stops with an error."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         raise NotImplementedError
@@ -227,6 +243,11 @@ class EngineFollower(EngineLane, Follower):
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
 
+    def _fail(self, error: Exception) -> None:
+        round_ = self._leader.round
+        held = [HeldSequence(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
+        note_failure(self.facts, error, self.memory, round_.number, held)
+
     def _compare(
         self,
         round_: ReferenceRound,
@@ -236,7 +257,8 @@ class EngineFollower(EngineLane, Follower):
     ) -> MemoryDifference | None:
         """As of any follower; the first wrong state of a sequence is explained in the facts."""
         held = super()._compare(round_, part, logits, memory)
-        before = self._text.get(part.seq, []) if part.pos0 else []
+        earlier = self._text.get(part.seq, [])
+        before = earlier if part.pos0 else []
         self._text[part.seq] = [*before, *part.decoded]
         known = self.facts.get("state_origins", [])
         layer = held.first_wrong(LEAST) if held else None
@@ -247,7 +269,9 @@ class EngineFollower(EngineLane, Follower):
             seqs = [one.seq for one in round_.parts]
             texts = {one.seq: self._sequence_text(one) for one in round_.parts}
             text = texts.pop(part.seq)
-            found = self._origin.of(text, memory, part.seq, seqs, layer, texts)
+            if part.pos0:
+                earlier = []
+            found = self._origin.of(text, memory, part.seq, seqs, layer, texts, earlier)
             self.facts["state_origins"] = [*known, *(where | one for one in found)]
         return held
 

@@ -25,6 +25,8 @@ LEAST = 1e-2
 _NEAR, _MUCH_NEARER = 0.1, 0.2
 """Of a match: its relative error, and that against the error of the state that is expected."""
 _N_UBATCH = 512
+_LONGEST = 48
+"""Tokens of a batch that are decoded one by one; of a longer one its last few."""
 
 
 class SequenceText(NamedTuple):
@@ -67,11 +69,13 @@ class StateOrigin:
         beside: Sequence[int],
         layer: int,
         others: Mapping[int, SequenceText],
+        earlier: Sequence[int] = (),
     ) -> list[dict[str, Any]]:
         """What explains the states of a layer that are wrong, a record for each.
 
         memory: holds sequence `seq` after the round; beside: the sequences of the next pass, with
-        it among them. others: further sequences, by their number in the trace.
+        it among them. others: further sequences, by their number in the trace. earlier: tokens of
+        the one that had the slot before.
 
         A record for the facts of a run has pos (the last one in memory), layer, name, is_window,
         error, kind and number of what explains the state ("" = nothing does), holds (per snapshot
@@ -82,7 +86,7 @@ class StateOrigin:
         assert recurrent is not None
         tokens = [*text.before, *text.kept]
         keys = [key for key in recurrent.layout.states if key.layer == layer]
-        n = max(TRIED, len(text.kept) + 1)
+        n = max(TRIED, min(len(text.kept) + 1, _LONGEST))
         ours = self._decode(tokens[:-n], tokens[-n:], keys)
         rejected = self._decode(tokens, text.decoded[len(text.kept) :], keys)
         ahead = self._decode(tokens, [text.next], keys)
@@ -94,6 +98,8 @@ class StateOrigin:
             )
             for other, its in others.items()
         }
+        if earlier:
+            theirs[-1] = self._decode(earlier[:-n], earlier[-n:], keys)
         found = memory.inputs(beside)[beside.index(seq)]
         first = len(tokens) - len(ours.states)
         records = []
@@ -114,10 +120,14 @@ class StateOrigin:
                 found[key],
                 error,
                 [
-                    *_candidates(key, recurrence, ours, rejected, len(text.kept)),
+                    *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
                     *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
                     *of_layers,
-                    *_of_others(key, theirs),
+                    *(
+                        _Candidate("sequence", other, one[key])
+                        for other, decoded in theirs.items()
+                        for one in reversed(decoded.states)
+                    ),
                 ],
             )
             record = {"pos": len(tokens) - 1, "layer": layer, "name": key.name}
@@ -163,7 +173,12 @@ class StateOrigin:
 
 
 def _candidates(
-    key: StateKey, recurrence: Recurrence[Any], ours: _Decoded, rejected: _Decoded, n_kept: int
+    key: StateKey,
+    recurrence: Recurrence[Any],
+    ours: _Decoded,
+    rejected: _Decoded,
+    theirs: Mapping[int, _Decoded],
+    n_kept: int,
 ) -> Iterator[_Candidate]:
     """The explanations by the sequence's own tokens, the plainest first. n_kept: tokens of the
     round, the last of `ours`."""
@@ -191,30 +206,28 @@ def _candidates(
         at = last - back
         yield _Candidate("twice", back, after_all(states[at], inputs[at:]))
     first = last + 1 - n_kept
-    if first < 1:
+    if first < 0:
         return
     # the round's tokens from another start than the state before them
-    mine, start = inputs[first:], states[first - 1]
-    yield _Candidate("from nothing", 0, after_all(zero, mine))
+    mine, start = inputs[first:], states[first - 1] if first else zero
+    if first:
+        yield _Candidate("from nothing", 0, after_all(zero, mine))
     for back in range(1, first):
         yield _Candidate("from earlier", back, after_all(states[first - 1 - back], mine))
     for ahead, other in enumerate(rejected.states, 1):
         yield _Candidate("from rejected", ahead, after_all(other[key], mine))
+    for seq, decoded in theirs.items():
+        for one in reversed(decoded.states[-TRIED:]):
+            yield _Candidate("from sequence", seq, after_all(one[key], mine))
     for name, changed in _other_gates(mine):
         yield _Candidate(name, 0, after_all(start, changed))
     # what one token left in a log, taken out of it
-    logs = [recurrence.log(one, state[None])[1] for one, state in zip(mine, states[first - 1 :])]
+    starts = [start, *states[first:]]
+    logs = [recurrence.log(one, state[None])[1] for one, state in zip(mine, starts, strict=False)]
     for at in range(n_kept - 1):
         rest = [torch.cat(rows, 1) for rows in zip(*(logs[:at] + logs[at + 1 :]), strict=True)]
         without = recurrence.fold(start[None], rest, n_kept - 1)[0]
         yield _Candidate("missing", n_kept - 1 - at, without)
-
-
-def _of_others(key: StateKey, theirs: Mapping[int, _Decoded]) -> Iterator[_Candidate]:
-    """States of other sequences, the newest first."""
-    for other, decoded in theirs.items():
-        for one in reversed(decoded.states):
-            yield _Candidate("sequence", other, one[key])
 
 
 def _other_gates(

@@ -15,6 +15,7 @@ import torch
 
 from engine.batch import Span
 from engine.decode.acceptance_rules import SyntheticAcceptance
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.held_sequences import HeldSequences
@@ -159,6 +160,14 @@ class Scheduler:
         """End what is running and drop what is waiting."""
         self._slots.stop()
         self._release()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note what memory and drafters hold, where an error ends the run."""
+        held = [
+            HeldSequence(one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
+            for one in self._slots.running
+        ]
+        note_failure(self._recorder.facts, error, self._memory, self._round, held)
 
     def _release(self) -> None:
         for index in self._slots.release():

@@ -12,6 +12,7 @@ from engine.findings import (
     crosstalk,
     drafting,
     drift,
+    failures,
     logits,
     model_files,
     observed,
@@ -31,6 +32,7 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
         model_files,
+        failures,
         positions,
         cells,
         prompt_cache,
@@ -66,7 +68,8 @@ class Finding:
 
 
 def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
-    """What the rules say of these runs (None: all) as far as they are recorded: errors first.
+    """What the rules say of these runs (None: all) as far as they are recorded: errors first, each
+    followed by what follows from it.
 
     At most one finding per rule, run and sequence: its round is the first offending one, its
     evidence counts them all. Reads whole columns and writes nothing, so any thread may call it
@@ -89,7 +92,8 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
                 )
                 for hit in rule.check(run)
             ]
-    return sorted(found, key=_order)
+    groups = with_consequences(sorted(found, key=_order))
+    return [one for cause, following in groups for one in (cause, *following)]
 
 
 def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:

@@ -46,7 +46,13 @@ class _WrongState:
                 if self.run.option("rollback") == "replay":
                     return "wrong-fold"
                 return "wrong-snapshot-read" if holds[0] == pos else "wrong-snapshot-index"
+            if record["is_window"] and len(self.records) == 1:
+                return _WINDOW_BY_CONTENT.get(kind, _BY_CONTENT[kind])
             return _BY_CONTENT[kind]
+        if kind.startswith("from ") and self._is_prompt:
+            return "state-not-cleared"
+        if kind == "from sequence":
+            return "state-of-another-sequence"
         if kind.startswith("from "):
             restored = self.path in _RESTORES
             return "wrong-checkpoint-restored" if restored else "batch-from-wrong-state"
@@ -81,7 +87,8 @@ class _WrongState:
             "earlier": f"is that of position {pos - n}, {_tokens(n)} too old",
             "rejected": f"contains {n} rejected token{'s' * (n > 1)}",
             "ahead": "contains the token chosen next, which comes with the next batch",
-            "sequence": f"is that of sequence {n}",
+            "sequence": f"is that of {_sequence(n)}",
+            "from sequence": f"was computed from a state of {_sequence(n)}",
             "layer": f"is that of layer {n}",
             "missing": f"lacks the token at position {pos - n}",
             "twice": f"contains the token at position {pos - n} twice",
@@ -122,6 +129,9 @@ _BY_CONTENT = {
     "missing": "token-missing-in-state",
     "twice": "token-twice-in-state",
 }
+
+
+_WINDOW_BY_CONTENT = {"earlier": "window-too-old", "rejected": "rejected-tokens-in-window"}
 
 
 def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
@@ -196,6 +206,10 @@ def _is_mixed(record: dict[str, Any]) -> bool:
 
 def _known(positions: list[int | None]) -> list[int]:
     return [one for one in positions if one is not None]
+
+
+def _sequence(n: int) -> str:
+    return f"sequence {n}" if n >= 0 else "the sequence that had the slot before"
 
 
 def _tokens(n: int) -> str:
@@ -323,6 +337,29 @@ _RULES = (
         "state than the one that they follow.",
         "Look at what the pass reads as its start: the row, its clearing for a new sequence, and "
         "the rollback pending there.",
+    ),
+    (
+        "state-not-cleared",
+        "Slot not cleared",
+        "A prompt did not start from zero, but from what its slot or another one held.",
+        "Zero the rows that a new sequence reads, and forget what the one before had: position, "
+        "pending rollback and log.",
+    ),
+    (
+        "window-too-old",
+        "Window of earlier tokens",
+        "The next pass starts from the window of an earlier position, while the other state of "
+        "the layer is right, and no snapshot holds the right one: windows are written, copied or "
+        "folded otherwise than states.",
+        "Look at which rows of input a window keeps for each snapshot: the last ones up to its "
+        "token.",
+    ),
+    (
+        "rejected-tokens-in-window",
+        "Rejected tokens in the window",
+        "The next pass starts from a window with rows of rejected tokens, while the other state "
+        "of the layer is right, and no snapshot holds the right one.",
+        "Write a window for every snapshot, not only the newest.",
     ),
     (
         "gates-of-another-token",
