@@ -91,11 +91,6 @@ class Run:
             self._close()
         return not self.done
 
-    @property
-    def is_audited(self) -> bool:
-        """Whether all tokens are there, and the run is being checked against plain decoding."""
-        return self._auditing is not None and not self.done
-
     def advance(self, seconds: float = LOOK_S) -> bool:
         """Steps for so long, one at least and LOOK_STEPS at most. Their rows are in the trace at
         the end, all together, which costs less than row by row."""

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from engine.audit.run_audit import RunAudit
+from engine.audit.run_audit import RunAudit, is_short
 from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
@@ -212,15 +212,15 @@ class Session:
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
         *,
-        audit: bool = False,
+        audit: bool | None = False,
         observer: RoundObserver | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
 
-        audit: check the run against plain decoding at its end (engine.audit); observer: who looks
-        at its rounds, without one.
+        audit: check the run against plain decoding at its end (engine.audit), None = if it is
+        short; observer: who looks at its rounds in place of an audit.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -243,6 +243,8 @@ class Session:
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
+        if audit is None:
+            audit = is_short(prompts, options)
         auditor = RunAudit(self, prompts, options, can_repeat=cache is None) if audit else None
         scheduler = Scheduler(
             self.model,

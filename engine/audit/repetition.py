@@ -6,6 +6,7 @@ It says in which round a state or logits are wrong for the first time, and what 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _ROUNDS = 32
 """Rounds after the first suspect one that are looked at."""
+_ROOM = 128
+"""Cells beyond the text, for drafted tokens."""
 _TIE = 0.5
 """Relative error of a state that no tipped tie comes to."""
 
@@ -51,7 +54,6 @@ class Repetition:
         self._states: dict[int, dict[str, Any]] = {}
         self._cells: dict[int, dict[str, Any]] = {}
         self._texts: dict[int, list[int]] = {i: list(p.tokens) for i, p in enumerate(prompts)}
-        self._batches: dict[int, tuple[int, list[int]]] = {}
         self._has_parted = False
         self.not_judged: list[str] = []
 
@@ -80,11 +82,20 @@ class Repetition:
                 self._take_sampled(seq_id)
 
     def _take_sampled(self, seq_id: int) -> None:
-        """Without a repetition, the copied states say which are wrong."""
-        for number, (error, key) in sorted(self._audit.sample_errors(seq_id).items()):
-            if error > self._audit.state_limit:
-                self._states[seq_id] = {"round": number, **_named(key, error), "origins": []}
-                return
+        """Without a repetition, the states copied in the first run say which are wrong."""
+        sample = self._audit.wrong_sample(seq_id)
+        if sample is None:
+            return
+        plain = PlainPass(self._session, self._options, self._audit.texts[seq_id])
+        while plain.n_tokens < sample.n_tokens:
+            n = min(self._options.n_ubatch, sample.n_tokens - plain.n_tokens)
+            plain.decode(n, sample.n_tokens)
+        assert plain.memory.recurrent is not None
+        clean = {key: x.clone() for key, x in plain.memory.inputs((0,))[0].items()}
+        plain.memory.recurrent.put(0, sample.n_tokens - 1, sample.states)
+        self._note_state(
+            sample.round, seq_id, sample.n_tokens, clean, sample.states, plain.memory, 0, (0,), {}
+        )
 
     # -- an observer of the second run -----------------------------------------------------
 
@@ -95,18 +106,15 @@ class Repetition:
         self,
         _: int,
         sequence: DecodingSequence,
-        draft: Draft | None,
-        __: torch.Tensor,
+        __: Draft | None,
+        ___: torch.Tensor,
         tokens: Sequence[int],
-        facts: RoundFacts,
+        ____: RoundFacts,
     ) -> None:
         """See engine.decode.scheduler.RoundObserver."""
         text = self._texts[sequence.seq_id]
         text += tokens
         self._has_parted |= text != self._audit.texts[sequence.seq_id][: len(text)]
-        before = sequence.last if facts.n_accepted is not None else -1
-        batch = [before, *(draft.tokens if draft else ())]
-        self._batches[sequence.seq_id] = facts.pos0, batch
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
@@ -124,19 +132,56 @@ class Repetition:
                 self._advance(one.seq_id, one.n_tokens)
             self._compare_cells(number, one, memory, plain)
             if states and one.seq_id not in self._states:
+                texts = {
+                    each.seq_id: self._sequence_text(number, each.seq_id, each.n_tokens)
+                    for each in running
+                    if each is not one and not each.in_prompt
+                }
                 clean = plain.memory.inputs((0,))[0]
-                errors = state_errors(clean, states)
-                wrong = [key for key, e in errors.items() if not e <= self._audit.state_limit]
-                if wrong:
-                    key = min(wrong)
-                    origins = self._origins(number, one, running, memory, key.layer)
-                    self._states[one.seq_id] = {
-                        "round": number,
-                        **_named(key, errors[key]),
-                        "n_layers": len({key.layer for key in wrong}),
-                        "n_recurrent": len({key.layer for key in errors}),
-                        "origins": origins,
-                    }
+                self._note_state(
+                    number, one.seq_id, one.n_tokens, clean, states, memory, one.index, seqs, texts
+                )
+
+    def _note_state(
+        self,
+        number: int,
+        seq_id: int,
+        n_tokens: int,
+        clean: Mapping[StateKey, torch.Tensor],
+        states: Mapping[StateKey, torch.Tensor],
+        memory: HybridMemory,
+        seq: int,
+        beside: Sequence[int],
+        others: Mapping[int, SequenceText],
+    ) -> None:
+        """Note the states of a sequence if any is wrong, with what explains it. memory: has them as
+        sequence `seq`, to be read beside others."""
+        errors = state_errors(clean, states)
+        wrong = [key for key, error in errors.items() if not error <= self._audit.state_limit]
+        if not wrong:
+            return
+        key, plain = min(wrong), plain_options(self._options)
+        make = partial(self._session.make_memory, plain, 1, n_tokens + _ROOM, 0)
+        text = self._sequence_text(number, seq_id, n_tokens)
+        where = {"round": number, "seq_id": seq_id}
+        where["is_prompt"] = (number, seq_id) not in self._audit.batches
+        records = StateOrigin(self._session.model, make).of(
+            text, memory, seq, beside, key.layer, others
+        )
+        self._states[seq_id] = {
+            "round": number,
+            "layer": key.layer,
+            "name": key.name,
+            "error": min(errors[key], 1e30),
+            "n_layers": len({key.layer for key in wrong}),
+            "n_recurrent": len({key.layer for key in errors}),
+            "origins": [where | record for record in records],
+        }
+
+    def _sequence_text(self, number: int, seq_id: int, n_tokens: int) -> SequenceText:
+        text = self._audit.texts[seq_id]
+        pos0, batch = self._audit.batches.get((number, seq_id), (0, text[:n_tokens]))
+        return SequenceText(text[:pos0], text[pos0:n_tokens], batch, text[n_tokens])
 
     def _compare_cells(
         self, number: int, one: DecodingSequence, memory: HybridMemory, plain: PlainPass
@@ -158,35 +203,6 @@ class Repetition:
                     where = {"pos": pos, "cache_layer": i, "kind": kind, "n": int(apart.sum())}
                     self._cells[one.seq_id] = {"round": number, "n_cells": 0, **where}
                     return
-
-    def _origins(
-        self,
-        number: int,
-        one: DecodingSequence,
-        running: Sequence[DecodingSequence],
-        memory: HybridMemory,
-        layer: int,
-    ) -> list[dict[str, Any]]:
-        """What explains the wrong states of a layer (engine.compare.state_origin)."""
-        texts = {each.seq_id: self._sequence_text(each) for each in running if not each.in_prompt}
-        mine = texts.pop(one.seq_id)
-        plain, n_ctx = plain_options(self._options), len(self._audit.texts[one.seq_id]) + 64
-
-        def make() -> HybridMemory:
-            return self._session.make_memory(plain, 1, n_ctx, 0)
-
-        found = StateOrigin(self._session.model, make).of(
-            mine, memory, one.index, [each.index for each in running], layer, texts
-        )
-        is_prompt = not self._batches[one.seq_id][1][0] >= 0
-        where = {"round": number, "seq_id": one.seq_id, "is_prompt": is_prompt}
-        return [where | record for record in found]
-
-    def _sequence_text(self, one: DecodingSequence) -> SequenceText:
-        text = self._audit.texts[one.seq_id]
-        pos0, batch = self._batches[one.seq_id]
-        kept = text[pos0 : one.n_tokens]
-        return SequenceText(text[:pos0], kept, batch if batch[0] >= 0 else kept, one.last)
 
     # -- what comes of it ------------------------------------------------------------------
 
@@ -225,7 +241,3 @@ class Repetition:
         order = ("cells", "state", "logits", "token")
         what = min(found, key=lambda name: (found[name]["round"], order.index(name)))
         return {"round": found[what]["round"], "what": what, **found}
-
-
-def _named(key: StateKey, error: float) -> dict[str, Any]:
-    return {"layer": key.layer, "name": key.name, "error": min(error, 1e30)}

@@ -20,7 +20,7 @@ import torch
 
 from engine.audit.plain_pass import PassedPart, PlainPass
 from engine.audit.sampler_check import SamplerCheck
-from engine.audit.state_samples import StateSamples
+from engine.audit.state_samples import StateSample, StateSamples
 from engine.decode.round_facts import RoundFacts
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
@@ -29,6 +29,7 @@ from engine.model.parts.feed_forward import MixturePart
 from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.sampler import Sampler
+from engine.trace.audit_text import FACT, GOING_ON
 from engine.trace.noise_ceiling import SHARE, logits_ceiling, state_ceiling
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
@@ -38,10 +39,8 @@ from engine.transfer import read
 if TYPE_CHECKING:
     from engine.session import Session
 
-FACT = "audit"
-"""Where a run's facts have the result."""
 SHORT_RUN = 2048
-"""Tokens of all texts of a run together, prompts included, up to which it is audited by default."""
+"""Tokens of all texts of a run together, prompts included, up to which it is short."""
 _LOGITS_BYTES = 32 << 20
 _ROUNDED = 1e-3
 """A ceiling of logits above which tokens cannot be drawn again from other passes' logits."""
@@ -72,6 +71,14 @@ class TextCheck:
     token: tuple[int, int] | None = None
 
 
+def is_short(prompts: Sequence[Prompt], options: RunOptions) -> bool:
+    """Whether a run is audited unless something else is asked for: SHORT_RUN tokens at most, and no
+    more of them to be read than to be written, since reading is all that an audit does."""
+    n_read = sum(len(prompt.tokens) for prompt in prompts)
+    n_written = options.n_predict * len(prompts)
+    return n_read <= n_written <= SHORT_RUN - n_read
+
+
 class RunAudit:
     """Observes one run, round by round, and judges it at its end by `steps`; `result` is the fact.
 
@@ -94,6 +101,8 @@ class RunAudit:
         """Prompt and accepted tokens by sequence; beyond a stop they are not emitted."""
         self._samples: StateSamples | None = None
         self._check: SamplerCheck | None = None
+        self.batches: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        """By round and sequence the batch that was judged: position and tokens of it."""
         self._undone = False
         self._checks: dict[int, TextCheck] = {}
         self._not_judged: list[str] = []
@@ -126,6 +135,9 @@ class RunAudit:
         facts: RoundFacts,
     ) -> None:
         """See engine.decode.scheduler.RoundObserver."""
+        if facts.n_accepted is not None:
+            drafted = draft.tokens if draft else ()
+            self.batches[number, sequence.seq_id] = facts.pos0, [sequence.last, *drafted]
         self.texts[sequence.seq_id] += tokens
         self._undone |= facts.memory_rollback > 0
         assert self._check is not None
@@ -149,10 +161,18 @@ class RunAudit:
 
     def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
         """The audit in small parts; at the end, also an early one, the result is in the facts."""
+        trace.runs[run_id][FACT] = {"verdict": GOING_ON}
+        steps = self._steps(trace, run_id)
+        next(steps)  # from here on, closing it leaves a result
+        return steps
+
+    def _steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
         started, facts = perf_counter(), trace.runs[run_id]
         result: dict[str, Any] = {"verdict": "not judged"}
-        assert self._samples is not None and self._check is not None
+        assert self._samples is not None
+        assert self._check is not None
         try:
+            yield
             rows = emitted_rows(trace, run_id)
             for seq_id in self.texts:
                 check = self._checks[seq_id] = TextCheck()
@@ -161,6 +181,9 @@ class RunAudit:
             found: list[dict[str, Any]] = []
             if suspects:
                 yield from self._decide(suspects, rows, found)
+            origins = [one["state"].pop("origins") for one in found if "state" in one]
+            if origins:
+                facts["state_origins"] = [record for records in origins for record in records]
             result["wrong"] = sorted(found, key=lambda one: one["round"])
             differs = found or self._check.notes
             result["verdict"] = "differs" if differs else "agrees"
@@ -186,9 +209,7 @@ class RunAudit:
                 "seconds": perf_counter() - started,
             }
 
-    def _pass(
-        self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]
-    ) -> Iterator[None]:
+    def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
         """Decode a text in wide passes and compare."""
         assert self._samples is not None
         text, samples = self.texts[seq_id], self._samples.of(seq_id)
@@ -256,9 +277,12 @@ class RunAudit:
         found += [n for n, (e, _) in check.states.items() if not e <= self.state_limit]
         return sorted([*found, *([at[check.token[0]]] if check.token else [])])
 
-    def sample_errors(self, seq_id: int) -> dict[int, tuple[float, StateKey]]:
-        """By round, what the wide passes found of the copied states."""
-        return self._checks[seq_id].states
+    def wrong_sample(self, seq_id: int) -> StateSample | None:
+        """The first copied states of a sequence that are suspect."""
+        assert self._samples is not None
+        errors = self._checks[seq_id].states
+        samples = self._samples.of(seq_id)
+        return next((s for s in samples if not errors[s.round][0] <= self.state_limit), None)
 
     def is_wrong(self, errors: Mapping[int, float]) -> int | None:
         """The first position of which what was recorded cannot be rounding. errors: by position.

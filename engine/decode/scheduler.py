@@ -134,7 +134,8 @@ class Scheduler:
             self._recorder.round(self._round, rounds, self._memory, clock)
             if self._observer:
                 held = [s for s in running if not s.in_prompt]
-                self._observer.closed(self._round, self._memory, held)
+                with clock_paused():
+                    self._observer.closed(self._round, self._memory, held)
             self._round += 1
         self._release()
         return self._slots.is_busy
@@ -379,13 +380,14 @@ class Scheduler:
             n = len(facts.tokens)
             rows = verified.outcome.rows[:n]
             self._watch(self._round, sequence.seq_id, attempt.pos0 + 1, facts.tokens, rows)
+        clock.stop("sample", [seq])
         if self._observer:
-            logits = verified.outcome.logits
             with clock_paused():
-                self._observer.judged(self._round, sequence, attempt.draft, logits, final, facts)
+                self._observer.judged(
+                    self._round, sequence, attempt.draft, verified.outcome.logits, final, facts
+                )
         sequence.n_tokens += len(final)
         sequence.last = final[-1]
-        clock.stop("sample", [seq])
         if attempt.draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
         self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.of_tokens)

@@ -98,19 +98,14 @@ def _says_token(note: dict[str, Any]) -> tuple[str, str]:
 
 
 def _says_p(note: dict[str, Any]) -> tuple[str, str]:
-    return (
-        f"The rule judged token {note.get('token_id')} at position {note.get('pos')} by another "
-        "probability than the text gives it: penalties, grammar or row were others.",
-        f"{note.get('p')} instead of {note.get('plain')}",
-    )
+    said = f"The rule judged token {note.get('token_id')} at position {note.get('pos')} by another "
+    said += "probability than the text gives it: penalties, grammar or row were others."
+    return said, f"{note.get('p')} instead of {note.get('plain')}"
 
 
 def _says_length(note: dict[str, Any]) -> tuple[str, str]:
-    return (
-        f"Synthetic acceptance kept {note.get('n')} drafted tokens where its random number keeps "
-        f"{note.get('n_expected')}.",
-        "one random number of the sequence per round",
-    )
+    said = f"Synthetic acceptance kept {note.get('n')} drafted tokens where its random number "
+    return f"{said}keeps {note.get('n_expected')}.", "one random number of the sequence per round"
 
 
 _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {

@@ -146,7 +146,9 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
             continue
         mine = [r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number)]
         mine.sort(key=lambda r: (not r["kind"] and not _is_mixed(r), r["is_window"]))
-        yield _WrongState(run, seq, number, *words, mine, *_rollback(run, seq, number))
+        yield _WrongState(
+            run, seq, number, what, where, measured, mine, *_rollback(run, seq, number)
+        )
 
 
 _Found = tuple[int, int, str, str, list[str]]
@@ -159,9 +161,9 @@ def _of_lane(run: ExaminedRun, errors: LaneErrors) -> Iterator[_Found]:
         row, number = chosen[0], int(rows["round"][chosen[0]])
         what, where = _first_layer(errors, seq, number)
         wrong = rows["round"][errors.logits_are_wrong & (rows["seq_id"] == seq)]
+        sizes = _errors_text(rows["state_error"][row], rows["conv_error"][row])
         measured = [
-            f"{_errors_text(rows['state_error'][row], rows['conv_error'][row])}, noise up to "
-            f"{errors.limit:.1e}",
+            f"{sizes}, noise up to {errors.limit:.1e}",
             rounds_text(rows["round"][chosen]),
             f"logits wrong from round {wrong[0]} on" if wrong.size else "logits right",
         ]
@@ -183,10 +185,7 @@ def _of_audit(run: ExaminedRun) -> Iterator[_Found]:
             yield one["seq_id"], state["round"], what, where, measured
 
 
-_STATES = {
-    "conv": "The convolution window is",
-    "tokens": "The token window is",
-}
+_STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
 
 
 def _named(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
