@@ -139,7 +139,7 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
     errors = LaneErrors.of(run)
     found = _of_audit(run) if errors is None else _of_lane(run, errors)
     named = None
-    for seq, number, *words in found:
+    for seq, number, what, where, measured in found:
         if named is None:
             named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
         if any(whose in (seq, None) and since <= number for whose, since in named):
