@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from engine.audit.run_audit import RunAudit, is_short
 from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
-from engine.decode.scheduler import Scheduler
+from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.device import CPU, resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
@@ -210,10 +211,16 @@ class Session:
         options: RunOptions,
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
+        *,
+        audit: bool | None = False,
+        observer: RoundObserver | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
+
+        audit: check the run against plain decoding at its end (engine.audit), None = if it is
+        short; observer: who looks at its rounds in place of an audit.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -236,6 +243,9 @@ class Session:
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
+        if audit is None:
+            audit = is_short(prompts, options)
+        auditor = RunAudit(self, prompts, options, can_repeat=cache is None) if audit else None
         scheduler = Scheduler(
             self.model,
             memory,
@@ -246,8 +256,11 @@ class Session:
             recorder,
             held=kept.held if kept else None,
             grammar=self.grammar(options),
+            observer=auditor or observer,
         )
-        return Run(run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories)
+        return Run(
+            run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, auditor
+        )
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory

@@ -21,6 +21,7 @@ from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
 from engine.report.headline import headline
+from engine.trace.audit_text import audit_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.report.run import run_report
 
     trace = TraceStore()
-    job = session.start(prompts, options, trace)
+    job = session.start(prompts, options, trace, audit=args.audit)
     streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
     print_lines(finding_lines(trace))
+    print_lines(audit_text(trace.runs[job.run_id]))
     totals = job.summary()
     print_line(headline(totals))
     print_json(totals)
@@ -157,5 +159,6 @@ def _report(
             "draft_models": [str(draft) for draft in drafts],
         },
         "totals": job.summary(),
+        "audit": facts.get("audit"),
         "findings": findings_json(job.trace),
     }

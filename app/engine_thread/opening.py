@@ -188,7 +188,7 @@ class LocalSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
-        run = self._session.start(self._prompts(request), request.options, trace)
+        run = self._session.start(self._prompts(request), request.options, trace, audit=None)
         self._learn_content(run)
         return run
 
@@ -211,7 +211,7 @@ class LocalSession:
         if held is None:
             held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
         message = {"role": "user", "content": request.text}
-        turn = held.start([*request.before, message], request.parent, request.options)
+        turn = held.start([*request.before, message], request.parent, request.options, audit=None)
         self._held[id(trace), held.number, how] = held
         self._learn_content(turn)
         return turn

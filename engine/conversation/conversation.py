@@ -56,12 +56,15 @@ class Conversation:
         parent: int | None,
         options: RunOptions,
         answer: Message | None = None,
+        *,
+        audit: bool | None = False,
     ) -> TurnRun:
         """Begin a turn behind another one (None: as a first turn).
 
         To edit a turn, begin one with other messages behind its parent. answer: what was answered,
         if the model is not to write; its tokens are then processed with the next turn. One
-        sequence is decoded; options.parallel says how many texts are kept in memory. Raises
+        sequence is decoded; options.parallel says how many texts are kept in memory. audit: as for
+        Session.start. Raises
         OptionError for a turn that is not there or has no answer yet, and what
         Session.start and ChatTemplate.render raise.
         """
@@ -71,7 +74,7 @@ class Conversation:
         if answer is not None:
             options = replace(options, n_predict=_NOTHING_WRITTEN)
         number = max(tree.turns, default=-1) + 1
-        run = self._session.start([prompt], options, self._trace, self._cache)
+        run = self._session.start([prompt], options, self._trace, self._cache, audit=audit)
         self._trace.runs[run.run_id][FACT] = {
             "conversation": self.number,
             "number": number,

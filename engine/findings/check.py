@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.findings import (
+    audit,
     cells,
     cost,
     crosstalk,
@@ -41,6 +42,7 @@ RULES: dict[str, Rule] = {
         logits,
         crosstalk,
         sampling,
+        audit,
         drafting,
         repetition,
         cost,

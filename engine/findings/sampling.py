@@ -8,14 +8,19 @@ from typing import Any
 from engine.findings.rule import ERROR, SAMPLER, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
+_NEVER = 2**62
+
 
 def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     wrong, draws = rounds["sampler_wrong"], rounds["sampler_draws"]
     astray = observed(wrong) & (wrong > 0)
     off = astray | (observed(draws) & (draws != 0))
+    noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
     for seq, rows in rounds.by_sequence(off):
         first = rows[0]
+        if noted.get(seq, _NEVER) <= rounds["round"][first]:
+            continue  # the audit says what it is
         says = [f"{wrong[first]} tokens that it goes on behind are not those of the text"]
         if not astray[first]:
             says = []

@@ -18,15 +18,17 @@ _RESTORES = ("restore", "restore_depth")
 
 @dataclass(frozen=True, slots=True)
 class _WrongState:
-    """The first wrong states of a sequence. row: of `divergence`; records: what explains them
-    (engine.compare.state_origin), the one that explains most first. depth, path: of the rollback
-    of that round, 0 without one; since: the rollbacks up to there in words."""
+    """The first wrong states of a sequence, after round `number`. what, where: in words, which
+    state and which layers. records: what explains them (engine.compare.state_origin), the one that
+    explains most first. measured: further evidence. depth, path: of the rollback of that round, 0
+    without one; since: the rollbacks up to there in words."""
 
     run: ExaminedRun
-    errors: LaneErrors
     seq: int
-    row: int
-    rows: np.ndarray
+    number: int
+    what: str
+    where: str
+    measured: list[str]
     records: list[dict[str, Any]]
     depth: int
     path: str
@@ -61,29 +63,16 @@ class _WrongState:
         return _BY_CONTENT.get(kind, "gates-of-another-token" if kind else "state-wrong")
 
     def hit(self) -> RuleHit:
-        number = int(self.run.divergence["round"][self.row])
-        what, where = _first_layer(self.errors, self.seq, number)
-        when = "the prompt" if self._is_prompt else f"round {number}"
+        when = "the prompt" if self._is_prompt else f"round {self.number}"
         if self.depth:
-            when = f"the rollback of {_tokens(self.depth)} by {self.path} in round {number}"
+            when = f"the rollback of {_tokens(self.depth)} by {self.path} in round {self.number}"
         policy = self.run.option("rollback") or "unknown"
         says = f": {self._explained(self.records[0])}" if self.records else ""
-        rows = self.run.divergence
-        wrong = rows["round"][self.errors.logits_are_wrong & (rows["seq_id"] == self.seq)]
-        errors = _errors_text(rows["state_error"][self.row], rows["conv_error"][self.row])
         return RuleHit(
-            number,
+            self.number,
             self.seq,
-            f"{what} wrong after {when}{says}; {where}, policy {policy}.",
-            "; ".join(
-                [
-                    self.since,
-                    *map(self._snapshots, self.records[:1]),
-                    f"{errors}, noise up to {self.errors.limit:.1e}",
-                    rounds_text(rows["round"][self.rows]),
-                    f"logits wrong from round {wrong[0]} on" if wrong.size else "logits right",
-                ]
-            ),
+            f"{self.what} wrong after {when}{says}; {self.where}, policy {policy}.",
+            "; ".join([self.since, *map(self._snapshots, self.records[:1]), *self.measured]),
         )
 
     @property
@@ -148,22 +137,55 @@ _WINDOW_BY_CONTENT = {"earlier": "window-too-old", "rejected": "rejected-tokens-
 def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
     """The first of each sequence, unless a rule about indices, cells or positions names it."""
     errors = LaneErrors.of(run)
-    if errors is None:
-        return
-    wrong = errors.state_is_wrong | errors.conv_is_wrong
-    if not wrong.any():
-        return
-    named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
-    rows = run.divergence
-    for seq, chosen in rows.by_sequence(wrong):
-        number = int(rows["round"][chosen[0]])
+    found = _of_audit(run) if errors is None else _of_lane(run, errors)
+    named = None
+    for seq, number, *words in found:
+        if named is None:
+            named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
         if any(whose in (seq, None) and since <= number for whose, since in named):
             continue
         mine = [r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number)]
         mine.sort(key=lambda r: (not r["kind"] and not _is_mixed(r), r["is_window"]))
         yield _WrongState(
-            run, errors, seq, int(chosen[0]), chosen, mine, *_rollback(run, seq, number)
+            run, seq, number, what, where, measured, mine, *_rollback(run, seq, number)
         )
+
+
+_Found = tuple[int, int, str, str, list[str]]
+"""Sequence and round of its first wrong state, and the words for it, as _WrongState has them."""
+
+
+def _of_lane(run: ExaminedRun, errors: LaneErrors) -> Iterator[_Found]:
+    rows = run.divergence
+    for seq, chosen in rows.by_sequence(errors.state_is_wrong | errors.conv_is_wrong):
+        row, number = chosen[0], int(rows["round"][chosen[0]])
+        what, where = _first_layer(errors, seq, number)
+        wrong = rows["round"][errors.logits_are_wrong & (rows["seq_id"] == seq)]
+        sizes = _errors_text(rows["state_error"][row], rows["conv_error"][row])
+        measured = [
+            f"{sizes}, noise up to {errors.limit:.1e}",
+            rounds_text(rows["round"][chosen]),
+            f"logits wrong from round {wrong[0]} on" if wrong.size else "logits right",
+        ]
+        yield seq, number, what, where, measured
+
+
+def _of_audit(run: ExaminedRun) -> Iterator[_Found]:
+    for one in run.audited:
+        state, logits = one.get("state"), one.get("logits")
+        if state is not None and state["round"] <= one["round"]:
+            what = _STATES.get(state["name"], "The state is")
+            measured = [
+                f"relative error {state['error']:.1e}",
+                f"logits wrong from round {logits['round']} on" if logits else "logits right",
+            ]
+            where = f"first layer {state['layer']}"
+            if "n_layers" in state:
+                where += f", {state['n_layers']} of {state['n_recurrent']} recurrent layers"
+            yield one["seq_id"], state["round"], what, where, measured
+
+
+_STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
 
 
 def _named(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:

@@ -1,0 +1,1 @@
+"""What a run did, checked against plain decoding of its text."""
