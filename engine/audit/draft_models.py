@@ -64,10 +64,24 @@ class DraftModel(ABC):
 
     def __init__(self, memory: HybridMemory, n_ubatch: int) -> None:
         self._memory, self._n_ubatch = memory, n_ubatch
-        self.left = Entries((), ())
+        self.left, self._steady = Entries((), ()), False
+        self.orders: list[tuple[int, ...]] = []
+        """Other orders of the layers that it reads."""
 
-    def table(self, rows: TargetRows | None) -> torch.Tensor | None:
-        """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text."""
+    @property
+    def can_cut(self) -> bool:
+        """Whether entries can be removed: whether there are cells alone."""
+        return self._memory.recurrent is None
+
+    def cut(self, position: int) -> None:
+        """Remove the entries from a position on."""
+        self._memory.seq_rm(_CONTEXT, position)
+
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text.
+        layers: those that are read, None = the right ones."""
         return None
 
     def write(self, entries: Entries) -> None:
@@ -89,17 +103,19 @@ class DraftModel(ABC):
         n: int,
         *,
         in_place: bool = False,
+        steady: bool = False,
     ) -> list[Candidates]:
         """What each of n tokens was chosen from behind what is in memory.
 
         newest: the entry that a draft goes on from. first: position of the first drafted one.
         tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
-        writes in memory.
+        writes in memory. steady: pair all drafted tokens with one row.
         """
         seq = _CONTEXT if in_place else _DRAFT
         if not in_place:
             self._memory.clear(_DRAFT)
             self._memory.seq_cp(_CONTEXT, _DRAFT)
+        self._steady = steady
         return self._draft(newest, first, tokens, n, seq)
 
     @abstractmethod
@@ -142,7 +158,8 @@ class _Stepwise(DraftModel):
         (position,), (token,), row = newest.positions, newest.tokens, newest.rows
         for i in range(n):
             ubatch = _ubatch([position], [token], seq, n_outputs=1)
-            logits, row = self._step(ubatch, None if row is None else row.unsqueeze(0))
+            logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
+            row = row if self._steady and i else own_row
             found += _candidates(logits, self.ids)
             position, token = first + i, next(iter(found[-1])) if tokens is None else tokens[i]
             written.append(token)
@@ -186,7 +203,9 @@ class MtpModel(_Stepwise):
         super().__init__(memory, n)
         self._head = head
 
-    def table(self, rows: TargetRows | None) -> torch.Tensor | None:
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
         assert rows is not None
         return torch.cat((torch.zeros_like(rows.hidden[:1]), rows.hidden))
 
@@ -215,10 +234,13 @@ class Eagle3Model(_Stepwise):
     ) -> None:
         super().__init__(memory, n)
         self._model, self.ids = model, ids
+        self.orders = _orders(model.config.taps)
 
-    def table(self, rows: TargetRows | None) -> torch.Tensor | None:
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
         assert rows is not None
-        return self._model.fused(_taps(rows, self._model.config.taps))
+        return self._model.fused(_taps(rows, layers or self._model.config.taps))
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
@@ -240,10 +262,13 @@ class BlockModel(DraftModel):
         self._model = model
         self._n_max = min(n_max, model.config.longest)
         self._n_block = model.config.block_length(self._n_max)
+        self.orders = _orders(model.config.taps)
 
-    def table(self, rows: TargetRows | None) -> torch.Tensor | None:
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
         assert rows is not None
-        return _taps(rows, self._model.config.taps)
+        return _taps(rows, layers or self._model.config.taps)
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
@@ -320,6 +345,12 @@ def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
 
 def _taps(rows: TargetRows, layers: Sequence[int]) -> torch.Tensor:
     return torch.cat([rows.taps[layer] for layer in layers], -1)
+
+
+def _orders(layers: Sequence[int]) -> list[tuple[int, ...]]:
+    n = len(layers)
+    turned = [tuple(np.roll(layers, i).tolist()) for i in range(1, n)]
+    return [tuple(layers[::-1]), *turned, *((layer,) * n for layer in layers)]
 
 
 def _ubatch(

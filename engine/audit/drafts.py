@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from engine.options import RunOptions
     from engine.session import Session
 
-AHEAD, BEHIND, KEPT, SHIFTED, OTHER, DIFFERS = (
+AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
     "ahead",
     "behind",
     "rejected-kept",
     "shifted",
+    "wrong-layers",
     "other-text",
     "differs",
 )
@@ -40,8 +42,8 @@ AHEAD, BEHIND, KEPT, SHIFTED, OTHER, DIFFERS = (
 JUDGED, NOT_JUDGED = "judged", "not-judged"
 """Nothing is wrong, or it cannot be known."""
 
-_TOLERANCE = {"f32": 1e-3}
-_ROUNDED = 0.1
+_TOLERANCE = {"f32": 1e-3, "blocks": 1e-3}
+_ROUNDED = 0.02
 _LEAST_SAMPLES, _MOST_SAMPLES, _ROUNDS_PER_SAMPLE = 6, 48, 16
 _N_REPLAYED = 24
 _N_LOOKED = 8
@@ -75,50 +77,81 @@ class _Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A hypothesis about a drafter's memory.
+    """A hypothesis about what a drafter's memory has instead of the text's entries, those that a
+    draft needs in order, the newest one last.
 
-    token_shift, row_shift: entries have the token, the row of so many positions on. n_kept: drafted
-    entries that stay in memory after each round, None = all; counts: they are taken for the text's.
-    n_lost: newest entries that are missing; for_good: they never come. place, newest: the draft is
-    made so many positions on, goes on from a token so many positions on. other: memory has another
-    text, too: "instead" of the beginning, "before" it, in the same positions ("beside"), or only
-    its "rows".
+    n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
+    text's. token_shift, row_shift: entries have the token, the row of so many positions on;
+    round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
+    has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
+    place. loses: the last but one is missing. again: the one before the first is written again.
+    undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
+    and the drafted entries, or only these, are so many positions on. newest: its token is that of
+    so many positions on. steady: all drafted tokens are paired with one row. drift: positions that
+    entries are moved by in each round. other: another text is "instead" of the beginning, "before"
+    this one, "beside" it in the same positions, or there are its "rows".
     """
 
     what: str
     about: str
-    token_shift: int = 0
-    row_shift: int = 0
     n_kept: int | None = 0
     counts: bool = False
-    n_lost: int = 0
-    for_good: bool = False
+    token_shift: int = 0
+    row_shift: int = 0
+    round_shift: int = 0
+    batch: str = ""
+    skips: bool = False
+    closes: bool = False
+    loses: bool = False
+    again: bool = False
+    undecoded: bool = False
     place: int = 0
+    step: int = 0
     newest: int = 0
+    steady: bool = False
+    drift: int = 0
     other: str = ""
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it means nothing for a drafter that reads no rows."""
+        return bool(self.row_shift or self.batch or self.steady or self.other == "rows")
 
 
 _CLEAN = Deviation(JUDGED, "")
 DEVIATIONS = (
     Deviation(AHEAD, "one drafted token counts as the text's", n_kept=1, counts=True),
     Deviation(AHEAD, "two drafted tokens count as the text's", n_kept=2, counts=True),
-    Deviation(AHEAD, "drafts are made one position too far", place=1),
-    Deviation(BEHIND, "drafts are made one position too early", place=-1),
-    Deviation(BEHIND, "the newest token decoded is missing", n_lost=1),
-    Deviation(BEHIND, "one token decoded in each round is missing", n_lost=1, for_good=True),
+    Deviation(AHEAD, "the last token of a draft counts as decoded, and is not", undecoded=True),
+    Deviation(AHEAD, "the first token that it has to decode in each round is missing", skips=True),
+    Deviation(AHEAD, "the same, and the others are in its place", skips=True, closes=True),
+    Deviation(AHEAD, "positions in its memory run ahead by one in each round", drift=1),
+    Deviation(AHEAD, "drafts are made one position too far", place=1, step=1),
+    Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
+    Deviation(BEHIND, "drafts are made one position too early", place=-1, step=-1),
+    Deviation(BEHIND, "drafted tokens are decoded one position too early", step=-1),
+    Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
+    Deviation(BEHIND, "one token is decoded twice in each round", again=True),
     Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
     Deviation(KEPT, "all drafted tokens stay in memory", n_kept=None),
-    Deviation(KEPT, "the first drafted token beyond the text stays in memory", n_kept=1),
+    Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
     Deviation(SHIFTED, "rows of one position before", row_shift=-1),
     Deviation(SHIFTED, "rows of one position after", row_shift=1),
+    Deviation(SHIFTED, "rows of each batch, moved around by one", batch="rolled"),
+    Deviation(SHIFTED, "the last row of its batch for every token", batch="last"),
+    Deviation(SHIFTED, "the first row of its batch for every token", batch="first"),
+    Deviation(SHIFTED, "one and the same row for all drafted tokens", steady=True),
     Deviation(SHIFTED, "tokens of one position before", token_shift=-1),
     Deviation(SHIFTED, "tokens of one position after", token_shift=1),
+    Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
 )
+_LAYERS = Deviation(LAYERS, "rows of its layers in another order")
 _OTHERS = tuple(
     Deviation(OTHER, about, other=how)
     for how, about in (
         ("instead", "its text is in the place of the beginning"),
         ("before", "its text comes before this one"),
+        ("gap", "positions go on from those of its text"),
         ("beside", "its text is in the same positions"),
         ("rows", "tokens are paired with its rows"),
     )
@@ -127,30 +160,42 @@ _OTHERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One sequence and the drafts of one drafter for it. table: see DraftModel.table."""
+    """One sequence and the drafts of one drafter for it. starts: positions that batches of rounds
+    begin at. table: see DraftModel.table."""
 
     seq_id: int
     tokens: Sequence[int]
+    starts: Sequence[int]
     table: torch.Tensor | None
     drafts: list[_Draft]
 
     def entries(
-        self,
-        model: DraftModel,
-        start: int,
-        stop: int,
-        token_shift: int = 0,
-        row_shift: int = 0,
-        newest_row: int | None = None,
+        self, model: DraftModel, places: Sequence[int], deviation: Deviation, pos0: int
     ) -> Entries:
-        """Entries of these positions. newest_row: the last that there is, None = of the text."""
-        places = range(max(0, start), stop)
-        tokens = [self.tokens[max(0, p + model.ahead + token_shift)] for p in places]
+        """Entries of these positions, where the target has decoded pos0 tokens."""
+        tokens = []
+        for place in places:
+            at = place + model.ahead + deviation.token_shift
+            at += deviation.round_shift if self.starts[0] <= at < pos0 else 0
+            tokens.append(self.tokens[max(0, at)])
         rows = None
         if self.table is not None:
-            last = len(self.table) - 1 if newest_row is None else newest_row
-            rows = self.table[[min(max(0, p + row_shift), last) for p in places]]
+            last = min(model.newest_row(pos0), len(self.table) - 1)
+            rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
+
+    def in_batches(self, model: DraftModel, which: str) -> _Text:
+        """The same with other rows of their batches. which: see Deviation.batch."""
+        assert self.table is not None
+        of_batch = {
+            "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
+            "last": lambda start, stop: [stop - 1] * (stop - start),
+            "first": lambda start, stop: [start] * (stop - start),
+        }[which]
+        before = model.newest_row(0) + 1
+        bounds = [0, *self.starts, len(self.table) - before]
+        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        return replace(self, table=self.table[[*range(before), *places]])
 
 
 def audit_drafts(
@@ -212,6 +257,12 @@ class _RecordedDrafts:
             ]
             if drafts:
                 found[seq] = drafts
+        return found
+
+    def starts(self, seq: int) -> list[int]:
+        """Positions that the batches of a sequence's rounds begin at."""
+        mine = (self._rounds["seq_id"] == seq) & ~self._is_prompt
+        found: list[int] = self._rounds["pos0"][mine].tolist()
         return found
 
     def _draft(self, row: int, seq: int, depth: int) -> _Draft:
@@ -279,7 +330,8 @@ class _DrafterAudit:
 
     def _text(self, seq: int) -> _Text:
         rows = self._target_rows(seq) if self._model.reads_rows else None
-        return _Text(seq, self._texts[seq], self._model.table(rows), self._drafted[seq])
+        table, starts = self._model.table(rows), self._recorded.starts(seq)
+        return _Text(seq, self._texts[seq], starts, table, self._drafted[seq])
 
     def _judge(self, text: _Text, n: int) -> DraftAudit:
         sampled = _sampled(text.drafts, n)
@@ -324,42 +376,49 @@ class _DrafterAudit:
         self._model.clear()
         n, found = 0, {}
         for draft in sampled:
-            end = draft.pos0 - self._model.ahead
             rows = self._right(text, draft, n, draft.tokens)
-            found[draft.round], n = _distance(draft, rows), end
+            found[draft.round], n = _distance(draft, rows), draft.pos0 - self._model.ahead
         return found
 
     def _right(
         self, text: _Text, draft: _Draft, n_written: int, tokens: Sequence[int] | None
     ) -> list[Candidates]:
         """What a right state says in the place of a draft. tokens: see DraftModel.draft."""
-        model = self._model
-        end = draft.pos0 - model.ahead
-        model.write(text.entries(model, n_written, end))
-        return model.draft(text.entries(model, end, end + 1), end + 1, tokens, len(draft.tokens))
+        model, end = self._model, draft.pos0 - self._model.ahead
+        model.write(text.entries(model, range(n_written, end), _CLEAN, draft.pos0))
+        newest = text.entries(model, [end], _CLEAN, draft.pos0)
+        return model.draft(newest, end + 1, tokens, len(draft.tokens))
 
     def _cause(self, text: _Text, window: Sequence[_Draft], clean: float) -> Deviation:
-        """The first hypothesis that gives the recorded drafts of a window, those that are right
+        """The hypothesis that gives the recorded drafts of a window, those that are right
         included. clean: sum of their distances from the right ones."""
         best, cause = _EXPLAINS * clean, Deviation(DIFFERS, "")
-        for guess, other in self._guesses(text, window[0]):
-            found = sum(_Replay(self._model, text, guess, other).of(window).values())
+        for guess, its_text, other in self._guesses(text, window[0]):
+            replay = _Replay(self._model, its_text, guess, other)
+            found = sum(replay.of(window, best).values())
             if found < best:
                 best, cause = found * _EXPLAINS, guess
                 if other is not None:
                     cause = replace(guess, about=f"sequence {other.seq_id}: {guess.about}")
         return cause
 
-    def _guesses(self, text: _Text, first: _Draft) -> Iterator[tuple[Deviation, _Text | None]]:
-        has_rows = self._model.reads_rows
+    def _guesses(
+        self, text: _Text, first: _Draft
+    ) -> Iterator[tuple[Deviation, _Text, _Text | None]]:
+        model = self._model
         for deviation in DEVIATIONS:
-            if has_rows or not deviation.row_shift:
-                yield deviation, None
+            if model.reads_rows or not deviation.is_of_rows:
+                which = deviation.batch
+                yield deviation, text.in_batches(model, which) if which else text, None
+        for order in model.orders:
+            rows = model.table(self._target_rows(text.seq_id), order)
+            yield _LAYERS, replace(text, table=rows), None
         for seq, drafts in self._drafted.items():
             if seq != text.seq_id and drafts[0].round <= first.round:
+                other = self._text(seq)
                 for deviation in _OTHERS:
-                    if has_rows or deviation.other != "rows":
-                        yield deviation, self._text(seq)
+                    if model.reads_rows or not deviation.is_of_rows:
+                        yield deviation, text, other
 
     def _not_judged(self, text: _Text, draft: _Draft) -> str:
         """Why a draft cannot be judged: it was made from other rows than a pass over the text
@@ -399,61 +458,76 @@ class _Replay:
     def __init__(
         self, model: DraftModel, text: _Text, deviation: Deviation, other: _Text | None = None
     ) -> None:
-        self._model, self._text, self._deviation, self._other = model, text, deviation, other
-        self._offset = 0
+        self._model, self._text, self._deviation = model, text, deviation
+        self._other, self._offset = other, 0
 
-    def of(self, drafts: Sequence[_Draft]) -> dict[int, float]:
-        """Distances by round."""
-        model, deviation, found = self._model, self._deviation, {}
-        model.clear()
-        written = self._other_text()
+    def of(self, drafts: Sequence[_Draft], most: float = math.inf) -> dict[int, float]:
+        """Distances by round, until their sum is more than `most`."""
+        self._model.clear()
+        n_written, found = self._other_text(), {}
         for draft in drafts:
-            end = draft.pos0 - model.ahead - deviation.token_shift
-            stop = end - deviation.n_lost
-            self._write(written, stop, draft)
-            written = end if deviation.for_good else max(written, stop)
-            newest = self._entries(end, end + 1, draft)
-            newest = newest.moved(deviation.place)
-            if deviation.newest:
-                newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + deviation.newest]])
-            first = draft.pos0 - model.ahead + 1 + deviation.place
-            n, in_place = len(draft.tokens), deviation.n_kept is None
-            rows = model.draft(newest, first, draft.tokens, n, in_place=in_place)
-            found[draft.round] = _distance(draft, rows)
-            n_true = model.n_true(draft.n_accepted, n)
-            if deviation.n_kept:
-                self._write(written, end + n_true, draft)
-                left = model.left.part(n_true - 1, n_true - 1 + deviation.n_kept)
-                model.write(left)
-                written = end + n_true + deviation.counts * len(left.tokens)
-            elif in_place:
-                written = end + n_true
+            found[draft.round], n_written = self._draft(draft, n_written)
+            if sum(found.values()) > most:
+                break
         return found
 
+    def _draft(self, draft: _Draft, n_written: int) -> tuple[float, int]:
+        """Distance of one draft, and positions below which entries count as written then."""
+        model, how = self._model, self._deviation
+        end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
+        places = [*range(n_written, end), end]
+        if how.again and n_written:
+            places.insert(0, n_written - 1)
+        if how.skips and len(places) > 1:
+            del places[0]
+        if how.loses and len(places) > 1:
+            del places[-2]
+        entries = self._text.entries(model, places, how, draft.pos0)
+        entries = entries.moved(self._offset - how.closes)
+        model.write(entries.part(0, len(places) - 1))
+        newest = entries.part(len(places) - 1, len(places)).moved(how.place)
+        if how.newest:
+            newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
+        first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
+        in_place |= bool(how.n_kept) and model.can_cut
+        rows = model.draft(
+            newest, first, draft.tokens, n_drafted, in_place=in_place, steady=how.steady
+        )
+        n_true = model.n_true(draft.n_accepted, n_drafted)
+        n = end + n_true
+        if not in_place:
+            if n_true:
+                model.write(newest)
+            model.write(self._text.entries(model, range(end + 1, n), _CLEAN, draft.pos0))
+            model.write(model.left.part(n_true - 1, n_true - 1 + (how.n_kept or 0)))
+        elif how.n_kept:
+            model.cut(n + how.n_kept)
+        self._offset += how.drift
+        n += (how.n_kept or 0) * how.counts
+        n += how.undecoded and draft.n_accepted == n_drafted
+        if model.can_cut and how.n_kept == 0:
+            model.cut(draft.pos0 if not n_true else n)
+        return _distance(draft, rows), n
+
     def _other_text(self) -> int:
-        """Write what memory has of another text; entries of this one that count as written."""
-        other, how = self._other, self._deviation.other
+        """Write what memory has of another text; positions below which it is in the place of this
+        one's."""
+        other, how, model = self._other, self._deviation.other, self._model
         if other is None:
             return 0
         if how == "rows":
             self._text = replace(self._text, table=other.table)
             return 0
-        latest = other.drafts[-1]
-        n_true = self._model.n_true(latest.n_accepted, len(latest.tokens))
-        n = latest.pos0 - self._model.ahead + n_true
-        self._model.write(other.entries(self._model, 0, n))
-        self._offset = n if how == "before" else 0
+        latest, n_decoded = other.drafts[-1], len(other.tokens) - 1
+        n = latest.pos0 - model.ahead
+        n += model.n_true(latest.n_accepted, len(latest.tokens))
+        if how in ("before", "gap"):
+            places = range(n if how == "gap" else 0, n_decoded - model.ahead)
+            model.write(other.entries(model, places, _CLEAN, n_decoded))
+            self._offset = n_decoded
+            return 0
+        model.write(other.entries(model, range(n), _CLEAN, n_decoded))
         return n if how == "instead" else 0
-
-    def _write(self, start: int, stop: int, draft: _Draft) -> None:
-        self._model.write(self._entries(start, stop, draft))
-
-    def _entries(self, start: int, stop: int, draft: _Draft) -> Entries:
-        shifts, newest = self._deviation, self._model.newest_row(draft.pos0)
-        found = self._text.entries(
-            self._model, start, stop, shifts.token_shift, shifts.row_shift, newest
-        )
-        return found.moved(self._offset)
 
 
 def _window(drafts: Sequence[_Draft], suspect: _Draft) -> Sequence[_Draft]:
