@@ -147,7 +147,7 @@ def _ran(
     options: RunOptions,
     cache_: PromptCache | None = None,
 ) -> Iterator[Run]:
-    run = opened.start(prompts, options, None, cache_)
+    run = opened.start(prompts, options, None, cache_, audit=True)
     try:
         while run.step():
             pass
