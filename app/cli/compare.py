@@ -36,12 +36,20 @@ from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scen
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
-from engine.report.compare import LANE_HEADS, LANE_NOTE, compare_report, lane_cells, lane_notes
+from engine.report.compare import (
+    LANE_HEADS,
+    LANE_NOTE,
+    compare_report,
+    lane_cells,
+    lane_notes,
+    noise_notes,
+)
 from engine.report.headline import headline
 from engine.report.run import run_report
 from engine.trace.export import strict_json
 from engine.trace.run_ref import RunRef
 from engine.trace.state_drift import state_drift
+from engine.trace.verdict import noise_check
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -180,6 +188,11 @@ def run(args: argparse.Namespace) -> int:
             {
                 "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
                 "bound": job.bound,
+                "noise_checks": {
+                    verdict.lane: strict_json(check)
+                    for verdict in verdicts
+                    if (check := noise_check(job.trace, verdict.run_id))
+                },
                 "states": strict_json(
                     {
                         verdict.lane: state_drift(job.trace, verdict.run_id)
@@ -238,6 +251,7 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     yield ""
     yield LANE_NOTE
     yield from lane_notes(verdicts, job.bound)
+    yield from noise_notes(job.trace, verdicts)
     if found := list(finding_lines(job.trace)):
         yield from ("", *found)
 

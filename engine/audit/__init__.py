@@ -1,1 +1,1 @@
-"""What a run did, checked against plain decoding of its text."""
+"""The audit of a run: what it did is computed again, by other ways, and compared."""

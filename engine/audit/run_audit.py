@@ -30,7 +30,7 @@ from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.sampler import Sampler
 from engine.trace.audit_text import FACT, GOING_ON
-from engine.trace.noise_ceiling import SHARE, logits_ceiling, state_ceiling
+from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
@@ -294,7 +294,7 @@ class RunAudit:
             return None
         if self.has_ties:
             n = sum(pos >= wrong[0] for pos in errors)
-            if len(wrong) < _FEW_ROWS or len(wrong) <= SHARE * n:
+            if len(wrong) < _FEW_ROWS or len(wrong) <= TIPPED * n:
                 return None
         return wrong[0]
 

@@ -11,6 +11,7 @@ import torch
 
 from engine.audit.acceptance import PLAIN_RULES, draw_plainly
 from engine.batch import Span
+from engine.compare.fork_lane import ForkLane
 from engine.compare.free_lane import FreeLane
 from engine.compare.lane import ComparisonSetup, Follower, Leader
 from engine.compare.lane_modes import LaneMode, with_mode_lanes
@@ -104,7 +105,7 @@ class Comparison:
         lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
         lane_options = [spec.options(common) for spec in specs]
         planes = [
-            self._n_rs_seq(mine)
+            self._n_rs_seq(spec, mine)
             for spec, mine in zip(specs, lane_options, strict=True)
             if spec.llama
         ]
@@ -233,7 +234,7 @@ class Comparison:
             plain = next(one for one in self._followers if isinstance(one, PeerLane))
             if spec.kind == NOISE:
                 return LlamaNoiseLane(setup, spec, options, plain)
-            return LlamaRollbackLane(setup, spec, options, plain, self._n_rs_seq(options))
+            return LlamaRollbackLane(setup, spec, options, plain, self._n_rs_seq(spec, options))
         if spec.kind == PEER_NOISE:
             return PeerNoiseLane(setup, spec, options, self._reference)
         mode = self._mode.of(spec)
@@ -244,10 +245,12 @@ class Comparison:
         leader = leaders[mode]
         if spec.kind == NOISE:
             return NoiseLane(setup, spec, options, model, leader)
-        n_rs_seq = self._n_rs_seq(options)
+        n_rs_seq = self._n_rs_seq(spec, options)
         if not spec.free:
             # the leader's tokens are decided: a replay that chose again could only leave them
             options = replace(options, replay="trust")
+            if spec.forks:
+                return ForkLane(setup, spec, options, model, leader, n_rs_seq)
             return PolicyLane(setup, spec, options, model, leader, n_rs_seq)
         if self._drafter:
             raise OptionError(
@@ -256,11 +259,12 @@ class Comparison:
             )
         return FreeLane(setup, spec, options, model, leader, n_rs_seq, self._drafters())
 
-    def _n_rs_seq(self, options: RunOptions) -> int:
+    def _n_rs_seq(self, spec: LaneSpec, options: RunOptions) -> int:
         """Snapshot planes of a lane with these options."""
-        if options.spec.types:
-            return options.snapshots
-        return options.snapshots_for(options.spec.n_max)  # somebody else drafts
+        spec_types, n_max = options.spec.types, options.spec.n_max
+        found = options.snapshots if spec_types else options.snapshots_for(n_max)
+        # copies undo a batch as a whole
+        return found + (spec.forks and found > 0 and options.n_rs_seq is None)
 
     def _step(self) -> None:
         admitted = self._slots.admit()

@@ -32,6 +32,7 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.session import Session
+from engine.trace.noise_ceiling import state_ceiling
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -235,6 +236,7 @@ class EngineFollower(EngineLane, Follower):
         plain = replace(options, rollback="checkpoint", kv="per-seq", faults=())
         alone = partial(setup.session.make_memory, plain, 1, setup.n_ctx, 0, model.device)
         self._origin = StateOrigin(model, alone)
+        self._least_wrong = max(LEAST, state_ceiling(model.compute))
         self._text: dict[int, list[int]] = {}
         """Tokens in memory, by sequence."""
 
@@ -261,7 +263,7 @@ class EngineFollower(EngineLane, Follower):
         before = earlier if part.pos0 else []
         self._text[part.seq] = [*before, *part.decoded]
         known = self.facts.get("state_origins", [])
-        layer = held.first_wrong(LEAST) if held else None
+        layer = held.first_wrong(self._least_wrong) if held else None
         if memory is None or layer is None or len(before) != part.pos0:
             return held
         if all(one["seq_id"] != part.seq_id for one in known):

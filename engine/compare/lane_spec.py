@@ -26,12 +26,12 @@ STATE_KEYS = {
 }
 """Keys of a lane's types of states, each with its field of StateTypes."""
 _KEYS = {
-    POLICY: (*_FIELDS, "compute", *STATE_KEYS, "batch-invariant", "free"),
+    POLICY: (*_FIELDS, "compute", *STATE_KEYS, "batch-invariant", "free", "forks"),
     NOISE: ("split", "kv", "ubatch", "compute", *STATE_KEYS, "batch-invariant"),
     REFERENCE: ("compute", *STATE_KEYS),
     PEER: (),
 }
-_WORDS = ("batch-invariant", "free")
+_WORDS = ("batch-invariant", "free", "forks")
 """Keys without a value."""
 LLAMA = "llama.cpp"
 LLAMA_POLICIES = ("planes", "checkpoint")
@@ -79,7 +79,8 @@ class LaneSpec:
     kind: policy, noise, reference (of another compute mode or of other types of states), peer or
     peer noise. changes: fields of RunOptions that replace those of the comparison; types: fields
     of its StateTypes. compute: mode of the weights, None = the session's. free: the lane drafts and
-    accepts on its own until it emits another token than the reference. seed: of the jitter of a
+    accepts on its own until it emits another token than the reference. forks: its sequences are
+    copied, and go on in turns with their copies. seed: of the jitter of a
     lane of peer noise. llama: of lanes that roll back in llama.cpp; they are policy and noise lanes
     of its own plain lane.
     """
@@ -89,6 +90,7 @@ class LaneSpec:
     kind: str = POLICY
     compute: str | None = None
     free: bool = False
+    forks: bool = False
     seed: int = 0
     llama: LlamaRollback | None = None
     types: dict[str, str] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class LaneSpec:
             if key in seen and key != "fault":
                 raise OptionError(f"Lane {text!r}: {key} is given twice.", "Give it once.")
             seen.add(key)
-            if key in ("compute", "free"):
+            if key in ("compute", "free", "forks"):
                 own[key] = value
                 continue
             if key in STATE_KEYS:
@@ -139,6 +141,11 @@ class LaneSpec:
                 raise OptionError(
                     f"Lane {text!r}: {key} {value!r} is no whole number.", "Give a number."
                 ) from error
+        if "free" in own and "forks" in own:
+            raise OptionError(
+                f"Lane {text!r}: a lane with forks follows the reference's tokens.",
+                "Leave out free or forks.",
+            )
         if changes.get("replay") == "verify" and "free" not in own:
             raise OptionError(
                 f"Lane {text!r}: replay=verify chooses tokens of its own.",
@@ -149,7 +156,8 @@ class LaneSpec:
                 f"Lane {text!r}: compute {own['compute']!r} is unknown.",
                 f"Choose from {', '.join(LANE_MODES)}.",
             )
-        spec = cls(text, changes, kind, own.get("compute"), "free" in own, types=types)
+        compute = own.get("compute")
+        spec = cls(text, changes, kind, compute, "free" in own, "forks" in own, types=types)
         spec.options(RunOptions())
         return spec
 
@@ -180,8 +188,6 @@ PEER_NOISE_LANES = tuple(
     LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2, 3)
 )
 """Round as llama.cpp does; three, since one may not meet the ties that another does."""
-
-DEFAULT_LANES = (NOISE_LANE, LaneSpec.parse("checkpoint"), LaneSpec.parse("planes"))
 
 
 def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:
@@ -238,3 +244,6 @@ def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:
             else "This lane has no settings.",
         )
     return key, value
+
+
+DEFAULT_LANES = (NOISE_LANE, *map(LaneSpec.parse, ("checkpoint", "planes", "carry,forks")))

@@ -10,13 +10,15 @@ import torch
 from engine.batch import Span
 from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader
 from engine.compare.lane_spec import LaneSpec
+from engine.compare.noise_check import NoiseCheck
 from engine.compare.rounds import ReferenceRound
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, RowsBySequence
 from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
-from engine.options import RunOptions
+from engine.options import RunOptions, StateTypes
+from engine.trace.noise_ceiling import logits_ceiling, tipped_share
 
 JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
 """Relative error of a noise lane's embeddings: about what sums in float32 come to differ by over
@@ -82,6 +84,9 @@ class NoiseLane(EngineFollower):
     Where activations are rounded to bf16 or int8, or routed to experts, most differences are
     rare: a last bit that tips a rounding or a tie. So that they are seen here and not in some
     lane alone, its embeddings are jittered, unless the shape of a batch cannot matter anyway.
+
+    A bug in what it shares with other lanes must not raise their bound, so there is a ceiling, and
+    the fact noise_check says what noise is without that code (engine.compare.noise_check).
     """
 
     def __init__(
@@ -92,10 +97,16 @@ class NoiseLane(EngineFollower):
         model: HybridModel,
         leader: Leader,
     ) -> None:
+        exact, session = model, setup.session
         if not options.batch_invariant:
             model = model.jittered(JITTER.get(model.compute, JITTER_ROUNDED))
         super().__init__(setup, spec, options, model, leader)
-        self._drafting = setup.session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
+        self._drafting = session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
+        rounds_states = options.state_types != StateTypes()
+        mode = max(model.compute, "bf16" if rounds_states else "f32", key=logits_ceiling)
+        share = tipped_share(mode, ranks=session.config.ranks)
+        self._check = NoiseCheck(session, exact, options, logits_ceiling(mode), share)
+        self.facts["noise_check"] = self._check.facts
         holder = self._holders.__getitem__
         self._verify = Forward(model, self._drafting, options, self._recorder, holder)
 
@@ -103,6 +114,8 @@ class NoiseLane(EngineFollower):
         """A sequence has ended."""
         super().forget(seq)
         self._drafting.clear(seq)
+        if not self.error:
+            self._check.finish(self._holders[seq])
 
     def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
@@ -115,6 +128,7 @@ class NoiseLane(EngineFollower):
             for part in round_.parts:
                 self._compare(round_, part, logits[part.seq], self.memory)
         for part in round_.parts:
+            self._check.observe(part)
             self._drafting.mirror(part.seq, self.memory, part.pos0)
 
     def _logits(self, round_: ReferenceRound) -> RowsBySequence:

@@ -18,7 +18,7 @@ from engine.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
-class _Led:
+class Led:
     """The judge of a lane that takes its leader's tokens, and chooses none again."""
 
     part: SequenceRound
@@ -58,7 +58,7 @@ class PolicyLane(EngineFollower):
         faults = self.options.faults
         attempts = [
             VerifyAttempt(
-                part.seq_id, part.seq, part.pos0, part.tokens[0], part.draft, _Led(part, faults)
+                part.seq_id, part.seq, part.pos0, part.tokens[0], part.draft, Led(part, faults)
             )
             for part in round_.parts
         ]

@@ -15,6 +15,7 @@ from engine.findings import (
     failures,
     logits,
     model_files,
+    noise,
     observed,
     positions,
     prompt_cache,
@@ -33,6 +34,7 @@ RULES: dict[str, Rule] = {
     for module in (
         model_files,
         failures,
+        noise,
         positions,
         cells,
         prompt_cache,

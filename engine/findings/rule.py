@@ -93,6 +93,7 @@ class LaneErrors:
             return None
         rows = run.divergence
         limit = max(_LEAST_STATE, _MARGIN * max(float(np.sqrt(bound)), run.noise_of_states))
+        limit = min(limit, run.state_ceiling)
         state, conv = (rows[name] > limit for name in ("state_error", "conv_error"))
         return cls(run, ~(rows["nmse"] <= bound), state, conv, limit)
 

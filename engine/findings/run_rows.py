@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from engine.trace.noise_ceiling import rows_beyond, state_ceiling
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
-from engine.trace.verdict import noise_bound, types_text
+from engine.trace.verdict import failed_checks, noise_bound, noise_check, types_text
 
 POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
@@ -100,6 +102,21 @@ class ExaminedRun:
     def bound(self) -> float | None:
         """NMSE that the noise lane explains, None where there is no noise lane to tell."""
         return noise_bound(self.trace, self.noise_runs) if self.noise_runs else None
+
+    @cached_property
+    def state_ceiling(self) -> float:
+        """Relative error of a state that a lane may have, infinite while its noise lanes are as
+        they should be."""
+        wrong = (ExaminedRun(self.trace, i).noise_is_wrong for i in self.noise_runs)
+        return state_ceiling(str(self.facts.get("compute", ""))) if any(wrong) else math.inf
+
+    @cached_property
+    def noise_is_wrong(self) -> bool:
+        """Whether this is a noise lane with more noise than rounding makes."""
+        check = noise_check(self.trace, self.run_id)
+        return check is not None and bool(
+            failed_checks(check) or rows_beyond(self.divergence["nmse"], check).size
+        )
 
     @cached_property
     def noise_of_states(self) -> float:

@@ -138,7 +138,7 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
     """The first of each sequence, unless a rule about indices, cells or positions names it."""
     errors = LaneErrors.of(run)
     found = _of_audit(run) if errors is None else _of_lane(run, errors)
-    named = None
+    named: list[tuple[int | None, int]] | None = None
     for seq, number, what, where, measured in found:
         if named is None:
             named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.model.parts import BlockParts, CellSize, MtpParts, ResidualStream, TrunkPart
+from engine.model.parts.feed_forward import MixturePart
 from engine.model.rope import RopeConfig
 
 
@@ -57,6 +58,14 @@ class ModelConfig:
     def n_recurrent(self) -> int:
         """Trunk layers that keep recurrent states."""
         return sum(self.recurrent_layers)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether a layer of the trunk chooses by rank, experts or blocks of tokens, so that
+        rounding may tip a tie."""
+        cells = self.cells().values()
+        mixtures = (isinstance(block.ffn, MixturePart) for block in self.blocks)
+        return any(mixtures) or any(size.further for size in cells)
 
     def records_on(self, device_type: str) -> bool:
         """Whether a pass can be recorded (engine.graphs). On the processor all can be."""

@@ -18,7 +18,8 @@ from engine.report.common import (
 )
 from engine.report.parts import Facts, Note, Part, Plot, Report, Section, Table
 from engine.trace.run_ref import RunRef
-from engine.trace.verdict import LaneVerdict, judge_lanes
+from engine.trace.store import TraceStore
+from engine.trace.verdict import LaneVerdict, judge_lanes, noise_check
 
 LANE_HEADS = (
     "lane",
@@ -59,7 +60,7 @@ def compare_report(
         f"Rollback compared: {name_of(facts)}",
         about + (f"beyond their bounds: {', '.join(beyond)}" if beyond else "all within bounds"),
         [
-            Section("Lanes", list(_lanes(verdicts))),
+            Section("Lanes", list(_lanes(store, verdicts))),
             findings_section(mine, {v.run_id: v.lane for v in verdicts}),
             settings_section(facts.get("options")),
             model_section(facts.get("model"), {"architecture": facts.get("architecture")}),
@@ -100,14 +101,33 @@ def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> I
             yield f"{v.lane} stopped: {v.error}"
 
 
-def _lanes(verdicts: Sequence[LaneVerdict]) -> Iterator[Part]:
+def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[str]:
+    """A sentence for every noise lane with a ceiling: what its texts, decoded afresh, came to."""
+    for verdict in verdicts:
+        check = noise_check(trace, verdict.run_id)
+        if check is None:
+            continue
+        worst: dict[str, float] = {}
+        for one in check["batches"]:
+            found = math.inf if one["worst"] is None else one["worst"]
+            worst[one["batches"]] = max(worst.get(one["batches"], 0.0), found)
+        figures = ", ".join(f"{nmse:.1e} in {name}" for name, nmse in worst.items())
+        yield (
+            f"{verdict.lane}: texts decoded afresh differ by NMSE {figures}; "
+            if figures
+            else f"{verdict.lane}: no text was decoded afresh; "
+        ) + f"rounding reaches {check['ceiling']:.0e}"
+
+
+def _lanes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[Part]:
     yield Table(LANE_HEADS, [lane_cells(verdict) for verdict in verdicts])
     yield Note(LANE_NOTE)
     bounds = {v.bound for v in verdicts if math.isfinite(v.bound)}
     common = max(bounds, default=None)
     if common is not None:
         yield Facts({"bound on the NMSE of the logits": f"{common:.1e}"})
-    yield from (Note(text) for text in lane_notes(verdicts, common))
+    notes = (*lane_notes(verdicts, common), *noise_notes(trace, verdicts))
+    yield from (Note(text) for text in notes)
     measured = [v for v in verdicts if v.n_positions]
     yield Plot(
         "bars",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 LOGITS_CEILING: Mapping[str, float] = {
     "f32": 1e-5,
@@ -14,9 +17,9 @@ LOGITS_CEILING: Mapping[str, float] = {
 }
 """NMSE of a row of logits, measured on 23 small models of 15 families in batches of all widths.
 
-Without a router of experts the largest row was 4e-10 in f32, 5e-6 in int8x2, and 0.01 in modes that
-round activations to 8 bits. With one, a tie of two experts that is tipped changes a row by up to 1
-in any mode: there it takes more than a quarter of the rows (`SHARE`) to be more than rounding.
+Without a choice by rank (experts, blocks of tokens) the largest row was 4e-10 in f32, 5e-6 in
+int8x2, and 0.01 in modes that round activations to 8 bits. With one, a tie that is tipped changes a
+row by up to 1 in any mode: there it takes more than a quarter of the rows to be more than rounding.
 """
 
 STATE_CEILING: Mapping[str, float] = {
@@ -30,8 +33,10 @@ STATE_CEILING: Mapping[str, float] = {
 """Relative error of a recurrent state or window; measured 9e-5 in f32, 3e-3 in int8x2, and up to
 0.7 in modes that round activations to 8 bits. Other content is off by about 1."""
 
-SHARE = 0.25
-"""Part of the rows that may be beyond the ceiling where ties of experts can be tipped."""
+TIPPED = 0.25
+"""Share of the rows that may be beyond the ceiling where ties can be tipped."""
+_FEW = 3
+"""Rows that may be beyond it there, however few rows there are."""
 
 
 def logits_ceiling(mode: str) -> float:
@@ -42,3 +47,19 @@ def logits_ceiling(mode: str) -> float:
 def state_ceiling(mode: str) -> float:
     """The relative error of a state that goes with it."""
     return STATE_CEILING.get(mode, max(STATE_CEILING.values()))
+
+
+def tipped_share(mode: str, *, ranks: bool) -> float:
+    """Share of the rows that may be beyond the ceiling. ranks: whether the model chooses by rank.
+
+    Rounding to 8 bits tips as ties do, so that only modes that keep more have a strict ceiling.
+    """
+    return TIPPED if ranks or logits_ceiling(mode) > LOGITS_CEILING["int8x2"] else 0.0
+
+
+def rows_beyond(nmse: np.ndarray, check: Mapping[str, Any]) -> np.ndarray:
+    """Indices of the rows with an NMSE [n] that rounding does not explain, empty if it explains
+    them all. check: `ceiling` and `share` of a noise lane's fact noise_check. NaN is beyond."""
+    beyond = np.flatnonzero(~(nmse <= check["ceiling"]))
+    allowed = max(_FEW, check["share"] * len(nmse)) if check["share"] else 0
+    return beyond if len(beyond) > allowed else beyond[:0]

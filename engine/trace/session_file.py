@@ -308,6 +308,26 @@ _TURN = _object(
     },
     needed=("conversation", "number", "parent", "messages"),
 )
+_NOISE_CHECK = _object(
+    {
+        **dict.fromkeys(("ceiling", "share"), _number(0)),
+        "batches": _list(
+            _object(
+                {
+                    **dict.fromkeys(("seq_id", "rows", "beyond"), _count()),
+                    "batches": _text,
+                    "worst": _or_none(_number(0)),
+                    "first": _object(
+                        dict.fromkeys(("pos", "row", "width"), _count()),
+                        needed=("pos", "row", "width"),
+                    ),
+                },
+                needed=("seq_id", "rows", "beyond", "batches", "worst"),
+            )
+        ),
+    },
+    needed=("ceiling", "share", "batches"),
+)
 _RUN = _object(
     {
         "source": _object({"engine": _text, "version": _text}),
@@ -331,6 +351,7 @@ _RUN = _object(
         "fidelity": _FIDELITY,
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
+        "noise_check": _NOISE_CHECK,
         **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),

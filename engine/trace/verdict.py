@@ -23,6 +23,11 @@ of two experts tipped (engine.compare.lanes). The bound is MARGIN times its wors
 not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
 below which nothing is asked.
 
+A bug in what the noise lane shares with the lanes that it bounds must not raise their bound. So
+rounding has a ceiling in every compute mode (engine.trace.noise_ceiling). A noise lane beyond it
+is suspect itself, as is one whose texts, decoded afresh in other batches (fact noise_check), have
+other logits than token by token; then the bound of the others is the ceiling.
+
 A fork is no fault if the lane's logits give its token when the reference samples from them, and if
 at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
 Otherwise the lane is suspect, as it is beyond its bound.
@@ -49,6 +54,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.noise_ceiling import rows_beyond
 from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
@@ -151,7 +157,32 @@ def types_text(facts: dict[str, Any]) -> str:
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
     """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
-    return max(LEAST, _largest_of_noise(trace, noise_runs, "nmse"))
+    found = _largest_of_noise(trace, noise_runs, "nmse")
+    return max(LEAST, min([found, *(_ceiling(trace, run) for run in noise_runs)]))
+
+
+def _ceiling(trace: TraceStore, noise_run: int) -> float:
+    """NMSE that no lane may pass by this noise lane, infinite where it has no ceiling. Where ties
+    tip a few of its rows, they do so in other lanes."""
+    check = noise_check(trace, noise_run)
+    if check is None:
+        return math.inf
+    nmse = RunColumns(trace, "divergence", noise_run)["nmse"]
+    if rows_beyond(nmse, check).size or not check["share"]:
+        return float(check["ceiling"])
+    return max(UNLIKE, float(nmse.max(initial=0.0)))
+
+
+def noise_check(trace: TraceStore, noise_run: int) -> dict[str, Any] | None:
+    """What is known of a noise lane's ceiling and of its texts decoded afresh, see
+    engine.compare.noise_check. None in lanes of another engine, and of older traces."""
+    check = trace.runs[noise_run].get("noise_check")
+    return check if isinstance(check, dict) else None
+
+
+def failed_checks(check: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The texts of a noise check that had other logits when they were decoded afresh."""
+    return [one for one in (check or {}).get("batches", []) if one.get("first")]
 
 
 def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
@@ -228,6 +259,8 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     first_pos = None if first is None else int(pos[first])
     first_round = None if first is None else int(rows["round"][first])
     first_seq = None if first is None else int(rows["seq_id"][first])
+    if first is None and (failed := failed_checks(noise_check(trace, run_id))):
+        first_seq, first_pos = failed[0]["seq_id"], failed[0]["first"]["pos"] + 1
     forks = _forks(trace, run_id, rows, rounds) if facts.get("lane_free") else []
     fork = next((f for f in forks if not f.explained), forks[0] if forks else None)
     if fork and not fork.explained and (first_pos is None or fork.pos < first_pos):

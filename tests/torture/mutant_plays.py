@@ -42,7 +42,7 @@ _SCRIPT = [1, 0, 3, 2, 4]
 _SAMPLERS = {
     "sampled": SamplerOptions(temp=1.2, seed=11),
     "rejection": SamplerOptions(temp=1.2, seed=11),
-    "penalised": SamplerOptions(repeat_penalty=1.3, repeat_last_n=-1),
+    "penalised": SamplerOptions(repeat_penalty=4.0, repeat_last_n=-1),
 }
 
 
@@ -147,7 +147,7 @@ def _ran(
     options: RunOptions,
     cache_: PromptCache | None = None,
 ) -> Iterator[Run]:
-    run = opened.start(prompts, options, None, cache_)
+    run = opened.start(prompts, options, None, cache_, audit=True)
     try:
         while run.step():
             pass
@@ -183,17 +183,15 @@ def _scripts() -> dict[str, Any]:
 
 
 def _memory(seen: Seen, name: str, policy: str, model: str) -> None:
+    trace = TraceStore()
     try:
-        played = play_script(session(model), _scripts()[name], policy)
+        played = play_script(session(model), _scripts()[name], policy, trace)
         while played.step():
             pass
-        failed = bool(played.failures)
-        trace = played.trace
+        if played.failures:
+            seen.by = "memory"
+            seen.causes.add(name)
+            seen.rules.add(name)
     except Exception:  # whatever a bug raises
         seen.by = "error"
-        return
-    if failed:
-        seen.by = "memory"
-        seen.causes.add(name)
-        seen.rules.add(name)
     seen.look(trace, "memory")

@@ -260,7 +260,7 @@ def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch
         out = forward(self, ubatch, memory, **wanted)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
         row = torch.randn(out.logits.shape[1], generator=noise)
-        return out._replace(logits=out.logits + 1e-2 * row)
+        return out._replace(logits=out.logits + 1e-3 * row)
 
     monkeypatch.setattr(type(opened.model), "forward", width_dependent)
     lanes = specs("planes", "checkpoint", "planes,fault=no-conv-rollback")

@@ -1,0 +1,261 @@
+"""A policy lane whose sequences are copied: source and copies go on in turns, the others idle."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.lane import ComparisonSetup, Leader
+from engine.compare.lane_spec import LaneSpec
+from engine.compare.policy_lane import Led, PolicyLane
+from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.decode.forward import Forward
+from engine.decode.round_facts import RoundFacts
+from engine.decode.verify_loop import VerifiedSequence, VerifyAttempt, VerifyLoop, pending_of
+from engine.model.hybrid import HybridModel
+from engine.options import RunOptions
+
+N_COPIES = 2
+"""Copies of every sequence."""
+_SOURCE, _NEAR, _FAR = range(1 + N_COPIES)
+_TURNS = (
+    ((_SOURCE,),),
+    ((_FAR, _SOURCE), (_NEAR,)),
+    ((_NEAR,), (_SOURCE,)),
+    ((_FAR, _NEAR), (_SOURCE,)),
+    ((_SOURCE,), (_FAR,), (_NEAR,)),
+    ((_NEAR, _SOURCE, _FAR),),
+)
+"""Who verifies in the passes of a round, over and over; copies are made before the first. A copy
+verifies the earliest round that it has not had, so that they hold different states; alone it does
+so in short ubatches."""
+_TWICE = 2
+"""The turn in which a copy undoes its round as a whole, where it may, and verifies it again."""
+_SHORT_UBATCH = 2
+_NOTED = (1e-9, 1e-4)
+"""NMSE of logits and error of a state from which on it is noted who had it."""
+_MORE = 4.0
+"""So many times the last one noted is noted again."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round of the leader until all members have verified it. held: the leader's memory."""
+
+    number: int
+    part: SequenceRound
+    held: ReferenceMemory
+    logits: LogitsDifference | None = None
+    memory: MemoryDifference | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    """A memory sequence that follows a text. source: what it is a copy of; made, pending: the
+    round of the copy, and the rollback that was pending. n_idle: passes of others since its own
+    last one. left: rounds that it has not verified."""
+
+    seq: int
+    source: int | None = None
+    made: int = 0
+    pending: int = 0
+    n_verified: int = 0
+    n_idle: int = 0
+    left: deque[_Round] = field(default_factory=deque)
+
+
+class ForkLane(PolicyLane):
+    """Provokes what a single sequence does not: copies made while a rollback is pending, rows that
+    exchange their cells, states that idle between others, planes carried over short ubatches.
+
+    A row of `divergence` holds the worst of all members, written when each of them has verified
+    the round. The fact lane_copies says which of them were wrong, see engine.findings.forks.
+    """
+
+    def __init__(
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+        n_rs_seq: int,
+    ) -> None:
+        self._n_texts = setup.n_seqs
+        wide = replace(setup, n_seqs=setup.n_seqs * (1 + N_COPIES))
+        super().__init__(wide, spec, options, model, leader, n_rs_seq)
+        short = replace(options, n_ubatch=_SHORT_UBATCH)
+        holder = self._holders.__getitem__
+        forward = Forward(model, self.memory, short, self._recorder, holder)
+        self._short = VerifyLoop(forward, short)
+        self._members: dict[int, list[_Member]] = {}
+        self._waiting: deque[_Round] = deque()
+        self._n_rounds = 0
+        self._largest: dict[int, tuple[float, float]] = {}
+        self._notes: list[dict[str, Any]] = []
+        self.facts["lane_copies"] = self._notes
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        for member in self._members.pop(seq, []):
+            self.memory.clear(member.seq)
+        self.memory.clear(seq)
+        self._write()
+
+    def settle(self) -> None:
+        """No round comes any more."""
+        self._members.clear()
+        self._write()
+        super().settle()
+
+    def _follow(self, round_: ReferenceRound) -> None:
+        if round_.is_prompt:
+            self._prompt(round_)
+            return
+        turn = self._n_rounds % len(_TURNS)
+        self._n_rounds += 1
+        for part in round_.parts:
+            members = self._members.setdefault(part.seq, [_Member(part.seq)])
+            if turn == 0:
+                self._copy(members, part, round_.number)
+            new = _Round(round_.number, part, round_.held(part.seq))
+            self._waiting.append(new)
+            for member in members:
+                member.left.append(new)
+        facts: dict[int, RoundFacts] = {}
+        for roles in _TURNS[turn]:
+            chosen = {
+                members[role].seq: members[role]
+                for role in roles
+                for members in (self._members[part.seq] for part in round_.parts)
+                if role < len(members) and members[role].left
+            }
+            if not chosen:
+                continue
+            is_copy = len(roles) == 1 and roles[0] != _SOURCE
+            loop = self._short if is_copy else self._loop
+            facts |= self._verify(round_.number, chosen, loop)
+            if is_copy and turn == _TWICE:
+                undone = {seq: m for seq, m in chosen.items() if self._undo(m)}
+                self._verify(round_.number, undone, loop)
+            for member in chosen.values():
+                member.left.popleft()
+                member.n_verified, member.n_idle = member.n_verified + 1, 0
+        in_order = [facts[part.seq] for part in round_.parts]
+        self._recorder.round(round_.number, in_order, self.memory, self._clock)
+        self._write()
+
+    def _copy(self, members: list[_Member], part: SequenceRound, number: int) -> None:
+        """Make new copies: one of the sequence, and one of that copy."""
+        del members[1:]
+        for i in range(N_COPIES):
+            source, seq = members[-1].seq, self._n_texts + part.seq * N_COPIES + i
+            self._holders[seq] = part.seq_id
+            pending = pending_of(self.memory, source) or 0
+            self.memory.seq_cp(source, seq)
+            members.append(_Member(seq, source, number, pending))
+
+    def _undo(self, member: _Member) -> bool:
+        """Remove what a member has just verified, as deep as that is; whether it could be."""
+        return self.memory.seq_rm(member.seq, member.left[0].part.pos0)
+
+    def _verify(
+        self, number: int, chosen: dict[int, _Member], loop: VerifyLoop
+    ) -> dict[int, RoundFacts]:
+        """Let members verify the first round that they have not had, by sequence."""
+        attempts = []
+        for seq, member in chosen.items():
+            part = member.left[0].part
+            judge = Led(part, self.options.faults)
+            attempts.append(
+                VerifyAttempt(part.seq_id, seq, part.pos0, part.tokens[0], part.draft, judge)
+            )
+        found: dict[int, RoundFacts] = {}
+        for verified in loop.run(number, attempts, self._clock) if attempts else ():
+            seq = verified.attempt.seq
+            found[seq] = verified.facts
+            self._measure(number, chosen[seq], verified, list(chosen))
+        for members in self._members.values():
+            for member in members:
+                member.n_idle += member.seq not in chosen
+        return found
+
+    def _measure(
+        self, number: int, member: _Member, verified: VerifiedSequence, together: Sequence[int]
+    ) -> None:
+        """Compare what a member came to, and note it if it is further off than any before it."""
+        round_ = member.left[0]
+        part = round_.part
+        logits = part.measure.difference(verified.outcome.rows)
+        memory = round_.held.difference(self.memory, member.seq)
+        round_.logits = logits if round_.logits is None else _worse(round_.logits, logits)
+        if round_.memory is None or _size(memory) > _size(round_.memory):
+            round_.memory = memory
+        errors = (max(map(_or_infinite, logits.nmse)), _size(memory)[1])
+        known = self._largest.get(part.seq_id, _NOTED)
+        if not any(error > _MORE * last for error, last in zip(errors, known, strict=True)):
+            return
+        self._largest[part.seq_id] = (max(errors[0], known[0]), max(errors[1], known[1]))
+        self._notes.append(
+            {
+                "round": round_.number,
+                "seq_id": part.seq_id,
+                "verified_in": number,
+                "sequence": member.seq,
+                "source": member.source,
+                "made_in": member.made,
+                "pending": member.pending,
+                "n_verified": member.n_verified,
+                "n_idle": member.n_idle,
+                "together": list(together),
+                "nmse": errors[0] if math.isfinite(errors[0]) else None,
+                "state_error": errors[1] if math.isfinite(errors[1]) else None,
+            }
+        )
+
+    def _write(self) -> None:
+        """Write the rows of rounds that no member has left."""
+        while self._waiting:
+            first = self._waiting[0]
+            members = (m for members in self._members.values() for m in members)
+            if any(first is left for member in members for left in member.left):
+                return
+            self._waiting.popleft()
+            part = first.part
+            if first.logits is not None:
+                self._rows.append(
+                    first.number,
+                    part.seq_id,
+                    part.first_pos,
+                    part.chosen,
+                    first.logits,
+                    first.memory,
+                )
+
+
+def _worse(a: LogitsDifference, b: LogitsDifference) -> LogitsDifference:
+    """At every position, the one of the two that is further off."""
+    take_b = [_or_infinite(y) > _or_infinite(x) for x, y in zip(a.nmse, b.nmse, strict=True)]
+    columns = ((getattr(a, one.name), getattr(b, one.name)) for one in fields(LogitsDifference))
+    return LogitsDifference(
+        *(
+            [y if takes else x for x, y, takes in zip(*pair, take_b, strict=True)]
+            for pair in columns
+        )
+    )
+
+
+def _size(memory: MemoryDifference) -> tuple[float, float]:
+    """Cells that differ, and the largest error of a state or window."""
+    errors = np.array([*memory.state, *memory.conv, 0.0])
+    return float(memory.n_cells), float(np.nanmax(errors))
+
+
+def _or_infinite(nmse: float) -> float:
+    return math.inf if math.isnan(nmse) else nmse
