@@ -11,26 +11,29 @@ that decodes its text token by token (engine.audit.repetition), and that decides
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from engine.audit.draft_models import taps_of
+from engine.audit.drafts import audit_drafts
 from engine.audit.plain_pass import PassedPart, PlainPass
 from engine.audit.sampler_check import SamplerCheck
 from engine.audit.state_samples import StateSample, StateSamples
 from engine.decode.round_facts import RoundFacts
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
+from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
-from engine.model.parts.feed_forward import MixturePart
 from engine.model.recurrence import StateKey
+from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.sampler import Sampler
 from engine.trace.audit_text import FACT, GOING_ON
-from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling
+from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
@@ -42,8 +45,6 @@ if TYPE_CHECKING:
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
 _LOGITS_BYTES = 32 << 20
-_ROUNDED = 1e-3
-"""A ceiling of logits above which tokens cannot be drawn again from other passes' logits."""
 _FEW_ROWS = 2
 
 
@@ -109,9 +110,11 @@ class RunAudit:
         # states of shorter types round as activations do in that mode
         mode = session.compute if options.state_types == StateTypes() else "bf16"
         self.logits_limit, self.state_limit = logits_ceiling(mode), state_ceiling(mode)
-        blocks = session.config.blocks
-        self.has_ties = any(isinstance(b.ffn, MixturePart) or b.asks_host for b in blocks)
-        """Whether rounding can tip a choice inside the model: of experts, or of blocks."""
+        self.has_ties = tipped_share(mode, ranks=session.config.ranks) > 0
+        """Whether rounding can tip a choice inside the model, and a row may be off by much."""
+        self._rows: dict[int, list[TargetRows]] = {}
+        self._taps = taps_of(session, options)
+        self._has_drafters = any(name in options.spec.types for name in model_drafters())
 
     # -- while the run goes on -------------------------------------------------------------
 
@@ -184,6 +187,8 @@ class RunAudit:
             origins = [one["state"].pop("origins") for one in found if "state" in one]
             if origins:
                 facts["state_origins"] = [record for records in origins for record in records]
+            right = {i: rows[i] for i in rows if i not in suspects}
+            result["drafts"] = self._drafts(trace, run_id, right)
             result["wrong"] = sorted(found, key=lambda one: one["round"])
             differs = found or self._check.notes
             result["verdict"] = "differs" if differs else "agrees"
@@ -218,7 +223,7 @@ class RunAudit:
         if not n_all:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
-        plain = PlainPass(self._session, self._options, text)
+        plain = PlainPass(self._session, self._options, text, self._taps)
         redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows)
         cuts = sorted({n_prompt - 1, *(s.n_tokens for s in samples), n_all})
         for stop in cuts:
@@ -227,6 +232,8 @@ class RunAudit:
                 part = plain.decode(min(most, stop - plain.n_tokens), n_prompt - 1)
                 self.compare(check, part, rows)
                 redraw.compare(check, part)
+                if self._has_drafters:
+                    self._rows.setdefault(seq_id, []).append(part.rows)
                 yield
             for sample in samples:
                 if sample.n_tokens == stop:
@@ -268,6 +275,27 @@ class RunAudit:
             wrong = repetition.wrong(seq_id)
             if wrong:
                 found.append({"seq_id": seq_id, **wrong})
+
+    @torch.inference_mode()
+    def _drafts(
+        self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
+    ) -> list[dict[str, Any]]:
+        """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
+        if not self._has_drafters or not rows:
+            return []
+        texts = {
+            i: [*self._prompts[i].tokens, *(row.token_id for row in found)]
+            for i, found in rows.items()
+        }
+        audits = audit_drafts(
+            self._session,
+            self._options,
+            run_id,
+            trace,
+            texts,
+            lambda seq: join_rows(self._rows[seq]),
+        )
+        return [asdict(one) for one in audits]
 
     def suspect_rounds(self, seq_id: int, rows: Sequence[EmittedRow]) -> list[int]:
         """Rounds of a sequence in which anything is suspect."""
@@ -318,10 +346,8 @@ class Redraw:
         self._next = len(prompt.tokens)
         limit = logits_ceiling(session.compute)
         self._margin = 4 * float(np.sqrt(limit))
-        blocks = session.config.blocks
-        ties = any(isinstance(b.ffn, MixturePart) or b.asks_host for b in blocks)
-        self._draws = options.spec.accept == "match" and not options.spec.synthetic
-        self._draws &= limit <= _ROUNDED and not ties
+        ties = tipped_share(session.compute, ranks=session.config.ranks) > 0
+        self._draws = options.spec.accept == "match" and not options.spec.synthetic and not ties
 
     def compare(self, check: TextCheck, part: PassedPart) -> None:
         """Draw the tokens that a pass gives logits for; the first other one is noted."""
