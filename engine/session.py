@@ -219,8 +219,9 @@ class Session:
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
 
-        audit: check the run against plain decoding at its end (engine.audit), None = if it is
-        short; observer: who looks at its rounds in place of an audit.
+        audit: check the run against plain decoding at its end (engine.audit); None = if it is
+        short, and within a small part of its time; observer: who looks at its rounds in place of
+        an audit.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -243,9 +244,10 @@ class Session:
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
-        if audit is None:
-            audit = is_short(prompts, options)
-        auditor = RunAudit(self, prompts, options, can_repeat=cache is None) if audit else None
+        auditor = None
+        if audit or (audit is None and is_short(prompts, options)):
+            can_repeat, is_whole = cache is None, audit is not None
+            auditor = RunAudit(self, prompts, options, can_repeat=can_repeat, is_whole=is_whole)
         scheduler = Scheduler(
             self.model,
             memory,

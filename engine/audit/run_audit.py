@@ -10,6 +10,7 @@ that decodes its text token by token (engine.audit.repetition), and that decides
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
@@ -44,6 +45,12 @@ if TYPE_CHECKING:
 
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
+SHARE_OF_RUN = 0.06
+"""Of a run's time, what decoding its text again may take where nobody asked for the audit."""
+_FIRST_PART, _LEAST_PART = 48, 16
+"""Tokens of the first pass within that time, and of every further one at least."""
+_SAMPLES, _FEW_SAMPLES = 12, 4
+"""Rounds whose states are copied, in a whole audit and within that time."""
 _LOGITS_BYTES = 32 << 20
 _FEW_ROWS = 2
 
@@ -94,10 +101,14 @@ class RunAudit:
         options: RunOptions,
         *,
         can_repeat: bool = True,
+        is_whole: bool = True,
     ) -> None:
-        """can_repeat: the run began with an empty memory, so that it can be repeated."""
+        """can_repeat: the run began with an empty memory, so that it can be repeated. is_whole:
+        all of the text is decoded again, and drafts are made again; else as much of the text as
+        SHARE_OF_RUN of the run's time allows."""
         self._session, self._prompts, self._options = session, list(prompts), options
-        self.can_repeat = can_repeat
+        self.can_repeat, self._is_whole = can_repeat, is_whole
+        self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
         self.texts: dict[int, list[int]] = {i: list(p.tokens) for i, p in enumerate(prompts)}
         """Prompt and accepted tokens by sequence; beyond a stop they are not emitted."""
         self._samples: StateSamples | None = None
@@ -125,7 +136,7 @@ class RunAudit:
         end_tokens: Collection[int],
     ) -> None:
         """The run is about to start."""
-        self._samples = StateSamples(memory)
+        self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
         self._check = SamplerCheck(sequences, self._options, end_tokens)
 
     def judged(
@@ -177,6 +188,9 @@ class RunAudit:
         try:
             yield
             rows = emitted_rows(trace, run_id)
+            if not self._is_whole:
+                t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
+                self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
             for seq_id in self.texts:
                 check = self._checks[seq_id] = TextCheck()
                 yield from self._pass(seq_id, check, rows.get(seq_id, []))
@@ -197,10 +211,12 @@ class RunAudit:
         finally:
             if result["verdict"] == "not judged" and not self._not_judged:
                 self._not_judged.append("The audit was stopped.")
+            texts = self.texts.items()
             facts[FACT] = {
                 **result,
                 "n_rounds_sampled": self._samples.n_rounds,
                 "n_tokens": sum(len(one.errors) for one in self._checks.values()),
+                "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
                 "n_drawn": self._check.n_tokens,
                 "logits_error": max(
                     (e for one in self._checks.values() for e in one.errors.values()), default=0.0
@@ -225,22 +241,37 @@ class RunAudit:
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
         plain = PlainPass(self._session, self._options, text, self._taps)
         redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows)
-        cuts = sorted({n_prompt - 1, *(s.n_tokens for s in samples), n_all})
-        for stop in cuts:
-            while plain.n_tokens < stop:
-                most = self._options.n_ubatch if plain.n_tokens < n_prompt - 1 else width
-                part = plain.decode(min(most, stop - plain.n_tokens), n_prompt - 1)
-                self.compare(check, part, rows)
-                redraw.compare(check, part)
-                if self._has_drafters:
-                    self._rows.setdefault(seq_id, []).append(part.rows)
-                yield
-            for sample in samples:
-                if sample.n_tokens == stop:
-                    live = plain.memory.inputs((0,))[0]
-                    errors = state_errors(live, sample.states)
-                    worst = max(errors, key=errors.__getitem__)
-                    check.states[sample.round] = errors[worst], worst
+        by_length = {sample.n_tokens: sample for sample in samples}
+        while plain.n_tokens < n_all:
+            most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
+            n = self._room(min(most, n_all - plain.n_tokens))
+            if not n:
+                return
+            cuts = [at - plain.n_tokens for at in by_length]
+            cuts = [at for at in cuts if 0 < at <= n]
+            n = (min if self._is_whole else max)(cuts, default=n)
+            since = perf_counter()
+            part = plain.decode(n, n_prompt - 1)
+            self.compare(check, part, rows)
+            redraw.compare(check, part)
+            if self._has_drafters:
+                self._rows.setdefault(seq_id, []).append(part.rows)
+            if sample := by_length.get(plain.n_tokens):
+                errors = state_errors(plain.memory.inputs((0,))[0], sample.states)
+                worst = max(errors, key=errors.__getitem__)
+                check.states[sample.round] = errors[worst], worst
+            self._n_passed += n
+            self._spent_s += perf_counter() - since
+            yield
+
+    def _room(self, n: int) -> int:
+        """How many of the next n tokens may be decoded again."""
+        if self._limit_s == math.inf:
+            return n
+        if not self._n_passed:
+            return min(n, _FIRST_PART)
+        room = int((self._limit_s - self._spent_s) / self._spent_s * self._n_passed)
+        return min(n, room) if room >= min(n, _LEAST_PART) else 0
 
     @property
     def _n_vocab(self) -> int:
@@ -281,7 +312,7 @@ class RunAudit:
         self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
     ) -> list[dict[str, Any]]:
         """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
-        if not self._has_drafters or not rows:
+        if not self._has_drafters or not rows or not self._is_whole:
             return []
         texts = {
             i: [*self._prompts[i].tokens, *(row.token_id for row in found)]

@@ -39,9 +39,8 @@ class SamplerCheck:
         options: RunOptions,
         end_tokens: Collection[int],
     ) -> None:
-        self._plain: dict[int, Sampler] = {}
-        for sequence in sequences:
-            self._plain[sequence.seq_id] = sequence.sampler.clone()
+        self._first = {one.seq_id: one.sampler.clone() for one in sequences}
+        self._plain = {seq_id: sampler.clone() for seq_id, sampler in self._first.items()}
         self._options, self._end_tokens = options, end_tokens
         self._rates = options.spec.synthetic
         self._luck: dict[int, np.random.Generator] = {}
@@ -80,7 +79,7 @@ class SamplerCheck:
         facts: RoundFacts,
     ) -> dict[str, Any]:
         first_pos = facts.pos_next
-        before = plain.clone()
+        known = len(plain.accepted), plain.n_draws
         rows = plain.rows(logits)
         seen: list[Distribution] = []
 
@@ -111,12 +110,23 @@ class SamplerCheck:
                 "pos": first_pos + at,
                 "token_id": tokens[at] if at < len(tokens) else None,
                 "expected_id": expected[at] if at < len(expected) else None,
-                "about": self._about(before, draft, logits, tokens, at),
+                "about": self._about(
+                    self._before(sequence.seq_id, plain, *known), draft, logits, tokens, at
+                ),
             }
         what = sequence.sampler.differs_from(plain)
         if what:
             return {"what": what}
         return {} if facts.n_replays or self._rates else _wrong_p(facts, draft, tokens, seen)
+
+    def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
+        """The plain sampler as it was after so many tokens and random numbers."""
+        sampler = self._first[seq_id].clone()
+        for token in plain.accepted[:n_accepted]:
+            sampler.accept(token)
+        for _ in range(n_draws):
+            sampler.uniform()
+        return sampler
 
     def _n_by_luck(self, seq_id: int, draft: Draft) -> int:
         """Tokens of a draft that one random number of the sequence keeps."""
