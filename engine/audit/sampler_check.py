@@ -1,8 +1,8 @@
 """The sampler and the acceptance of a run, checked round by round.
 
-Beside every sampler of the run there is a plain one: it draws from the same logits by the rules of
-engine.audit.acceptance and accepts only tokens that the text has. Both use the same arithmetic on
-the same numbers, so they have to agree exactly.
+Every sampler of the run has a plain one at its side: it draws from the same logits by the rules of
+engine.decode.plain_acceptance and accepts only tokens that the text has. Both use the same
+arithmetic on the same numbers, so they have to agree exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.acceptance import PLAIN_RULES
+from engine.decode.plain_acceptance import PLAIN_RULES
 from engine.decode.round_facts import RoundFacts
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft

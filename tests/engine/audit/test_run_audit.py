@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.audit.run_audit import audit_of
 from engine.audit.state_samples import StateSamples
-from engine.decode import acceptance_rules, sequence_judge
-from engine.decode.sequence_judge import SequenceJudge
+from engine.decode import acceptance_rules
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.findings.check import Finding, recorded, with_consequences
@@ -27,7 +27,8 @@ PENALISED = SamplerOptions(temp=0.8, seed=11, repeat_penalty=1.5, repeat_last_n=
 
 
 def audited(options: RunOptions, name: str = MODEL, n: int = 14) -> Run:
-    run = session(name).start([Prompt(prompt_of(name).tokens[:n])], options, audit=True)
+    opened, prompts = session(name), [Prompt(prompt_of(name).tokens[:n])]
+    run = opened.start(prompts, options, audit=audit_of(opened, prompts, options))
     while run.step():
         pass
     return run
@@ -218,7 +219,8 @@ def test_samples_are_few_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stopped_audit_says_so() -> None:
-    run = session(MODEL).start([prompt_of(MODEL)], drafting(), audit=True)
+    opened, prompts = session(MODEL), [prompt_of(MODEL)]
+    run = opened.start(prompts, drafting(), audit=audit_of(opened, prompts, drafting()))
     while result_verdict(run) != "going on":
         run.step()
     run.stop()
