@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings import drift
+from engine.findings import drift, forks
 from engine.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, rounds_text
 
-_NAMED = (*drift.NAMED, *drift.RULES)
+_NAMED = (*drift.NAMED, *drift.RULES, *forks.RULES)
 _RESTORES = ("restore", "restore_depth")
 
 
