@@ -297,7 +297,9 @@ class BlockModel(DraftModel):
             return rows[: min(n, n_same + 1)]
         start = upload([last], out.logits.device)
         invariant = self._memory.batch_invariant
-        ids, scores = read(*model.selector.lattice(out.logits, out.hidden, start, invariant=invariant))
+        ids, scores = read(
+            *model.selector.lattice(out.logits, out.hidden, start, invariant=invariant)
+        )
         found: list[Candidates] = []
         before = 0
         for i, (own, by_predecessor) in enumerate(zip(ids[0], scores[0], strict=True)):
