@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
-from engine.audit.run_audit import RunAudit
 from engine.decode.prompt_cache import CachedRun, PromptCache
-from engine.decode.scheduler import Scheduler
+from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.errors import NonFiniteError, OptionError
 from engine.findings.check import record_findings
 from engine.gguf.model_files import ModelFiles
@@ -35,6 +34,14 @@ class SequenceResult:
     acceptance: dict[str, Any]
 
 
+class Auditor(RoundObserver, Protocol):
+    """Observes a run, and checks it once it has all its tokens."""
+
+    def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
+        """The check in small parts. What it found is in the run's facts at its end, also if it is
+        closed before."""
+
+
 _ENDED = object()
 LOOK_STEPS = 16
 """Steps between two looks at most: until then all their logits are kept."""
@@ -57,7 +64,7 @@ class Run:
         cache: PromptCache | None = None,
         cached: CachedRun | None = None,
         memories: LentMemories | None = None,
-        audit: RunAudit | None = None,
+        audit: Auditor | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
@@ -67,7 +74,7 @@ class Run:
         self._cache, self._cached, self._memories = cache, cached, memories
 
     def step(self) -> bool:
-        """One scheduler round, behind the last one a part of the audit. True while more work
+        """One scheduler round, after the last one a part of the audit. True while more work
         remains; DraftscopeError ends the run."""
         if self.done:
             return False

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from engine.audit.run_audit import RunAudit, is_short
 from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
@@ -46,7 +45,7 @@ from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.progress import ReportProgress, report_part
-from engine.run import Run
+from engine.run import Auditor, Run
 from engine.sampling.grammar import Grammar, GrammarTokens
 from engine.sampling.grammar_file import read_grammar
 from engine.trace.run_ref import same_model
@@ -212,15 +211,14 @@ class Session:
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
         *,
-        audit: bool | None = False,
+        audit: Auditor | None = None,
         observer: RoundObserver | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
 
-        audit: check the run against plain decoding at its end (engine.audit), None = if it is
-        short; observer: who looks at its rounds in place of an audit.
+        audit: observes the run and checks it at its end (engine.audit); observer: observes it only.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -243,9 +241,6 @@ class Session:
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
         trace.runs[run_id]["drafters"] = chain.statistics
-        if audit is None:
-            audit = is_short(prompts, options)
-        auditor = RunAudit(self, prompts, options, can_repeat=cache is None) if audit else None
         scheduler = Scheduler(
             self.model,
             memory,
@@ -256,10 +251,10 @@ class Session:
             recorder,
             held=kept.held if kept else None,
             grammar=self.grammar(options),
-            observer=auditor or observer,
+            observer=audit or observer,
         )
         return Run(
-            run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, auditor
+            run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
         )
 
     def _memories(self, options: RunOptions) -> LentMemories:

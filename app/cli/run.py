@@ -50,11 +50,13 @@ def run(args: argparse.Namespace) -> int:
     print_notes(options)
     session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
+    from engine.audit.run_audit import audit_of
     from engine.bench.environment import environment
     from engine.report.run import run_report
 
     trace = TraceStore()
-    job = session.start(prompts, options, trace, audit=args.audit)
+    audit = audit_of(session, prompts, options, asked=args.audit)
+    job = session.start(prompts, options, trace, audit=audit)
     streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, session, "" if args.chat else prompts[0].text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,10 @@ def _hold(
 ) -> None:
     """Decode one turn of the file."""
     given = turn.answer if answers == "recorded" else None
-    run = conversation.start(turn.messages, turn.parent, options, given, audit=audit)
+    from engine.audit.run_audit import audit_of
+
+    make = partial(audit_of, session, asked=audit, can_repeat=False)
+    run = conversation.start(turn.messages, turn.parent, options, given, audit=make)
     if is_traced and session.content is not None:
         session.content.start(lambda: run.done or any(run.emitted))
     decode(run, run.advance, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch
 from engine.batch import UBatch
 from engine.draft.draft_simple import STAND_IN
 from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.transfer import read, upload
 from kernels.top_k import top_k
@@ -25,7 +26,6 @@ from kernels.top_k import top_k
 if TYPE_CHECKING:
     from engine.model.drafters.dflash import DFlash
     from engine.model.drafters.eagle3 import Eagle3
-    from engine.model.hybrid import HybridModel
     from engine.model.mtp import MtpHead
     from engine.options import RunOptions
     from engine.session import Session
@@ -61,6 +61,8 @@ class DraftModel(ABC):
 
     ahead = 0
     reads_rows = True
+    has_newest = True
+    """Whether the newest token is an entry, too."""
 
     def __init__(self, memory: HybridMemory, n_ubatch: int) -> None:
         self._memory, self._n_ubatch = memory, n_ubatch
@@ -257,6 +259,8 @@ class Eagle3Model(_Stepwise):
 class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts."""
 
+    has_newest = False
+
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
         self._model = model
@@ -314,28 +318,23 @@ class BlockModel(DraftModel):
         return found
 
 
-def draft_model(
-    session: Session, options: RunOptions, drafter: str, n_ctx: int
-) -> DraftModel | None:
-    """A drafter's model with a memory for n_ctx tokens; None for one without a model."""
-    target, n_max = session.model, options.spec.n_max
-    loaded = session.drafts[drafter].model if drafter in session.drafts else None
-    sizes = 2, n_ctx, target.device
+def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int) -> DraftModel:
+    """The model of a drafter that has one, with a memory for n_ctx tokens."""
+    target, sizes = session.model, (2, n_ctx, session.model.device)
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if drafter == "draft-mtp":
         assert target.head is not None
         return MtpModel(target.head, HybridMemory.for_head(target.config, *sizes), n_ubatch)
-    if drafter == "draft-simple":
+    loaded = session.drafts[drafter].model
+    if isinstance(loaded, HybridModel):
         memory = HybridMemory.for_model(loaded.config, *sizes)
         return SimpleModel(loaded, target.config.n_vocab, memory, n_ubatch)
+    config: Any = loaded.config
     if drafter == "draft-eagle3":
-        memory = HybridMemory.for_layers(loaded.config.cells(), *sizes)
+        memory = HybridMemory.for_layers(config.cells(), *sizes)
         return Eagle3Model(loaded.model, loaded.vocabulary.ids, memory, n_ubatch)
-    if drafter in ("draft-dflash", "draft-dspark"):
-        config = loaded.config
-        memory = HybridMemory.for_layers(config.cells(), *sizes, ahead=not config.causal)
-        return BlockModel(loaded.model, n_max, memory, n_ubatch)
-    return None
+    memory = HybridMemory.for_layers(config.cells(), *sizes, ahead=not config.causal)
+    return BlockModel(loaded.model, options.spec.n_max, memory, n_ubatch)
 
 
 def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:

@@ -87,9 +87,10 @@ class Deviation:
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
     and the drafted entries, or only these, are so many positions on. newest: its token is that of
-    so many positions on. steady: all drafted tokens are paired with one row. drift: positions that
-    entries are moved by in each round. other: another text is "instead" of the beginning, "before"
-    this one, "beside" it in the same positions, or there are its "rows".
+    so many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired with
+    one row. drift: positions that entries are moved by in each round. other: another text is
+    "instead" of the beginning, "before" this one, "beside" it in the same positions, leaves a
+    "gap", or there are its "rows".
     """
 
     what: str
@@ -108,6 +109,7 @@ class Deviation:
     place: int = 0
     step: int = 0
     newest: int = 0
+    takes_back: bool = False
     steady: bool = False
     drift: int = 0
     other: str = ""
@@ -133,6 +135,7 @@ DEVIATIONS = (
     Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
     Deviation(BEHIND, "one token is decoded twice in each round", again=True),
     Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
+    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1, takes_back=True),
     Deviation(KEPT, "all drafted tokens stay in memory", n_kept=None),
     Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
     Deviation(SHIFTED, "rows of one position before", row_shift=-1),
@@ -283,12 +286,11 @@ class _RecordedDrafts:
             depth,
         )
 
-    def first_named(self, drafter: str, seq: int) -> float:
-        """The first round in which the drafter's own checks counted wrong rows or tokens."""
+    def is_named(self, drafter: str, seq: int) -> bool:
+        """Whether the drafter's own checks have counted wrong rows or tokens."""
         asked = self._asked
         wrong = (asked["num_wrong_rows"] > 0) | (asked["num_wrong_tokens"] > 0)
-        rows = np.flatnonzero(wrong & (asked["seq_id"] == seq) & asked.is_text("drafter", drafter))
-        return float(asked["round"][rows[0]]) if rows.size else math.inf
+        return bool((wrong & (asked["seq_id"] == seq) & asked.is_text("drafter", drafter)).any())
 
     def target_p(self, seq: int) -> dict[int, tuple[int, float]]:
         """The target's probability of each emitted token, by its position, with the token."""
@@ -336,9 +338,11 @@ class _DrafterAudit:
     def _judge(self, text: _Text, n: int) -> DraftAudit:
         sampled = _sampled(text.drafts, n)
         distances = self._from_the_text(text, sampled)
-        named = self._recorded.first_named(self._drafter, text.seq_id)
-        wrong = [d for d in sampled if d.round < named and distances[d.round] > self._tolerance]
+        wrong = [d for d in sampled if distances[d.round] > self._tolerance]
         about = f"{len(sampled)} of {len(text.drafts)} drafts made again"
+        if wrong and self._recorded.is_named(self._drafter, text.seq_id):
+            why = "the drafter's own checks have found what is wrong"
+            return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong and (why := self._not_judged(text, wrong[0])):
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong:
@@ -362,12 +366,13 @@ class _DrafterAudit:
         clean: Mapping[int, float],
     ) -> DraftAudit:
         deviation = self._cause(text, window, sum(clean.values()))
-        evidence = [
-            deviation.about,
-            f"{len(wrong)} of {n_sampled} drafts made again differ, by "
-            f"{clean[first.round]:.2g} of the shares of the best tokens in round {first.round}",
-            "" if self._draws else self._cost(text, wrong[:_MOST_COUNTED]),
-        ]
+        if deviation.what == DIFFERS:  # as a whole; perhaps it is plain where it begins
+            start = window[: window.index(first) + 1]
+            deviation = self._cause(text, start, self._tolerance)
+        amount = f"{clean[first.round]:.2g} of the shares of the best tokens"
+        differ = f"{len(wrong)} of {n_sampled} drafts made again differ"
+        cost = "" if self._draws else self._cost(text, wrong[:_MOST_COUNTED])
+        evidence = deviation.about, f"{differ}, by {amount} in round {first.round}", cost
         said = "; ".join(filter(None, evidence))
         return DraftAudit(text.seq_id, first.round, self._drafter, deviation.what, said)
 
@@ -483,9 +488,10 @@ class _Replay:
         if how.loses and len(places) > 1:
             del places[-2]
         entries = self._text.entries(model, places, how, draft.pos0)
-        entries = entries.moved(self._offset - how.closes)
-        model.write(entries.part(0, len(places) - 1))
-        newest = entries.part(len(places) - 1, len(places)).moved(how.place)
+        moved = entries.moved(self._offset - how.closes)
+        model.write(moved.part(0, len(places) - 1))
+        newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
+        newest = newest.moved(how.place)
         if how.newest:
             newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
@@ -494,12 +500,12 @@ class _Replay:
             newest, first, draft.tokens, n_drafted, in_place=in_place, steady=how.steady
         )
         n_true = model.n_true(draft.n_accepted, n_drafted)
+        if not model.reads_rows and (how.round_shift or how.takes_back):
+            n_true = 0  # what was drafted is taken for wrong
         n = end + n_true
-        if not in_place:
-            if n_true:
-                model.write(newest)
-            model.write(self._text.entries(model, range(end + 1, n), _CLEAN, draft.pos0))
-            model.write(model.left.part(n_true - 1, n_true - 1 + (how.n_kept or 0)))
+        if not in_place and n_true:
+            model.write(newest)
+            model.write(model.left.part(0, n_true - 1 + (how.n_kept or 0)))
         elif how.n_kept:
             model.cut(n + how.n_kept)
         self._offset += how.drift

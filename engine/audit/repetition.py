@@ -5,14 +5,15 @@ It says in which round a state or logits are wrong for the first time, and what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.audit.plain_pass import PlainPass, plain_options
-from engine.audit.run_audit import EmittedRow, Redraw, RunAudit, TextCheck, state_errors
+from engine.audit.state_samples import StateSample
+from engine.audit.text_check import AuditedTexts, EmittedRow, Redraw, TextCheck, state_errors
 from engine.compare.divergence import cells_that_differ
 from engine.compare.state_origin import SequenceText, StateOrigin
 from engine.decode.round_facts import RoundFacts
@@ -42,13 +43,17 @@ class Repetition:
         session: Session,
         prompts: Sequence[Prompt],
         options: RunOptions,
-        audit: RunAudit,
+        texts: AuditedTexts,
         rows: Mapping[int, Sequence[EmittedRow]],
-        suspects: Collection[int],
+        suspects: Mapping[int, Sequence[int]],
+        samples: Mapping[int, StateSample | None] | None,
     ) -> None:
+        """suspects: by sequence the rounds in which something is suspect. samples: of a run that
+        cannot be repeated, the first suspect states of each of them."""
         self._session, self._prompts, self._options = session, prompts, options
-        self._audit, self._rows = audit, rows
-        self._plain = {i: PlainPass(session, options, audit.texts[i]) for i in sorted(suspects)}
+        self._audited, self._rows = texts, rows
+        self._suspects, self._samples = suspects, samples
+        self._plain = {i: PlainPass(session, options, texts.tokens[i]) for i in sorted(suspects)}
         self._redraw = {i: Redraw(session, options, prompts[i], rows.get(i, [])) for i in suspects}
         self._checks = {i: TextCheck() for i in suspects}
         self._states: dict[int, dict[str, Any]] = {}
@@ -59,9 +64,8 @@ class Repetition:
 
     def steps(self) -> Iterator[None]:
         """The second look, in small parts."""
-        rounds = {i: self._audit.suspect_rounds(i, self._rows.get(i, [])) for i in self._plain}
-        last = max(min(found[-1], found[0] + _ROUNDS) for found in rounds.values() if found)
-        if self._audit.can_repeat:
+        last = max(min(found[-1], found[0] + _ROUNDS) for found in self._suspects.values())
+        if self._samples is None:
             trace = TraceStore()
             run = self._session.start(self._prompts, self._options, trace, observer=self)
             while not self._has_parted and run.step():
@@ -78,15 +82,14 @@ class Repetition:
                 while plain.n_tokens < row.pos:
                     self._advance(seq_id, row.pos)
                     yield
-            if not self._audit.can_repeat:
-                self._take_sampled(seq_id)
+            if self._samples is not None:
+                self._take_sampled(seq_id, self._samples[seq_id])
 
-    def _take_sampled(self, seq_id: int) -> None:
+    def _take_sampled(self, seq_id: int, sample: StateSample | None) -> None:
         """Without a repetition, the states copied in the first run say which are wrong."""
-        sample = self._audit.wrong_sample(seq_id)
         if sample is None:
             return
-        plain = PlainPass(self._session, self._options, self._audit.texts[seq_id])
+        plain = PlainPass(self._session, self._options, self._audited.tokens[seq_id])
         while plain.n_tokens < sample.n_tokens:
             n = min(self._options.n_ubatch, sample.n_tokens - plain.n_tokens)
             plain.decode(n, sample.n_tokens)
@@ -114,7 +117,7 @@ class Repetition:
         """See engine.decode.scheduler.RoundObserver."""
         text = self._texts[sequence.seq_id]
         text += tokens
-        self._has_parted |= text != self._audit.texts[sequence.seq_id][: len(text)]
+        self._has_parted |= text != self._audited.tokens[sequence.seq_id][: len(text)]
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
@@ -157,14 +160,14 @@ class Repetition:
         """Note the states of a sequence if any is wrong, with what explains it. memory: has them as
         sequence `seq`, to be read beside others."""
         errors = state_errors(clean, states)
-        wrong = [key for key, error in errors.items() if not error <= self._audit.state_limit]
+        wrong = [key for key, error in errors.items() if not error <= self._audited.state_limit]
         if not wrong:
             return
         key, plain = min(wrong), plain_options(self._options)
         make = partial(self._session.make_memory, plain, 1, n_tokens + _ROOM, 0)
         text = self._sequence_text(number, seq_id, n_tokens)
         where = {"round": number, "seq_id": seq_id}
-        where["is_prompt"] = (number, seq_id) not in self._audit.batches
+        where["is_prompt"] = (number, seq_id) not in self._audited.batches
         records = StateOrigin(self._session.model, make).of(
             text, memory, seq, beside, key.layer, others
         )
@@ -179,8 +182,8 @@ class Repetition:
         }
 
     def _sequence_text(self, number: int, seq_id: int, n_tokens: int) -> SequenceText:
-        text = self._audit.texts[seq_id]
-        pos0, batch = self._audit.batches.get((number, seq_id), (0, text[:n_tokens]))
+        text = self._audited.tokens[seq_id]
+        pos0, batch = self._audited.batches.get((number, seq_id), (0, text[:n_tokens]))
         return SequenceText(text[:pos0], text[pos0:n_tokens], batch, text[n_tokens])
 
     def _compare_cells(
@@ -213,7 +216,7 @@ class Repetition:
         n = min(self._options.n_ubatch, max(1, n_prompt - plain.n_tokens), stop - plain.n_tokens)
         part = plain.decode(n, n_prompt - 1)
         check = self._checks[seq_id]
-        self._audit.compare(check, part, self._rows.get(seq_id, []))
+        self._audited.compare(check, part, self._rows.get(seq_id, []))
         self._redraw[seq_id].compare(check, part)
 
     def wrong(self, seq_id: int) -> dict[str, Any]:
@@ -221,13 +224,13 @@ class Repetition:
         that was found; {} if nothing is."""
         check, at = self._checks[seq_id], {row.pos: row.round for row in self._rows.get(seq_id, [])}
         found: dict[str, Any] = {}
-        first = self._audit.is_wrong(check.errors)
+        first = self._audited.is_wrong(check.errors)
         if first is not None:
             error = check.errors[first]
-            n = sum(not error <= self._audit.logits_limit for error in check.errors.values())
+            n = sum(not error <= self._audited.logits_limit for error in check.errors.values())
             found["logits"] = {"round": at[first], "pos": first, "error": error, "n_rows": n}
         state = self._states.get(seq_id)
-        if state and (not self._audit.has_ties or first is not None or state["error"] > _TIE):
+        if state and (not self._audited.has_ties or first is not None or state["error"] > _TIE):
             found["state"] = state
         cells = self._cells.get(seq_id)
         if cells and (cells["n_cells"] or first is not None):

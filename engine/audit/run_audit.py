@@ -10,65 +10,53 @@ that decodes its text token by token (engine.audit.repetition), and that decides
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from engine.audit.plain_pass import PassedPart, PlainPass
+from engine.audit.draft_models import taps_of
+from engine.audit.drafts import audit_drafts
+from engine.audit.plain_pass import PlainPass
+from engine.audit.repetition import Repetition
 from engine.audit.sampler_check import SamplerCheck
 from engine.audit.state_samples import StateSample, StateSamples
+from engine.audit.text_check import (
+    AuditedTexts,
+    EmittedRow,
+    Redraw,
+    TextCheck,
+    emitted_rows,
+    state_errors,
+)
 from engine.decode.round_facts import RoundFacts
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
+from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
-from engine.model.parts.feed_forward import MixturePart
-from engine.model.recurrence import StateKey
-from engine.options import Prompt, RunOptions, StateTypes
-from engine.sampling.sampler import Sampler
+from engine.model.taps import TargetRows, join_rows
+from engine.options import Prompt, RunOptions
 from engine.trace.audit_text import FACT, GOING_ON
-from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling
-from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
-from engine.transfer import read
 
 if TYPE_CHECKING:
     from engine.session import Session
 
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
+SHARE_OF_RUN = 0.06
+"""Of a run's time, what decoding its text again may take where nobody asked for the audit."""
+_FIRST_PART, _LEAST_PART = 48, 16
+"""Tokens of the first pass within that time, and of every further one at least."""
+_SAMPLES, _FEW_SAMPLES = 12, 4
+"""Rounds whose states are copied, in a whole audit and within that time."""
 _LOGITS_BYTES = 32 << 20
-_ROUNDED = 1e-3
-"""A ceiling of logits above which tokens cannot be drawn again from other passes' logits."""
 _FEW_ROWS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class EmittedRow:
-    """What the trace has of an emitted token: its round, position, id, and the target's most
-    probable tokens there with their probabilities."""
-
-    round: int
-    pos: int
-    token_id: int
-    top_ids: np.ndarray
-    top_p: np.ndarray
-
-
-@dataclass(slots=True)
-class TextCheck:
-    """What a pass over the text of one sequence found. errors: by position of an emitted token the
-    error of what was recorded of the logits, as an NMSE; states: by round the largest relative
-    error and where; token: position of the first token that plain drawing does not give, with the
-    one that it gives."""
-
-    errors: dict[int, float] = field(default_factory=dict)
-    states: dict[int, tuple[float, StateKey]] = field(default_factory=dict)
-    token: tuple[int, int] | None = None
 
 
 def is_short(prompts: Sequence[Prompt], options: RunOptions) -> bool:
@@ -77,6 +65,21 @@ def is_short(prompts: Sequence[Prompt], options: RunOptions) -> bool:
     n_read = sum(len(prompt.tokens) for prompt in prompts)
     n_written = options.n_predict * len(prompts)
     return n_read <= n_written <= SHORT_RUN - n_read
+
+
+def audit_of(
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: RunOptions,
+    *,
+    asked: bool | None = True,
+    can_repeat: bool = True,
+) -> RunAudit | None:
+    """The audit of a run that is about to start. asked: None = only of a short run, and within a
+    small part of its time. can_repeat: the run begins with an empty memory."""
+    if asked is False or (asked is None and not is_short(prompts, options)):
+        return None
+    return RunAudit(session, prompts, options, can_repeat=can_repeat, is_whole=asked is not None)
 
 
 class RunAudit:
@@ -93,25 +96,23 @@ class RunAudit:
         options: RunOptions,
         *,
         can_repeat: bool = True,
+        is_whole: bool = True,
     ) -> None:
-        """can_repeat: the run began with an empty memory, so that it can be repeated."""
+        """can_repeat: the run began with an empty memory, so that it can be repeated. is_whole:
+        all of the text is decoded again, and drafts are made again; else as much of the text as
+        SHARE_OF_RUN of the run's time allows."""
         self._session, self._prompts, self._options = session, list(prompts), options
-        self.can_repeat = can_repeat
-        self.texts: dict[int, list[int]] = {i: list(p.tokens) for i, p in enumerate(prompts)}
-        """Prompt and accepted tokens by sequence; beyond a stop they are not emitted."""
+        self._can_repeat, self._is_whole = can_repeat, is_whole
+        self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
         self._samples: StateSamples | None = None
         self._check: SamplerCheck | None = None
-        self.batches: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """By round and sequence the batch that was judged: position and tokens of it."""
         self._undone = False
         self._checks: dict[int, TextCheck] = {}
         self._not_judged: list[str] = []
-        # states of shorter types round as activations do in that mode
-        mode = session.compute if options.state_types == StateTypes() else "bf16"
-        self.logits_limit, self.state_limit = logits_ceiling(mode), state_ceiling(mode)
-        blocks = session.config.blocks
-        self.has_ties = any(isinstance(b.ffn, MixturePart) or b.asks_host for b in blocks)
-        """Whether rounding can tip a choice inside the model: of experts, or of blocks."""
+        self._texts = AuditedTexts.of(session, prompts, options)
+        self._rows: dict[int, list[TargetRows]] = {}
+        self._taps = taps_of(session, options)
+        self._has_drafters = any(name in options.spec.types for name in model_drafters())
 
     # -- while the run goes on -------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class RunAudit:
         end_tokens: Collection[int],
     ) -> None:
         """The run is about to start."""
-        self._samples = StateSamples(memory)
+        self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
         self._check = SamplerCheck(sequences, self._options, end_tokens)
 
     def judged(
@@ -137,8 +138,8 @@ class RunAudit:
         """See engine.decode.scheduler.RoundObserver."""
         if facts.n_accepted is not None:
             drafted = draft.tokens if draft else ()
-            self.batches[number, sequence.seq_id] = facts.pos0, [sequence.last, *drafted]
-        self.texts[sequence.seq_id] += tokens
+            self._texts.batches[number, sequence.seq_id] = facts.pos0, [sequence.last, *drafted]
+        self._texts.tokens[sequence.seq_id] += tokens
         self._undone |= facts.memory_rollback > 0
         assert self._check is not None
         self._check.judged(number, sequence, draft, logits, tokens, facts)
@@ -174,7 +175,10 @@ class RunAudit:
         try:
             yield
             rows = emitted_rows(trace, run_id)
-            for seq_id in self.texts:
+            if not self._is_whole:
+                t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
+                self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
+            for seq_id in self._texts.tokens:
                 check = self._checks[seq_id] = TextCheck()
                 yield from self._pass(seq_id, check, rows.get(seq_id, []))
             suspects = {i for i, one in self._checks.items() if self._is_suspect(one)}
@@ -184,6 +188,8 @@ class RunAudit:
             origins = [one["state"].pop("origins") for one in found if "state" in one]
             if origins:
                 facts["state_origins"] = [record for records in origins for record in records]
+            right = {i: rows[i] for i in rows if i not in suspects}
+            result["drafts"] = self._drafts(trace, run_id, right)
             result["wrong"] = sorted(found, key=lambda one: one["round"])
             differs = found or self._check.notes
             result["verdict"] = "differs" if differs else "agrees"
@@ -192,10 +198,12 @@ class RunAudit:
         finally:
             if result["verdict"] == "not judged" and not self._not_judged:
                 self._not_judged.append("The audit was stopped.")
+            texts = self._texts.tokens.items()
             facts[FACT] = {
                 **result,
                 "n_rounds_sampled": self._samples.n_rounds,
                 "n_tokens": sum(len(one.errors) for one in self._checks.values()),
+                "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
                 "n_drawn": self._check.n_tokens,
                 "logits_error": max(
                     (e for one in self._checks.values() for e in one.errors.values()), default=0.0
@@ -212,45 +220,53 @@ class RunAudit:
     def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
         """Decode a text in wide passes and compare."""
         assert self._samples is not None
-        text, samples = self.texts[seq_id], self._samples.of(seq_id)
+        text, samples = self._texts.tokens[seq_id], self._samples.of(seq_id)
         n_prompt = len(self._prompts[seq_id].tokens)
         n_all = max([0, *(row.pos for row in rows), *(s.n_tokens for s in samples)])
         if not n_all:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
-        plain = PlainPass(self._session, self._options, text)
+        plain = PlainPass(self._session, self._options, text, self._taps)
         redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows)
-        cuts = sorted({n_prompt - 1, *(s.n_tokens for s in samples), n_all})
-        for stop in cuts:
-            while plain.n_tokens < stop:
-                most = self._options.n_ubatch if plain.n_tokens < n_prompt - 1 else width
-                part = plain.decode(min(most, stop - plain.n_tokens), n_prompt - 1)
-                self.compare(check, part, rows)
-                redraw.compare(check, part)
-                yield
-            for sample in samples:
-                if sample.n_tokens == stop:
-                    live = plain.memory.inputs((0,))[0]
-                    errors = state_errors(live, sample.states)
-                    worst = max(errors, key=errors.__getitem__)
-                    check.states[sample.round] = errors[worst], worst
+        by_length = {sample.n_tokens: sample for sample in samples}
+        while plain.n_tokens < n_all:
+            most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
+            n = self._room(min(most, n_all - plain.n_tokens))
+            if not n:
+                return
+            cuts = [at - plain.n_tokens for at in by_length]
+            cuts = [at for at in cuts if 0 < at <= n]
+            n = (min if self._is_whole else max)(cuts, default=n)
+            since = perf_counter()
+            part = plain.decode(n, n_prompt - 1)
+            self._texts.compare(check, part, rows)
+            redraw.compare(check, part)
+            if self._has_drafters:
+                self._rows.setdefault(seq_id, []).append(part.rows)
+            if sample := by_length.get(plain.n_tokens):
+                errors = state_errors(plain.memory.inputs((0,))[0], sample.states)
+                worst = max(errors, key=errors.__getitem__)
+                check.states[sample.round] = errors[worst], worst
+            self._n_passed += n
+            self._spent_s += perf_counter() - since
+            yield
+
+    def _room(self, n: int) -> int:
+        """How many of the next n tokens may be decoded again."""
+        if self._limit_s == math.inf:
+            return n
+        if not self._n_passed:
+            return min(n, _FIRST_PART)
+        room = int((self._limit_s - self._spent_s) / self._spent_s * self._n_passed)
+        return min(n, room) if room >= min(n, _LEAST_PART) else 0
 
     @property
     def _n_vocab(self) -> int:
         return self._session.config.n_vocab
 
-    def compare(self, check: TextCheck, part: PassedPart, rows: Sequence[EmittedRow]) -> None:
-        """Compare the rows whose logits a pass has given."""
-        first = part.first_output + 1  # of the token that the first logits choose
-        here = [row for row in rows if first <= row.pos < first + len(part.logits)]
-        if here:
-            at = [row.pos - first for row in here]
-            errors = recorded_error(part.logits[at], here)
-            check.errors |= dict(zip((row.pos for row in here), errors.tolist(), strict=True))
-
     def _is_suspect(self, check: TextCheck) -> bool:
-        wrong = any(not error <= self.logits_limit for error in check.errors.values())
-        wrong |= any(not error <= self.state_limit for error, _ in check.states.values())
+        wrong = any(not error <= self._texts.logits_limit for error in check.errors.values())
+        wrong |= any(not error <= self._texts.state_limit for error, _ in check.states.values())
         return wrong or check.token is not None
 
     def _decide(
@@ -259,9 +275,11 @@ class RunAudit:
         rows: Mapping[int, Sequence[EmittedRow]],
         found: list[dict[str, Any]],
     ) -> Iterator[None]:
-        from engine.audit.repetition import Repetition
-
-        repetition = Repetition(self._session, self._prompts, self._options, self, rows, suspects)
+        rounds = {i: self._suspect_rounds(i, rows.get(i, [])) for i in suspects}
+        samples = None if self._can_repeat else {i: self._wrong_sample(i) for i in suspects}
+        repetition = Repetition(
+            self._session, self._prompts, self._options, self._texts, rows, rounds, samples
+        )
         yield from repetition.steps()
         self._not_judged += repetition.not_judged
         for seq_id in sorted(suspects):
@@ -269,127 +287,38 @@ class RunAudit:
             if wrong:
                 found.append({"seq_id": seq_id, **wrong})
 
-    def suspect_rounds(self, seq_id: int, rows: Sequence[EmittedRow]) -> list[int]:
+    @torch.inference_mode()
+    def _drafts(
+        self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
+    ) -> list[dict[str, Any]]:
+        """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
+        if not self._has_drafters or not rows or not self._is_whole:
+            return []
+        texts = {
+            i: [*self._prompts[i].tokens, *(row.token_id for row in found)]
+            for i, found in rows.items()
+        }
+        audits = audit_drafts(
+            self._session,
+            self._options,
+            run_id,
+            trace,
+            texts,
+            lambda seq: join_rows(self._rows[seq]),
+        )
+        return [asdict(one) for one in audits]
+
+    def _suspect_rounds(self, seq_id: int, rows: Sequence[EmittedRow]) -> list[int]:
         """Rounds of a sequence in which anything is suspect."""
         check = self._checks[seq_id]
         at = {row.pos: row.round for row in rows}
-        found = [at[pos] for pos, e in check.errors.items() if not e <= self.logits_limit]
-        found += [n for n, (e, _) in check.states.items() if not e <= self.state_limit]
+        found = [at[pos] for pos, e in check.errors.items() if not e <= self._texts.logits_limit]
+        found += [n for n, (e, _) in check.states.items() if not e <= self._texts.state_limit]
         return sorted([*found, *([at[check.token[0]]] if check.token else [])])
 
-    def wrong_sample(self, seq_id: int) -> StateSample | None:
+    def _wrong_sample(self, seq_id: int) -> StateSample | None:
         """The first copied states of a sequence that are suspect."""
         assert self._samples is not None
         errors = self._checks[seq_id].states
         samples = self._samples.of(seq_id)
-        return next((s for s in samples if not errors[s.round][0] <= self.state_limit), None)
-
-    def is_wrong(self, errors: Mapping[int, float]) -> int | None:
-        """The first position of which what was recorded cannot be rounding. errors: by position.
-
-        Where ties inside the model can be tipped, a row may be off by much; then it takes more
-        than a part of all rows from there on."""
-        wrong = sorted(pos for pos, error in errors.items() if not error <= self.logits_limit)
-        if not wrong:
-            return None
-        if self.has_ties:
-            n = sum(pos >= wrong[0] for pos in errors)
-            if len(wrong) < _FEW_ROWS or len(wrong) <= TIPPED * n:
-                return None
-        return wrong[0]
-
-
-class Redraw:
-    """Draws the tokens of a text anew from clean logits, as plain decoding does: with the seed, a
-    random number per token, and penalties and grammar that know the text alone."""
-
-    def __init__(
-        self, session: Session, options: RunOptions, prompt: Prompt, rows: Sequence[EmittedRow]
-    ) -> None:
-        eog = session.tokenizer.eog_ids
-        grammar = session.grammar(options)
-        self._sampler = Sampler(
-            options.sampler,
-            eog if options.ignore_eos else (),
-            prompt.tokens,
-            grammar.start() if grammar else None,
-        )
-        self._rows = {row.pos: row for row in rows}
-        self._next = len(prompt.tokens)
-        limit = logits_ceiling(session.compute)
-        self._margin = 4 * float(np.sqrt(limit))
-        blocks = session.config.blocks
-        ties = any(isinstance(b.ffn, MixturePart) or b.asks_host for b in blocks)
-        self._draws = options.spec.accept == "match" and not options.spec.synthetic
-        self._draws &= limit <= _ROUNDED and not ties
-
-    def compare(self, check: TextCheck, part: PassedPart) -> None:
-        """Draw the tokens that a pass gives logits for; the first other one is noted."""
-        if not self._draws or check.token is not None:
-            return
-        for i in range(len(part.logits)):
-            pos = part.first_output + 1 + i
-            row = self._rows.get(pos)
-            if row is None or pos != self._next:
-                return
-            p = self._sampler.rows(part.logits[i : i + 1])(0)
-            number = self._sampler.uniform()
-            token = p.at(number)
-            if token != row.token_id and not self._is_near(p, number, row, part.logits[i], token):
-                check.token = pos, token
-                return
-            self._sampler.accept(row.token_id)
-            self._next += 1
-
-    def _is_near(
-        self, p: Any, number: float, row: EmittedRow, logits: torch.Tensor, token: int
-    ) -> bool:
-        """Whether rounding may have chosen the token of the text."""
-        if len(p.ids) == 1:
-            gap = float((logits[token] - logits[row.token_id]).abs())
-            return gap <= self._margin * float(logits.square().mean().sqrt())
-        near = {p.at(min(max(number + d, 0.0), 1 - 1e-12)) for d in (-self._margin, self._margin)}
-        return row.token_id in near
-
-
-def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
-    """What a trace has of the emitted tokens of a run, by sequence, in order of their positions."""
-    tokens = RunColumns(trace, "tokens", run_id)
-    chosen = np.flatnonzero(tokens.is_text("kind", *EMITTED_KINDS))
-    names = ("seq_id", "round", "pos", "token_id", "target_top_id", "target_top_p")
-    columns = [tokens[name][chosen] for name in names]
-    found: dict[int, list[EmittedRow]] = {}
-    for seq_id, *rest in zip(*columns, strict=True):
-        number, pos, token, ids, p = rest
-        row = EmittedRow(int(number), int(pos), int(token), ids, p)
-        found.setdefault(int(seq_id), []).append(row)
-    return {seq_id: sorted(rows, key=lambda row: row.pos) for seq_id, rows in found.items()}
-
-
-def recorded_error(logits: torch.Tensor, rows: Sequence[EmittedRow]) -> np.ndarray:
-    """Per row the mean squared difference of what was recorded, the logarithms of the most
-    probable tokens' probabilities, from that of logits [n, n_vocab], over the mean square of the
-    logits: float64 [n]. Where both are not finite it is 0."""
-    clean = logits.double()
-    ids = torch.from_numpy(np.stack([np.maximum(row.top_ids, 0) for row in rows]).astype(np.int64))
-    p = np.stack([row.top_p for row in rows]).astype(np.float64)
-    log_p = torch.log_softmax(clean, 1).gather(1, ids.to(clean.device))
-    mine, power = read(log_p, clean.square().mean(1))
-    is_finite = np.isfinite(power)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.isfinite(p) & (p > 1e-30)
-        apart = np.where(seen, np.square(mine - np.log(p)), 0.0)
-        error = apart.sum(1) / np.maximum(seen.sum(1), 1) / power
-    return np.where(is_finite, error, 0.0)
-
-
-def state_errors(
-    clean: Mapping[StateKey, torch.Tensor], found: Mapping[StateKey, torch.Tensor]
-) -> dict[StateKey, float]:
-    """Relative error of every state; infinite where one is not finite."""
-    apart, sizes = (
-        torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors])
-        for tensors in ([clean[key] - found[key] for key in clean], list(clean.values()))
-    )
-    errors = torch.where(apart == 0, apart, apart / sizes).nan_to_num(torch.inf, torch.inf)
-    return dict(zip(clean, errors.tolist(), strict=True))
+        return next((s for s in samples if not errors[s.round][0] <= self._texts.state_limit), None)

@@ -1,8 +1,8 @@
 """The sampler and the acceptance of a run, checked round by round.
 
-Beside every sampler of the run there is a plain one: it draws from the same logits by the rules of
-engine.audit.acceptance and accepts only tokens that the text has. Both use the same arithmetic on
-the same numbers, so they have to agree exactly.
+Every sampler of the run has a plain one at its side: it draws from the same logits by the rules of
+engine.decode.plain_acceptance and accepts only tokens that the text has. Both use the same
+arithmetic on the same numbers, so they have to agree exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.acceptance import PLAIN_RULES
+from engine.decode.plain_acceptance import PLAIN_RULES
 from engine.decode.round_facts import RoundFacts
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
@@ -39,9 +39,8 @@ class SamplerCheck:
         options: RunOptions,
         end_tokens: Collection[int],
     ) -> None:
-        self._plain: dict[int, Sampler] = {}
-        for sequence in sequences:
-            self._plain[sequence.seq_id] = sequence.sampler.clone()
+        self._first = {one.seq_id: one.sampler.clone() for one in sequences}
+        self._plain = {seq_id: sampler.clone() for seq_id, sampler in self._first.items()}
         self._options, self._end_tokens = options, end_tokens
         self._rates = options.spec.synthetic
         self._luck: dict[int, np.random.Generator] = {}
@@ -80,7 +79,7 @@ class SamplerCheck:
         facts: RoundFacts,
     ) -> dict[str, Any]:
         first_pos = facts.pos_next
-        before = plain.clone()
+        known = len(plain.accepted), plain.n_draws
         rows = plain.rows(logits)
         seen: list[Distribution] = []
 
@@ -88,7 +87,8 @@ class SamplerCheck:
             seen.append(rows(i))
             return seen[i]
 
-        if self._rates:
+        is_prompt = facts.n_accepted is None
+        if self._rates and not is_prompt:
             n = self._n_by_luck(sequence.seq_id, draft)
             if not facts.n_replays and n != len(tokens) - 1:
                 return {"what": "length", "n": len(tokens) - 1, "n_expected": n}
@@ -97,7 +97,7 @@ class SamplerCheck:
                 row(i)
                 plain.accept(token)
             expected.append(plain.draw(row(len(expected))))
-        elif self._options.spec.accept == "match":
+        elif self._options.spec.accept == "match" or is_prompt:
             # a replay may have chosen one token more than were drafted
             expected = PLAIN_RULES["match"](Draft(list(tokens[:-1])), row, plain, ())
         else:
@@ -110,12 +110,23 @@ class SamplerCheck:
                 "pos": first_pos + at,
                 "token_id": tokens[at] if at < len(tokens) else None,
                 "expected_id": expected[at] if at < len(expected) else None,
-                "about": self._about(before, draft, logits, tokens, at),
+                "about": self._about(
+                    self._before(sequence.seq_id, plain, *known), draft, logits, tokens, at
+                ),
             }
         what = sequence.sampler.differs_from(plain)
         if what:
             return {"what": what}
         return {} if facts.n_replays or self._rates else _wrong_p(facts, draft, tokens, seen)
+
+    def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
+        """The plain sampler as it was after so many tokens and random numbers."""
+        sampler = self._first[seq_id].clone()
+        for token in plain.accepted[:n_accepted]:
+            sampler.accept(token)
+        for _ in range(n_draws):
+            sampler.uniform()
+        return sampler
 
     def _n_by_luck(self, seq_id: int, draft: Draft) -> int:
         """Tokens of a draft that one random number of the sequence keeps."""

@@ -11,7 +11,6 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.recurrence import StateKey
 
 MOST_BYTES = 128 << 20
-_MOST = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,13 @@ class _Thinned:
 
 
 class StateSamples:
-    """Up to 12 rounds, fewer where they would take more than MOST_BYTES: half of them after a
+    """Up to n rounds, fewer where they would take more than MOST_BYTES: half of them after a
     rollback, the others anywhere; besides, the last round of every sequence."""
 
-    def __init__(self, memory: HybridMemory) -> None:
+    def __init__(self, memory: HybridMemory, n: int) -> None:
         recurrent = memory.recurrent
         size = recurrent.layout.n_bytes * recurrent.n_seqs if recurrent else 0
-        self._most = max(1, min(_MOST, MOST_BYTES // size) // 2) if size else 0
+        self._most = max(1, min(n, MOST_BYTES // size) // 2) if size else 0
         self._any, self._undone = _Thinned(), _Thinned()
         self._kept: dict[tuple[int, int], StateSample] = {}
         self._ended: set[tuple[int, int]] = set()

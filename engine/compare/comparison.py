@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from engine.audit.acceptance import PLAIN_RULES, draw_plainly
 from engine.batch import Span
 from engine.compare.fork_lane import ForkLane
 from engine.compare.free_lane import FreeLane
@@ -22,6 +21,7 @@ from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
+from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify import OF_DRAFTER, TRUNK, note_non_finite
 from engine.draft.chain import DrafterChain
@@ -43,7 +43,7 @@ class Comparison:
     """Lanes over one session; `step` until it returns False.
 
     The reference lane decodes each sequence alone, token by token, and chooses by
-    engine.audit.acceptance: its sampler never sees a draft. A drafter follows it and
+    engine.decode.plain_acceptance: its sampler never sees a draft. A drafter follows it and
     proposes; every lane gets the same drafts and the same accepted tokens, so positions stay
     comparable however wrong a lane is. Lanes decode up to options.parallel sequences side by side
     in joint batches; further prompts wait for a slot. Each lane is a run in `trace`, described by

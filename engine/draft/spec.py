@@ -98,7 +98,9 @@ class DrafterSpec:
         return {(*where, *one.path) for one in options_in(self.options)}
 
 
+OUT_OF_STEP = "out-of-step"
 COMMON_REASONS = {
+    OUT_OF_STEP: "the drafter's state is not that of the text",
     "too-short-history": "fewer tokens than the n-gram and its continuation take",
     "no-match": "the n-gram has not occurred before",
     "p_min": "the next token was less probable than p_min",

@@ -158,16 +158,6 @@ RULES = (
         LOGITS,
     ),
     Rule(
-        "text-not-plain",
-        ERROR,
-        "Text unlike plain decoding",
-        "Drawn anew from the same logits with the same seed, the text would be another one: what "
-        "draws or accepts tokens is wrong, not what computes logits.",
-        "Look at the sampler, its penalties and its random numbers in the round named.",
-        _text_wrong,
-        TOKENS,
-    ),
-    Rule(
         "wrong-acceptance",
         ERROR,
         "Token against the acceptance rule",
@@ -232,6 +222,16 @@ RULES = (
         "Put the generator back at a rejection, or draw nothing for tokens that are not judged.",
         _sampler("random numbers"),
         SAMPLER,
+    ),
+    Rule(
+        "text-not-plain",
+        ERROR,
+        "Text unlike plain decoding",
+        "Drawn anew from the same logits with the same seed, the text would be another one: what "
+        "draws or accepts tokens is wrong, not what computes logits.",
+        "Look at the sampler, its penalties and its random numbers in the round named.",
+        _text_wrong,
+        TOKENS,
     ),
     Rule(
         "audit-incomplete",

@@ -82,8 +82,8 @@ class Sampler:
             return "penalties"
         if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
             return "grammar"
-        numbers = np.random.PCG64(self._options.seed).advance(plain.n_draws)
-        return "" if self._random.bit_generator.state == numbers.state else "random numbers"
+        mine, theirs = (one._random.bit_generator.state for one in (self, plain))
+        return "" if mine == theirs else "random numbers"
 
     def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].

@@ -23,8 +23,10 @@ def audit_text(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     verdict, seconds = audit.get("verdict"), audit.get("seconds")
     took = f" ({seconds:.1f} s)" if isinstance(seconds, int | float) else ""
-    n = audit.get("n_tokens"), audit.get("n_drawn"), audit.get("n_rounds_sampled")
-    counted = "{} tokens against plain decoding, {} drawn again, states of {} rounds".format(*n)
+    names = ("n_tokens", "n_text", "n_drawn", "n_rounds_sampled")
+    counted = "{} of {} tokens against plain decoding, {} drawn again, states of {} rounds".format(
+        *(audit.get(name) for name in names)
+    )
     yield f"audit: {verdict}, {counted}{took}"
     reasons = audit.get("not_judged")
     for reason in reasons if isinstance(reasons, list) else ():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.audit.acceptance import PLAIN_RULES
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.decode import acceptance_rules
+from engine.decode.plain_acceptance import PLAIN_RULES
 from engine.decode.verify import Acceptance
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
