@@ -83,7 +83,7 @@ _neighbour_wrong = _hits(
     _is_neighbour, "Decoding other sequences changes the state that this one goes on from."
 )
 _carried_wrong = _hits(
-    _is_carried, "A state from before the last batch, carried through it, is another one."
+    _is_carried, "A state from before the last batch, kept through it, is another one."
 )
 
 RULES = (
@@ -116,10 +116,12 @@ RULES = (
         "carried-state-wrong",
         ERROR,
         "Carried state wrong",
-        "A rollback reached back beyond the last batch, to a state that was carried through it, "
-        "and that state is not the one of its position.",
+        "A rollback reached back beyond the last batch, to a state that was kept through it "
+        "(carried planes, older slots of a ring or log), and that state is not the one of its "
+        "position.",
         "Look at which planes a pass carries on while a rollback is pending: they start at the "
-        "plane that is read, in the row that the state came from.",
+        "plane that is read, in the row that the state came from. In a ring, look whether another "
+        "sequence has overwritten a slot that is still held.",
         _carried_wrong,
         MEMORY,
     ),

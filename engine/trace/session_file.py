@@ -337,6 +337,7 @@ _COPY = _object(
         "source": _or_none(_count()),
         "together": _list(_count()),
         **dict.fromkeys(("nmse", "state_error"), _or_none(_number(0))),
+        "again": _plain,
     },
     needed=(
         *("round", "seq_id", "verified_in", "sequence", "source", "made_in", "pending"),
