@@ -105,15 +105,14 @@ def audit_lookups(
     wrong = shown(_Showing())
     foreign = _foreign(rounds, options, texts)
     found = []
-    for name, seq in {**foreign, **wrong}:
-        number, what, about = foreign.get((name, seq), (wrong.get((name, seq)), DIFFERS, ""))
-        if (name, seq) not in foreign:
-            about = "new drafters that are shown the text draft otherwise"
-            for showing in _SHOWINGS:
-                if (name, seq) not in shown(showing):
-                    what, about = showing.what, showing.about
-                    break
-        found.append(DraftAudit(seq, number, name, what, about))
+    for key in {**foreign, **wrong}:
+        about = "new drafters that are shown the text draft otherwise"
+        number, what, about = foreign.get(key, (wrong.get(key, 0), DIFFERS, about))
+        if key in wrong:
+            fits = (showing for showing in _SHOWINGS if key not in shown(showing))
+            if showing := next(fits, None):
+                what, about = showing.what, showing.about
+        found.append(DraftAudit(key[1], min(number, wrong.get(key, number)), key[0], what, about))
     return found
 
 
@@ -222,11 +221,12 @@ class _Play:
 
     def _request(self, part: _Part) -> DraftRequest:
         text, options = self._texts[part.seq], self._options
-        n_emitted = part.pos0 + 1 - self._n_prompt.get(part.seq, 0)
+        first = self._n_prompt.get(part.seq, 0)
+        n_emitted = part.pos0 + 1 - first
         limit = min(options.spec.longest, self._rounds.n_ctx - part.pos0 - 2)
         if options.n_predict >= 0:
             limit = min(limit, options.n_predict - n_emitted - 1)
-        last = text[part.pos0 - self._showing.stale]
+        last = text[max(first, part.pos0 - self._showing.stale)]
         return DraftRequest(self._slots[part.seq], part.pos0, last, max(1, limit))
 
     def _observe(self, part: _Part) -> None:
