@@ -355,6 +355,7 @@ RULES = (
         "After acceptance keep rows 0 to k of the verify batch for k accepted tokens, and the rows "
         "of the replay after a restore.",
         _wrong_context_row,
+        DRAFTS,
     ),
     Rule(
         "drafter-not-rewound",
@@ -366,6 +367,7 @@ RULES = (
         "After each round remove the drafter's positions beyond the accepted tokens (seq_rm), and "
         "roll its recurrent state back.",
         _drafter_not_rewound,
+        DRAFTS,
     ),
     _audit_rule(
         partial(_drafter_out_of_step, reason=AHEAD, what="ahead"),

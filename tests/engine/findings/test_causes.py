@@ -23,16 +23,26 @@ def test_every_part_is_known() -> None:
 
 def test_the_earliest_is_the_cause() -> None:
     assert groups(
-        finding("duplicate-kv-cells", 4),
         finding("position-gap", 4),
+        finding("duplicate-kv-cells", 4),
         finding("wrong-snapshot-index", 3),
         finding("wrong-hidden-row", 5),
-    ) == {"wrong-snapshot-index": ["duplicate-kv-cells", "position-gap", "wrong-hidden-row"]}
+    ) == {"wrong-snapshot-index": ["position-gap", "duplicate-kv-cells", "wrong-hidden-row"]}
 
 
 def test_in_one_round_the_order_of_the_rules_decides() -> None:
     assert groups(finding("plane-off-by-one", 1), finding("rollback-end", 1)) == {
         "rollback-end": ["plane-off-by-one"]
+    }
+
+
+def test_a_round_has_an_order() -> None:
+    # the state is left wrong after a token that was chosen wrong
+    assert groups(finding("state-wrong", 1), finding("wrong-token", 1)) == {
+        "wrong-token": ["state-wrong"]
+    }
+    assert groups(finding("wrong-token", 2), finding("state-wrong", 1)) == {
+        "state-wrong": ["wrong-token"]
     }
 
 
