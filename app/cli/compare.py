@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "The reference lane decodes token by token; every lane gets the same drafts and the\n"
         "reference's tokens. The noise lane decodes batches of the same widths from the exact\n"
-        "state: a lane is suspect beyond ten times its worst error. The band names the size of\n"
+        "state: a lane is suspect beyond ten times its worst error, and the noise lane itself is\n"
+        "beyond what rounding does in this compute mode. The band names the size of\n"
         "the error, the verdict judges it: exact, within (the bound), suspect, failed; forked (a\n"
         "free lane, at a near tie), mode (another compute mode's or llama.cpp's distance),\n"
         "agrees (the peer).\n\n"
@@ -89,13 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
         "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
-        "batch-invariant and free (drafts and accepts on its own until it forks); `llama.cpp` (or "
+        "batch-invariant, free (drafts and accepts on its own until it forks) and forks (copies of "
+        "each sequence go on in turns with it, in batches of changing order); `llama.cpp` (or "
         "`peer`) for llama.cpp on the same file, beside three lanes that round as it does and show "
         "what that explains; `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch]"
         "[,show-planes]`, `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` "
         "for its own rollback, measured against llama.cpp token by token; `noise,key=value…` for "
-        "further batch shapes. Repeatable "
-        "(default: checkpoint and planes). The reference and noise lanes are always there",
+        "further batch shapes. Repeatable (default: checkpoint, planes and "
+        "carry,forks). The reference and noise lanes are always there",
     )
     add_llama_library(lanes)
     lanes.add_argument(

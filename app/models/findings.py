@@ -131,11 +131,11 @@ class FindingTable(ColumnTable):
 def _with_causes(store: TraceStore, findings: list[ListedFinding]) -> list[ListedFinding]:
     """The same, each with the first cause that it follows from among all that are recorded."""
     cause_of = {
-        (one.run_id, one.seq_id, one.rule): cause.rule
+        (one.run_id, one.round, one.seq_id, one.rule): cause.rule
         for cause, following in with_consequences(recorded(store))
         for one in following
     }
     return [
-        replace(one, cause=cause_of.get((one.run.run_id, one.seq, one.rule), ""))
+        replace(one, cause=cause_of.get((one.run.run_id, one.round, one.seq, one.rule), ""))
         for one in findings
     ]

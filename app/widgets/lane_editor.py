@@ -73,7 +73,9 @@ class LaneEditor(QWidget):
         self.add_button.setAccessibleName("Add a lane")
         self.add_button.setMenu(self._make_menu())
         defaults = QPushButton("De&faults")
-        defaults.setToolTip("Checkpoint restore and partial seq_rm over snapshot planes")
+        defaults.setToolTip(
+            "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
+        )
         defaults.clicked.connect(self.set_defaults)
         self._message = StatusMessage(theme)
         buttons = QVBoxLayout()
@@ -141,7 +143,7 @@ class LaneEditor(QWidget):
         menu.setToolTipsVisible(True)
         faulty = [f"{fault.shown_by},fault={name}" for name, fault in LANE_FAULTS.items()]
         typed = [f"{lane},cache_type_s=bf16" for lane in (REFERENCE, "planes")]
-        splits = ["planes,split=seq", "planes,kv=unified"]
+        splits = ["planes,split=seq", "planes,kv=unified", "planes,forks", "carry,forks"]
         for names in (ROLLBACK_POLICIES, splits, typed, faulty):
             for name in names:
                 menu.addAction(name, lambda lane=name: self._add(lane))

@@ -11,36 +11,34 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, DraftModel, Entries, draft_model
+from engine.audit.lookups import audit_lookups
+from engine.audit.recorded_drafts import (
+    AHEAD,
+    BEHIND,
+    DIFFERS,
+    JUDGED,
+    KEPT,
+    LAYERS,
+    NOT_JUDGED,
+    OTHER,
+    SHIFTED,
+    DraftAudit,
+    RecordedDraft,
+    RecordedDrafts,
+)
 from engine.draft.registry import model_drafters
 from engine.model.taps import TargetRows
-from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.options import RunOptions
     from engine.session import Session
-
-AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
-    "ahead",
-    "behind",
-    "rejected-kept",
-    "shifted",
-    "wrong-layers",
-    "other-text",
-    "differs",
-)
-"""What may be wrong with a drafter's state; DIFFERS: no hypothesis gives the recorded drafts."""
-
-JUDGED, NOT_JUDGED = "judged", "not-judged"
-"""Nothing is wrong, or it cannot be known."""
 
 _TOLERANCE = {"f32": 1e-3, "blocks": 1e-3}
 _ROUNDED = 0.02
@@ -49,30 +47,6 @@ _N_REPLAYED = 24
 _N_LOOKED = 8
 _MOST_COUNTED = 8
 _EXPLAINS = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAudit:
-    """What the audit says of one drafter's drafts for one sequence. round: the first wrong one,
-    None where nothing is wrong. what: one of the above. evidence: the numbers behind it."""
-
-    seq_id: int
-    round: int | None
-    drafter: str
-    what: str
-    evidence: str
-
-
-class _Draft(NamedTuple):
-    """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
-    candidates and their shares. depth: tokens undone in the round before."""
-
-    round: int
-    pos0: int
-    tokens: list[int]
-    tops: list[dict[int, float]]
-    n_accepted: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +144,7 @@ class _Text:
     tokens: Sequence[int]
     starts: Sequence[int]
     table: torch.Tensor | None
-    drafts: list[_Draft]
+    drafts: list[RecordedDraft]
 
     def entries(
         self, model: DraftModel, places: Sequence[int], deviation: Deviation, pos0: int
@@ -217,87 +191,13 @@ def audit_drafts(
     taps that `engine.audit.draft_models.taps_of` names. It is asked only for drafters that read
     rows. Raises what the models' passes raise.
     """
-    recorded = _RecordedDrafts(trace, run_id)
+    recorded = RecordedDrafts(trace, run_id)
     found: list[DraftAudit] = []
     for drafter in model_drafters():
         if drafter in options.spec.types:
             audit = _DrafterAudit(session, options, recorded, drafter, texts, target_rows)
             found += audit.all()
-    return found
-
-
-class _RecordedDrafts:
-    """What a trace says of the drafts of one run."""
-
-    def __init__(self, trace: TraceStore, run_id: int) -> None:
-        self._rounds = RunColumns(trace, "rounds", run_id)
-        self._tokens = RunColumns(trace, "tokens", run_id)
-        self._asked = RunColumns(trace, "drafts", run_id)
-        self._is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt[: self._rounds.n]
-        tokens = self._tokens
-        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
-        self._by_round: dict[tuple[int, int], list[int]] = {}
-        rows = np.flatnonzero(mine)
-        keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
-        for key, row in zip(keys, rows.tolist(), strict=True):
-            self._by_round.setdefault(key, []).append(row)
-
-    @property
-    def n_rounds(self) -> int:
-        return int((~self._is_prompt).sum())
-
-    def of(self, drafter: str) -> dict[int, list[_Draft]]:
-        """The drafts of a drafter that were verified, by sequence."""
-        rounds = self._rounds
-        is_own = rounds.is_text("drafter", drafter)
-        found: dict[int, list[_Draft]] = {}
-        for seq, rows in rounds.by_sequence(~self._is_prompt):
-            depths = [0, *rounds["rollback_depth"][rows[:-1]].tolist()]
-            drafts = [
-                self._draft(row, seq, depth)
-                for row, depth in zip(rows.tolist(), depths, strict=True)
-                if is_own[row]
-            ]
-            if drafts:
-                found[seq] = drafts
-        return found
-
-    def starts(self, seq: int) -> list[int]:
-        """Positions that the batches of a sequence's rounds begin at."""
-        mine = (self._rounds["seq_id"] == seq) & ~self._is_prompt
-        found: list[int] = self._rounds["pos0"][mine].tolist()
-        return found
-
-    def _draft(self, row: int, seq: int, depth: int) -> _Draft:
-        rounds, tokens = self._rounds, self._tokens
-        number = int(rounds["round"][row])
-        rows = self._by_round.get((number, seq), [])
-        ids, shares = tokens["draft_top_id"][rows], tokens["draft_top_p"][rows]
-        tops = [
-            {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
-            for pair in zip(ids.tolist(), shares.tolist(), strict=True)
-        ]
-        return _Draft(
-            number,
-            int(rounds["pos0"][row]),
-            tokens["token_id"][rows].tolist(),
-            tops,
-            int(rounds["num_accepted_draft_tokens"][row]),
-            depth,
-        )
-
-    def is_named(self, drafter: str, seq: int) -> bool:
-        """Whether the drafter's own checks have counted wrong rows or tokens."""
-        asked = self._asked
-        wrong = (asked["num_wrong_rows"] > 0) | (asked["num_wrong_tokens"] > 0)
-        return bool((wrong & (asked["seq_id"] == seq) & asked.is_text("drafter", drafter)).any())
-
-    def target_p(self, seq: int) -> dict[int, tuple[int, float]]:
-        """The target's probability of each emitted token, by its position, with the token."""
-        tokens = self._tokens
-        rows = np.flatnonzero((tokens["seq_id"] == seq) & tokens.is_text("kind", *EMITTED_KINDS))
-        columns = (tokens[name][rows].tolist() for name in ("pos", "token_id", "target_p"))
-        return {pos: (token, p) for pos, token, p in zip(*columns, strict=True)}
+    return [*found, *audit_lookups(session, options, run_id, trace, texts)]
 
 
 class _DrafterAudit:
@@ -307,7 +207,7 @@ class _DrafterAudit:
         self,
         session: Session,
         options: RunOptions,
-        recorded: _RecordedDrafts,
+        recorded: RecordedDrafts,
         drafter: str,
         texts: Mapping[int, Sequence[int]],
         target_rows: Callable[[int], TargetRows],
@@ -359,10 +259,10 @@ class _DrafterAudit:
     def _wrong(
         self,
         text: _Text,
-        first: _Draft,
-        wrong: Sequence[_Draft],
+        first: RecordedDraft,
+        wrong: Sequence[RecordedDraft],
         n_sampled: int,
-        window: Sequence[_Draft],
+        window: Sequence[RecordedDraft],
         clean: Mapping[int, float],
     ) -> DraftAudit:
         deviation = self._cause(text, window, sum(clean.values()))
@@ -376,7 +276,7 @@ class _DrafterAudit:
         said = "; ".join(filter(None, evidence))
         return DraftAudit(text.seq_id, first.round, self._drafter, deviation.what, said)
 
-    def _from_the_text(self, text: _Text, sampled: Sequence[_Draft]) -> dict[int, float]:
+    def _from_the_text(self, text: _Text, sampled: Sequence[RecordedDraft]) -> dict[int, float]:
         """Distances of drafts by their rounds; the context is written once for all of them."""
         self._model.clear()
         n, found = 0, {}
@@ -386,7 +286,7 @@ class _DrafterAudit:
         return found
 
     def _right(
-        self, text: _Text, draft: _Draft, n_written: int, tokens: Sequence[int] | None
+        self, text: _Text, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None
     ) -> list[Candidates]:
         """What a right state says in the place of a draft. tokens: see DraftModel.draft."""
         model, end = self._model, draft.pos0 - self._model.ahead
@@ -394,7 +294,7 @@ class _DrafterAudit:
         newest = text.entries(model, [end], _CLEAN, draft.pos0)
         return model.draft(newest, end + 1, tokens, len(draft.tokens))
 
-    def _cause(self, text: _Text, window: Sequence[_Draft], clean: float) -> Deviation:
+    def _cause(self, text: _Text, window: Sequence[RecordedDraft], clean: float) -> Deviation:
         """The hypothesis that gives the recorded drafts of a window, those that are right
         included. clean: sum of their distances from the right ones."""
         best, cause = _EXPLAINS * clean, Deviation(DIFFERS, "")
@@ -408,7 +308,7 @@ class _DrafterAudit:
         return cause
 
     def _guesses(
-        self, text: _Text, first: _Draft
+        self, text: _Text, first: RecordedDraft
     ) -> Iterator[tuple[Deviation, _Text, _Text | None]]:
         model = self._model
         for deviation in DEVIATIONS:
@@ -425,7 +325,7 @@ class _DrafterAudit:
                     if model.reads_rows or not deviation.is_of_rows:
                         yield deviation, text, other
 
-    def _not_judged(self, text: _Text, draft: _Draft) -> str:
+    def _not_judged(self, text: _Text, draft: RecordedDraft) -> str:
         """Why a draft cannot be judged: it was made from other rows than a pass over the text
         gives, because the target had a wrong state."""
         if not self._model.reads_rows:
@@ -442,7 +342,7 @@ class _DrafterAudit:
                 return f"the target's own logits at position {place} are not those of the text"
         return ""
 
-    def _cost(self, text: _Text, wrong: Sequence[_Draft]) -> str:
+    def _cost(self, text: _Text, wrong: Sequence[RecordedDraft]) -> str:
         """Accepted tokens of wrong drafts, and of right ones in their places."""
         n_right = 0
         for draft in wrong:
@@ -466,7 +366,7 @@ class _Replay:
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
 
-    def of(self, drafts: Sequence[_Draft], most: float = math.inf) -> dict[int, float]:
+    def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
         """Distances by round, until their sum is more than `most`."""
         self._model.clear()
         n_written, found = self._other_text(), {}
@@ -476,7 +376,7 @@ class _Replay:
                 break
         return found
 
-    def _draft(self, draft: _Draft, n_written: int) -> tuple[float, int]:
+    def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
         """Distance of one draft, and positions below which entries count as written then."""
         model, how = self._model, self._deviation
         end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
@@ -536,13 +436,13 @@ class _Replay:
         return n if how == "instead" else 0
 
 
-def _window(drafts: Sequence[_Draft], suspect: _Draft) -> Sequence[_Draft]:
+def _window(drafts: Sequence[RecordedDraft], suspect: RecordedDraft) -> Sequence[RecordedDraft]:
     """The drafts before a suspect, and some behind it."""
     at = next(i for i, draft in enumerate(drafts) if draft.round == suspect.round)
     return drafts[max(0, at + 1 - _N_REPLAYED) : at + 1 + _N_REPLAYED // 2]
 
 
-def _sampled(drafts: Sequence[_Draft], n: int) -> list[_Draft]:
+def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:
     """n drafts in order: the first behind a rollback of each depth, the first of all, the last, and
     others in equal distances."""
     by_depth: dict[int, int] = {}
@@ -554,7 +454,7 @@ def _sampled(drafts: Sequence[_Draft], n: int) -> list[_Draft]:
     return [drafts[i] for i in sorted(list(dict.fromkeys(wanted))[:n])]
 
 
-def _distance(draft: _Draft, rows: Sequence[Candidates]) -> float:
+def _distance(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
     """Half the sum of differences between recorded shares of the best tokens and those that the
     rows give the same tokens, of the row where it is largest; from 0 to 1."""
     found = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -25,18 +24,19 @@ N_COPIES = 2
 """Copies of every sequence."""
 _SOURCE, _NEAR, _FAR = range(1 + N_COPIES)
 _TURNS = (
-    ((_SOURCE,),),
-    ((_FAR, _SOURCE), (_NEAR,)),
+    ((_NEAR,), (_SOURCE,)),
+    ((_FAR, _SOURCE),),
     ((_NEAR,), (_SOURCE,)),
     ((_FAR, _NEAR), (_SOURCE,)),
-    ((_SOURCE,), (_FAR,), (_NEAR,)),
+    ((_SOURCE,), (_FAR,)),
     ((_NEAR, _SOURCE, _FAR),),
 )
 """Who verifies in the passes of a round, over and over; copies are made before the first. A copy
 verifies the earliest round that it has not had, so that they hold different states; alone it does
 so in short ubatches."""
-_TWICE = 2
-"""The turn in which a copy undoes its round as a whole, where it may, and verifies it again."""
+_TWICE = (1, 2, 3)
+"""Turns in whose first pass copies undo their round as a whole, where they may, and verify it
+again: from states that were there before that pass, carried through it."""
 _SHORT_UBATCH = 2
 _NOTED = (1e-9, 1e-4)
 """NMSE of logits and error of a state from which on it is noted who had it."""
@@ -96,7 +96,7 @@ class ForkLane(PolicyLane):
         self._short = VerifyLoop(forward, short)
         self._members: dict[int, list[_Member]] = {}
         self._waiting: deque[_Round] = deque()
-        self._n_rounds = 0
+        self._n_rounds = -1  # the first copies are made behind a draft
         self._largest: dict[int, tuple[float, float]] = {}
         self._notes: list[dict[str, Any]] = []
         self.facts["lane_copies"] = self._notes
@@ -129,7 +129,7 @@ class ForkLane(PolicyLane):
             for member in members:
                 member.left.append(new)
         facts: dict[int, RoundFacts] = {}
-        for roles in _TURNS[turn]:
+        for i, roles in enumerate(_TURNS[turn]):
             chosen = {
                 members[role].seq: members[role]
                 for role in roles
@@ -138,12 +138,11 @@ class ForkLane(PolicyLane):
             }
             if not chosen:
                 continue
-            is_copy = len(roles) == 1 and roles[0] != _SOURCE
-            loop = self._short if is_copy else self._loop
+            loop = self._short if len(roles) == 1 and roles[0] != _SOURCE else self._loop
             facts |= self._verify(round_.number, chosen, loop)
-            if is_copy and turn == _TWICE:
+            if turn in _TWICE and i == 0:
                 undone = {seq: m for seq, m in chosen.items() if self._undo(m)}
-                self._verify(round_.number, undone, loop)
+                self._verify(round_.number, undone, loop, again=True)
             for member in chosen.values():
                 member.left.popleft()
                 member.n_verified, member.n_idle = member.n_verified + 1, 0
@@ -162,11 +161,13 @@ class ForkLane(PolicyLane):
             members.append(_Member(seq, source, number, pending))
 
     def _undo(self, member: _Member) -> bool:
-        """Remove what a member has just verified, as deep as that is; whether it could be."""
-        return self.memory.seq_rm(member.seq, member.left[0].part.pos0)
+        """Remove from a copy what it has just verified; whether that was done."""
+        return member.source is not None and self.memory.seq_rm(
+            member.seq, member.left[0].part.pos0
+        )
 
     def _verify(
-        self, number: int, chosen: dict[int, _Member], loop: VerifyLoop
+        self, number: int, chosen: dict[int, _Member], loop: VerifyLoop, *, again: bool = False
     ) -> dict[int, RoundFacts]:
         """Let members verify the first round that they have not had, by sequence."""
         attempts = []
@@ -180,15 +181,14 @@ class ForkLane(PolicyLane):
         for verified in loop.run(number, attempts, self._clock) if attempts else ():
             seq = verified.attempt.seq
             found[seq] = verified.facts
-            self._measure(number, chosen[seq], verified, list(chosen))
+            note = {"verified_in": number, "together": list(chosen), "again": again}
+            self._measure(chosen[seq], verified, note)
         for members in self._members.values():
             for member in members:
                 member.n_idle += member.seq not in chosen
         return found
 
-    def _measure(
-        self, number: int, member: _Member, verified: VerifiedSequence, together: Sequence[int]
-    ) -> None:
+    def _measure(self, member: _Member, verified: VerifiedSequence, note: dict[str, Any]) -> None:
         """Compare what a member came to, and note it if it is further off than any before it."""
         round_ = member.left[0]
         part = round_.part
@@ -203,17 +203,16 @@ class ForkLane(PolicyLane):
             return
         self._largest[part.seq_id] = (max(errors[0], known[0]), max(errors[1], known[1]))
         self._notes.append(
-            {
+            note
+            | {
                 "round": round_.number,
                 "seq_id": part.seq_id,
-                "verified_in": number,
                 "sequence": member.seq,
                 "source": member.source,
                 "made_in": member.made,
                 "pending": member.pending,
                 "n_verified": member.n_verified,
                 "n_idle": member.n_idle,
-                "together": list(together),
                 "nmse": errors[0] if math.isfinite(errors[0]) else None,
                 "state_error": errors[1] if math.isfinite(errors[1]) else None,
             }

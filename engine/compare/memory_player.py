@@ -139,6 +139,8 @@ class MemoryPlay:
         self._logits: dict[tuple[str, int, int], torch.Tensor] = {}
         self._contexts = {spec.name: engine.context(spec, spec.policy or policy) for spec in specs}
         self._checkpoints: dict[tuple[str, str], object] = {}
+        self._copies: dict[tuple[str, int], tuple[int, str]] = {}
+        """Sequences that are copies: of which one, and how they were made."""
         self._folder = tempfile.TemporaryDirectory(prefix="draftscope-memory-")
 
     @property
@@ -183,7 +185,9 @@ class MemoryPlay:
             self._decode(action)
         elif isinstance(action, StateCopy):
             self._copy(action)
-        elif isinstance(action, SequenceOperation) and self._operate(action) != action.accepted:
+        elif isinstance(action, SequenceOperation) and (
+            self._operate(action, statement.line) != action.accepted
+        ):
             refused = "refused" if action.accepted else "not refused"
             self._note(statement, f"the removal was {refused}")
             self._left.clear()
@@ -210,13 +214,15 @@ class MemoryPlay:
                     if (action.context, seq, pos) in self._wanted:
                         self._logits[action.context, seq, pos] = row.detach().clone()
 
-    def _operate(self, action: SequenceOperation) -> bool:
+    def _operate(self, action: SequenceOperation, line: int) -> bool:
         context, numbers = self._contexts[action.context], action.numbers
         if action.name == "seq_rm":
             seq, p0, *p1 = numbers
             return context.seq_rm(seq, p0, *(p1 or [-1]))
         if action.name == "seq_cp":
-            context.seq_cp(*numbers)
+            src, dst = numbers
+            self._note_copy(action.context, src, dst, line)
+            context.seq_cp(src, dst)
         elif action.name == "seq_keep":
             context.seq_keep(*numbers)
         elif action.name == "seq_add":
@@ -224,7 +230,27 @@ class MemoryPlay:
         else:
             for seq in numbers or range(self._n_seqs[action.context]):
                 context.seq_rm(seq, 0, -1)
+                self._copies.pop((action.context, seq), None)
         return True
+
+    def _note_copy(self, context: str, src: int, dst: int, line: int) -> None:
+        if src != dst:
+            pending = self._contexts[context].fact(src, "pending") or 0
+            how = f"line {line}, {pending} tokens pending, policy {self.policy}"
+            self._copies[context, dst] = src, how
+
+    def _about_copies(self, statement: Statement) -> str:
+        """What the places of a check or expectation are copies of, and what copies they have."""
+        action, places = statement.action, set[tuple[str, int]]()
+        if isinstance(action, CompareRanges):
+            places = {(place.context, place.seq) for place in (action.left, action.right)}
+        elif isinstance(action, ExpectFacts):
+            places = {(action.context, action.seq)}
+        return "".join(
+            f"; {name} {dst} is a copy of {name} {src} ({how})"
+            for (name, dst), (src, how) in self._copies.items()
+            if places & {(name, dst), (name, src)}
+        )
 
     def _copy(self, action: StateCopy) -> None:
         context, label = self._contexts[action.context], action.label
@@ -232,6 +258,7 @@ class MemoryPlay:
         if action.name == "save":
             context.save(action.seq, path)
         elif action.name == "load":
+            self._copies.pop((action.context, action.seq), None)
             context.load(action.seq, path)
         elif action.name == "checkpoint":
             self._checkpoints[action.context, label] = context.checkpoint(action.seq)
@@ -282,6 +309,7 @@ class MemoryPlay:
         bound: MeasureBound | None = None,
         value: float = math.nan,
     ) -> None:
+        message += self._about_copies(statement) if message else ""
         self.outcomes.append(StatementOutcome(statement, value, bound, message))
         if message and self._witness:
             self._witness.failed(statement, message)

@@ -98,6 +98,7 @@ class StateOrigin:
             )
             for other, its in others.items()
         }
+        lengths = [len(its.before) + len(its.kept) for its in others.values()]
         if earlier:
             theirs[-1] = self._decode(earlier[:-n], earlier[-n:], keys)
         found = memory.inputs(beside)[beside.index(seq)]
@@ -120,6 +121,11 @@ class StateOrigin:
                 found[key],
                 error,
                 [
+                    # before the sequence's own: texts that begin alike have equal states
+                    *(
+                        _Candidate("sequence", other, decoded.states[min(n, n_text) - 1][key])
+                        for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
+                    ),
                     *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
                     *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
                     *of_layers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
-from engine.draft.spec import OUT_OF_STEP
+from engine.draft.spec import AHEAD, BEHIND
 from engine.model.taps import TargetRows
 from engine.run_clock import run_clock
 
@@ -130,7 +130,8 @@ class DrafterChain:
         }
         for seq, n in off.items():
             if n:
-                drafts[seq] = Draft(drafter=drafter.name, reason=OUT_OF_STEP, n_wrong_tokens=abs(n))
+                reason = AHEAD if n > 0 else BEHIND
+                drafts[seq] = Draft(drafter=drafter.name, reason=reason, n_wrong_tokens=abs(n))
             elif beyond := self._n_beyond.pop((drafter.name, seq), 0):
                 drafts[seq].n_wrong_tokens = (drafts[seq].n_wrong_tokens or 0) + beyond
         return [drafts[request.seq] for request in requests]

@@ -13,6 +13,7 @@ from engine.findings import (
     drafting,
     drift,
     failures,
+    forks,
     logits,
     model_files,
     noise,
@@ -25,7 +26,7 @@ from engine.findings import (
     snapshots,
     states,
 )
-from engine.findings.rule import FOLLOWS, INFO, SEVERITIES, Rule
+from engine.findings.rule import FOLLOWS, INFO, PARTS, SEVERITIES, Rule
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.store import TraceStore
 
@@ -40,6 +41,7 @@ RULES: dict[str, Rule] = {
         prompt_cache,
         snapshots,
         drift,
+        forks,
         states,
         logits,
         crosstalk,
@@ -119,8 +121,8 @@ def recorded(trace: TraceStore) -> list[Finding]:
 
 def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
     """The first causes in the order given, each with what follows from it: findings of the same
-    run and sequence, of a part that its own spoils, not before it. Informations neither cause
-    anything nor follow; of one round the rule that comes first in RULES is the cause.
+    run and sequence, of a part that its own spoils, not before it: by rounds, in one round in the
+    order of PARTS and of RULES. Informations neither cause anything nor follow.
     """
     findings = list(findings)
     cause_of: dict[int, int] = {}
@@ -149,8 +151,10 @@ def _causes(cause: Finding, finding: Finding) -> bool:
     )
 
 
-def _since(finding: Finding) -> tuple[int, int]:
-    return -1 if finding.round is None else finding.round, list(RULES).index(finding.rule)
+def _since(finding: Finding) -> tuple[int, int, int]:
+    place = PARTS.index(RULES[finding.rule].part)
+    number = -1 if finding.round is None else finding.round
+    return number, place, list(RULES).index(finding.rule)
 
 
 def _order(finding: Finding) -> tuple[int, int, int]:

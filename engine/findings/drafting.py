@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from engine.draft.registry import DRAFTERS, model_drafters
-from engine.draft.spec import OUT_OF_STEP
+from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.findings.rule import DRAFTS, INFO, TOKENS, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SpecOptions
@@ -58,7 +58,7 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
         edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
         starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
-        if seq in told or not long.size or (_out_of_step(run) & (run.asked["seq_id"] == seq)).any():
+        if seq in told or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield RuleHit(
@@ -211,22 +211,55 @@ def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> 
         )
 
 
-def _out_of_step(run: ExaminedRun) -> np.ndarray:
-    return run.asked.is_text("reason", OUT_OF_STEP)
+def _out_of_step(run: ExaminedRun, *reasons: str) -> np.ndarray:
+    """Rows of `drafts` in which a drafter's state was not that of the text."""
+    return run.asked.is_text("reason", *(reasons or OUT_OF_STEP))
 
 
-def _drafter_out_of_step(run: ExaminedRun) -> Iterator[RuleHit]:
-    said = "A drafter's state is {} tokens off the text, so that it cannot draft."
-    yield from _wrong_pairs(run, "num_wrong_tokens", _out_of_step(run), said)
+def _has_been_out_of_step(run: ExaminedRun) -> np.ndarray:
+    """Rows of `drafts` of sequences with such rows."""
+    seqs = run.asked["seq_id"]
+    return np.isin(seqs, seqs[_out_of_step(run)])
+
+
+def _from_before(run: ExaminedRun) -> np.ndarray:
+    """Rows of `drafts` of sequences in whose first round the drafter was out of step: it still had
+    what was there before them."""
+    asked, found = run.asked, np.zeros(run.asked.n, bool)
+    is_first_text = "prompt_cache" not in run.facts
+    for seq, rows in asked.by_sequence(np.ones(asked.n, bool)):
+        of_seq = run.rounds["round"][run.rounds["seq_id"] == seq]
+        begins = is_first_text and of_seq.size and of_seq[0] == run.rounds["round"][0]
+        first = rows[asked["round"][rows] == asked["round"][rows[0]]]
+        if _out_of_step(run)[first].any() and not begins:
+            found[rows] = True
+    return found
+
+
+def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[RuleHit]:
+    mine = _out_of_step(run, reason) & ~_from_before(run)
+    where = "ahead of" if reason == AHEAD else "behind"
+    yield from _counted(run, mine, what, f"A drafter's state is {{}} tokens {where} the text.")
+
+
+def _drafter_of_other_text(run: ExaminedRun) -> Iterator[RuleHit]:
+    said = "A drafter's state is {} tokens off the text: it is that of the text before in its slot."
+    yield from _counted(run, _out_of_step(run) & _from_before(run), "other-text", said)
 
 
 def _drafter_not_rewound(run: ExaminedRun) -> Iterator[RuleHit]:
-    mine = ~_out_of_step(run) & ~run.asked.is_text("drafter", EAGLE3)
+    mine = ~_has_been_out_of_step(run) & ~run.asked.is_text("drafter", EAGLE3)
     said = "A drafter's memory holds {} tokens beyond the text."
+    yield from _counted(run, mine, "rejected-kept", said)
+
+
+def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterator[RuleHit]:
+    """What a drafter's own checks counted in the rows `mine` of `drafts`, and what the audit found
+    in other sequences."""
     hits = list(_wrong_pairs(run, "num_wrong_tokens", mine, said))
     yield from hits
     named = {hit.seq_id for hit in hits}
-    yield from (hit for hit in _audited(run, "rejected-kept") if hit.seq_id not in named)
+    yield from (hit for hit in _audited(run, what) if hit.seq_id not in named)
 
 
 _SAID = {
@@ -257,10 +290,16 @@ def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
             yield RuleHit(row["round"], row["seq_id"], said, row["evidence"])
 
 
-def _audit_rule(what: str, rule_id: str, title: str, means: str, suggestion: str) -> Rule:
-    """A rule about what the audit of drafts finds. what: a key of _SAID."""
+def _audit_rule(
+    check: Callable[[ExaminedRun], Iterator[RuleHit]],
+    rule_id: str,
+    title: str,
+    means: str,
+    suggestion: str,
+) -> Rule:
+    """A rule about a drafter's state."""
     means = f"{means} The text stays right, and fewer drafts are accepted."
-    return Rule(rule_id, WARNING, title, means, suggestion, partial(_audited, what=what))
+    return Rule(rule_id, WARNING, title, means, suggestion, check)
 
 
 def _names(run: ExaminedRun) -> str:
@@ -316,17 +355,7 @@ RULES = (
         "After acceptance keep rows 0 to k of the verify batch for k accepted tokens, and the rows "
         "of the replay after a restore.",
         _wrong_context_row,
-    ),
-    Rule(
-        "drafter-out-of-step",
-        WARNING,
-        "Drafter out of step",
-        "A drafter with a memory goes on from the token after those it has been shown. Here its "
-        "state is that of a longer or shorter text: it has not been rewound, or still has the text "
-        "of the prompt before in this slot. Going on would read rows and cells that do not exist.",
-        "Clear the drafter's sequence when its slot is given to another prompt, and count only "
-        "accepted tokens as decoded.",
-        _drafter_out_of_step,
+        DRAFTS,
     ),
     Rule(
         "drafter-not-rewound",
@@ -338,9 +367,10 @@ RULES = (
         "After each round remove the drafter's positions beyond the accepted tokens (seq_rm), and "
         "roll its recurrent state back.",
         _drafter_not_rewound,
+        DRAFTS,
     ),
     _audit_rule(
-        "ahead",
+        partial(_drafter_out_of_step, reason=AHEAD, what="ahead"),
         "drafter-ahead",
         "Drafter ahead of the text",
         "The drafter counts a token as decoded that it has not decoded, or that was rejected, or "
@@ -349,7 +379,7 @@ RULES = (
         "drafted.",
     ),
     _audit_rule(
-        "behind",
+        partial(_drafter_out_of_step, reason=BEHIND, what="behind"),
         "drafter-behind",
         "Drafter behind the text",
         "A token of the text is missing in the drafter's memory, or is decoded twice, or the draft "
@@ -357,7 +387,7 @@ RULES = (
         "Decode every accepted token once in the drafter, and draft from the newest one.",
     ),
     _audit_rule(
-        "shifted",
+        partial(_audited, what="shifted"),
         "drafter-rows-shifted",
         "Tokens and rows of a drafter shifted",
         "The drafter pairs each token with a row of the target, of the position before (MTP, "
@@ -366,21 +396,21 @@ RULES = (
         "token of a batch with the last kept row of the one before.",
     ),
     _audit_rule(
-        "wrong-layers",
+        partial(_audited, what="wrong-layers"),
         "drafter-wrong-layers",
         "Drafter reads other layers",
         "EAGLE-3 and DFlash read rows of certain layers of the target in a certain order.",
         "Take the layers of the drafter's file in its order.",
     ),
     _audit_rule(
-        "other-text",
+        _drafter_of_other_text,
         "drafter-of-other-text",
         "Drafter has another sequence's text",
         "The drafter's memory of a slot still has the text of another sequence, or its rows.",
         "Clear the drafter's sequence when its slot is given to another prompt.",
     ),
     _audit_rule(
-        "differs",
+        partial(_audited, what="differs"),
         "draft-not-reproduced",
         "Drafts that the text does not give",
         "Drafts were made again with a new memory from the text alone, and came out differently by "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import CACHE, ERROR, MEMORY, Rule, RuleHit
+from engine.findings.rule import CACHE, ERROR, MEMORY, PASS, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
 
@@ -136,7 +136,7 @@ RULES = (
         "are in it twice.",
         "Start at seq_pos_max + 1 after a rollback, a restore or a reused prompt.",
         _position_gap,
-        MEMORY,
+        PASS,
     ),
     Rule(
         "cache-mismatch",

@@ -29,23 +29,28 @@ class RuleHit:
     evidence: str
 
 
-CACHE, MEMORY, SAMPLER, LOGITS, TOKENS, DRAFTS = (
+CACHE, PASS, LOGITS, SAMPLER, TOKENS, MEMORY, DRAFTS = PARTS = (
     "cache",
-    "memory",
-    "sampler",
+    "pass",
     "logits",
+    "sampler",
     "tokens",
+    "memory",
     "drafts",
 )
+"""Where a fault may be, in the order of a round: a pass starts at a place and gives logits, tokens
+are chosen, and memory is left after those that were accepted."""
+_TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS)
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    CACHE: (CACHE, MEMORY, LOGITS, TOKENS, DRAFTS),
-    MEMORY: (MEMORY, LOGITS, TOKENS, DRAFTS),
-    SAMPLER: (SAMPLER, TOKENS, DRAFTS),
-    LOGITS: (LOGITS, TOKENS, DRAFTS),
-    TOKENS: (TOKENS, DRAFTS),
+    CACHE: (CACHE, *_TEXT),
+    PASS: _TEXT,
+    LOGITS: _TEXT,
+    SAMPLER: (SAMPLER, *_TEXT),
+    TOKENS: _TEXT,
+    MEMORY: _TEXT,
     DRAFTS: (DRAFTS,),
 }
-"""What a fault in a part of the engine goes on to spoil, itself included."""
+"""What a fault in a part goes on to spoil, from its round on."""
 
 
 @dataclass(frozen=True, slots=True)

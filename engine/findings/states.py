@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings import drift
+from engine.findings import drift, forks
 from engine.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, rounds_text
 
-_NAMED = (*drift.NAMED, *drift.RULES)
+_NAMED = (*drift.NAMED, *drift.RULES, *forks.RULES)
 _RESTORES = ("restore", "restore_depth")
 
 
@@ -254,8 +254,12 @@ def _rollback(run: ExaminedRun, seq: int, number: int) -> tuple[int, str, str]:
     return depth, path, ", before that ".join(reversed(texts))
 
 
-_RULES = (
-    (
+def _rule(id: str, title: str, means: str, suggestion: str) -> Rule:
+    return Rule(id, ERROR, title, means, suggestion, _named(id), MEMORY)
+
+
+RULES = (
+    _rule(
         "wrong-snapshot-read",
         "Another snapshot is read",
         "Storage holds the right state where the policy expects it, but the next pass starts from "
@@ -263,7 +267,7 @@ _RULES = (
         "Look at how this policy turns the pending index into the row that a pass reads, in the "
         "layer and tensor named.",
     ),
-    (
+    _rule(
         "wrong-snapshot-index",
         "Right state in another snapshot",
         "The state that the next pass needs is in storage, but under another index than the one "
@@ -272,7 +276,7 @@ _RULES = (
         "Compare the order in which a pass writes its states with the index that a rollback of "
         "that depth sets: index r has to hold the state r tokens ago.",
     ),
-    (
+    _rule(
         "wrong-fold",
         "Log folded up to another token",
         "Base and log are right, but the next pass folds fewer or more logged tokens into the base "
@@ -280,21 +284,21 @@ _RULES = (
         "Fold as many tokens as are in front of the cursor, the same number for states and "
         "windows.",
     ),
-    (
+    _rule(
         "log-entry-wrong",
         "Wrong entry in the log",
         "The base is right, but folding the log gives a state that no tokens of the text give: an "
         "entry was not written, or is an older token's.",
         "Write every token's entry in its place, and start the log again at each batch.",
     ),
-    (
+    _rule(
         "state-too-old",
         "State of earlier tokens",
         "The next pass starts from the state of an earlier position, and no snapshot holds the "
         "right one: the last tokens were not decoded, not kept, or their state was overwritten.",
         "Look at what this policy writes for the last tokens of a batch, and at what it copies on.",
     ),
-    (
+    _rule(
         "rejected-tokens-in-state",
         "Rejected tokens in the state",
         "The next pass starts from a state that contains rejected tokens, and no snapshot holds "
@@ -302,25 +306,25 @@ _RULES = (
         "Look at which states of a verify batch this policy keeps, and whether a later write takes "
         "their place.",
     ),
-    (
+    _rule(
         "token-ahead-in-state",
         "Next token already in the state",
         "The token that the target chose last is in the state before the batch that decodes it.",
         "Decode only accepted tokens again after a restore: the list without its last token.",
     ),
-    (
+    _rule(
         "token-missing-in-state",
         "Token missing in the state",
         "The state is right but for one token that it lacks.",
         "Look for a batch, a fold or a log entry that leaves out one token.",
     ),
-    (
+    _rule(
         "token-twice-in-state",
         "Token twice in the state",
         "The state is right but for one token that advanced it twice.",
         "Look for a batch that begins one token too early, or a fold that is repeated.",
     ),
-    (
+    _rule(
         "wrong-checkpoint-restored",
         "Wrong checkpoint restored",
         "After the restore the accepted tokens were decoded again, but not from the state before "
@@ -329,7 +333,7 @@ _RULES = (
         "Save before the batch, copy instead of referring to storage, and put back every state "
         "and window.",
     ),
-    (
+    _rule(
         "batch-from-wrong-state",
         "Batch from a wrong start",
         "The tokens of the round are right, but the pass that decoded them started from another "
@@ -337,14 +341,14 @@ _RULES = (
         "Look at what the pass reads as its start: the row, its clearing for a new sequence, and "
         "the rollback pending there.",
     ),
-    (
+    _rule(
         "state-not-cleared",
         "Slot not cleared",
         "A prompt did not start from zero, but from what its slot or another one held.",
         "Zero the rows that a new sequence reads, and forget what the one before had: position, "
         "pending rollback and log.",
     ),
-    (
+    _rule(
         "window-too-old",
         "Window of earlier tokens",
         "The next pass starts from the window of an earlier position, while the other state of "
@@ -353,46 +357,46 @@ _RULES = (
         "Look at which rows of input a window keeps for each snapshot: the last ones up to its "
         "token.",
     ),
-    (
+    _rule(
         "rejected-tokens-in-window",
         "Rejected tokens in the window",
         "The next pass starts from a window with rows of rejected tokens, while the other state "
         "of the layer is right, and no snapshot holds the right one.",
         "Write a window for every snapshot, not only the newest.",
     ),
-    (
+    _rule(
         "gates-of-another-token",
         "Gates of another token",
         "The state is what the batch gives with the gates of another token, or without them.",
         "Give the recurrence the gates of each token, also in batches of several.",
     ),
-    (
+    _rule(
         "window-rows-wrong",
         "Window of other rows",
         "The window has rows of the text, but not the last ones in order.",
         "Keep the last rows of input, oldest first, as they were before and with the batch's own.",
     ),
-    (
+    _rule(
         "state-empty",
         "State of no tokens",
         "The next pass starts from zero, though the sequence has tokens: its state was never "
         "written there, or let go.",
         "Look for a snapshot that is read beyond those that were written.",
     ),
-    (
+    _rule(
         "state-of-another-sequence",
         "State of another sequence",
         "The next pass starts from the state of another sequence: rows were read or written by "
         "another's number.",
         "Look at how sequences are mapped to rows when they share a pass, move or are copied.",
     ),
-    (
+    _rule(
         "state-of-another-layer",
         "State of another layer",
         "The next pass starts from the state of another layer.",
         "Look at how layers are mapped to storage.",
     ),
-    (
+    _rule(
         "state-wrong",
         "State wrong after a rollback",
         "From this round on the next pass starts from another recurrent state than the reference "
@@ -402,8 +406,4 @@ _RULES = (
         "Look at this policy's write and read of that layer at that depth; compare with "
         "--rollback checkpoint, which copies and restores.",
     ),
-)
-RULES = tuple(
-    Rule(id, ERROR, title, means, suggestion, _named(id), MEMORY)
-    for id, title, means, suggestion in _RULES
 )

@@ -328,6 +328,22 @@ _NOISE_CHECK = _object(
     },
     needed=("ceiling", "share", "batches"),
 )
+_COPY = _object(
+    {
+        **dict.fromkeys(
+            ("round", "seq_id", "verified_in", "sequence", "made_in", "pending"), _count()
+        ),
+        **dict.fromkeys(("n_verified", "n_idle"), _count()),
+        "source": _or_none(_count()),
+        "together": _list(_count()),
+        **dict.fromkeys(("nmse", "state_error"), _or_none(_number(0))),
+        "again": _plain,
+    },
+    needed=(
+        *("round", "seq_id", "verified_in", "sequence", "source", "made_in", "pending"),
+        *("n_verified", "n_idle", "together", "again", "nmse", "state_error"),
+    ),
+)
 _RUN = _object(
     {
         "source": _object({"engine": _text, "version": _text}),
@@ -352,6 +368,7 @@ _RUN = _object(
         "banned_tokens": _list(_count()),
         "lane_against": _or_none(_count()),
         "noise_check": _NOISE_CHECK,
+        "lane_copies": _list(_COPY),
         **dict.fromkeys(("lane_tolerance", "lane_margin"), _number()),
         **dict.fromkeys(("environment", "summary", "drafters"), _object()),
         "model": _or_none(_object()),

@@ -479,23 +479,26 @@ def _common_prefix_too_long(patch: Patch) -> None:
     _wrap(patch, held_sequences, "n_common", make)
 
 
-_STATE = "state-wrong"
 _LANES = {
-    "ring cursor one too far behind a wrap": (_cursor_after_a_wrap, "ring", _STATE),
-    "one layer not rolled back": (_one_layer_not_rolled_back, "ring", _STATE),
-    "one more than the ring holds": (_one_more_than_the_ring, "ring,n_rs_seq=2", _STATE),
-    "fold skips the last token": (_fold_without_the_last, "replay", _STATE),
-    "stale log entry": (_stale_log_entry, "replay", _STATE),
-    "window off by one at the read": (_window_too_early, "replay", _STATE),
+    "ring cursor one too far behind a wrap": (_cursor_after_a_wrap, "ring", "wrong-snapshot-index"),
+    "one layer not rolled back": (_one_layer_not_rolled_back, "ring", "wrong-snapshot-read"),
+    "one more than the ring holds": (_one_more_than_the_ring, "ring,n_rs_seq=2", "state-empty"),
+    "fold skips the last token": (_fold_without_the_last, "replay", "wrong-fold"),
+    "stale log entry": (_stale_log_entry, "replay", "log-entry-wrong"),
+    "window off by one at the read": (_window_too_early, "replay", "wrong-fold"),
     # as small as what a shorter type costs
     "0.1 % leak of the rejected state": (_a_leak, "planes", "drift-with-rejections"),
-    "planes written in reverse": (_planes_in_reverse, "planes", _STATE),
+    "planes written in reverse": (_planes_in_reverse, "planes", "wrong-snapshot-index"),
     "n_rs_seq + 1 accepted": (_one_more_than_planes, "planes,n_rs_seq=2", "plane-off-by-one"),
-    "pending index not consumed": (_index_not_consumed, "carry,n_rs_seq=8", "plane-off-by-one"),
-    "wrong plane carried": (_wrong_plane_carried, "carry,ubatch=2", _STATE),
-    "carry drops a plane": (_a_plane_dropped, "carry,ubatch=2", _STATE),
-    "older checkpoint restored": (_older_checkpoint, "checkpoint", _STATE),
-    "checkpoint shared, not copied": (_checkpoint_not_copied, "checkpoint", _STATE),
+    "pending index not consumed": (_index_not_consumed, "carry,n_rs_seq=8", "pending-not-consumed"),
+    "wrong plane carried": (_wrong_plane_carried, "carry,ubatch=2", "state-too-old"),
+    "carry drops a plane": (_a_plane_dropped, "carry,ubatch=2", "state-empty"),
+    "older checkpoint restored": (_older_checkpoint, "checkpoint", "wrong-checkpoint-restored"),
+    "checkpoint shared, not copied": (
+        _checkpoint_not_copied,
+        "checkpoint",
+        "wrong-checkpoint-restored",
+    ),
     "position off by one behind a restore": (
         _position_off_after_restore,
         "checkpoint",
@@ -530,13 +533,20 @@ _SAMPLED = {"sampler": SAMPLED, "replay": "verify"}
 
 MUTATIONS = (
     *(Mutation(name, *bug[:1], LANE, *bug[1:]) for name, bug in _LANES.items()),
-    Mutation("rows of another sequence", _rows_of_another_sequence, LANE, "planes", _STATE, 2),
+    Mutation(
+        "rows of another sequence",
+        _rows_of_another_sequence,
+        LANE,
+        "planes",
+        "state-of-another-sequence",
+        2,
+    ),
     Mutation(
         "window of another sequence",
         _window_of_another_sequence,
         LANE,
         "ring",
-        "conv-not-rolled-back",
+        "state-of-another-sequence",
         2,
     ),
     *(Mutation(name, *bug[:1], RUN, *bug[1:]) for name, bug in _RUNS.items()),

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_script_parser import memory_scripts
 from engine.decode.prompt_cache import PromptCache
-from engine.findings.check import Finding, recorded, with_consequences
+from engine.findings.check import recorded, with_consequences
 from engine.options import CacheOptions, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
@@ -48,8 +49,8 @@ _SAMPLERS = {
 
 @dataclass
 class Seen:
-    """What a play shows. by: compare, run, memory or error, the first of them; "" = nothing.
-    rules: of the findings above info, first causes and all; text: what was emitted."""
+    """What a play shows. by: compare, run or memory, or error where no finding names one; "" =
+    nothing. rules: of the findings above info, first causes and all; text: what was emitted."""
 
     by: str = ""
     causes: set[str] = field(default_factory=set)
@@ -61,8 +62,8 @@ class Seen:
         found = [f for f in recorded(trace) if f.severity != "info" and f.rule not in TRUE]
         self.rules |= {f.rule for f in found}
         self.causes |= {cause.rule for cause, _ in with_consequences(found)}
-        if found:
-            self.by = self.by or by
+        if found and self.by in ("", "error"):
+            self.by = by
 
 
 def play(line: str) -> Seen:
@@ -147,7 +148,8 @@ def _ran(
     options: RunOptions,
     cache_: PromptCache | None = None,
 ) -> Iterator[Run]:
-    run = opened.start(prompts, options, None, cache_, audit=True)
+    audit = audit_of(opened, prompts, options, can_repeat=cache_ is None)
+    run = opened.start(prompts, options, None, cache_, audit=audit)
     try:
         while run.step():
             pass

@@ -35,7 +35,7 @@ def test_every_key() -> None:
 
 
 def test_the_default_lanes() -> None:
-    assert [spec.name for spec in DEFAULT_LANES] == ["noise", "checkpoint", "planes"]
+    assert [spec.name for spec in DEFAULT_LANES] == ["noise", "checkpoint", "planes", "carry,forks"]
     plain = NOISE_LANE.options(RunOptions(rollback="ring", n_rs_seq=4, kv="unified", split="seq"))
     assert (plain.rollback, plain.n_rs_seq, plain.kv, plain.split) == (
         "checkpoint",

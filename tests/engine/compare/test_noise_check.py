@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from engine import batch
 from engine.compare.comparison import Comparison
 from engine.compare.noise_check import ONE_BATCH, SHORT_BATCHES
-from engine.findings.check import recorded
+from engine.findings.check import find, recorded
 from engine.memory import hybrid
 from engine.memory.kv_cells import CellTable
 from engine.memory.planes import PlaneMemory
@@ -22,7 +23,10 @@ from engine.model.conv_window import ConvWindow
 from engine.model.delta_state import DeltaState
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt
+from engine.trace.export import export_csv
 from engine.trace.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
+from engine.trace.reopen import open_trace
+from engine.trace.verdict import judge_lanes
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import options_of, prompt_of, session
 
@@ -178,7 +182,7 @@ BATCHES = "batch-differs"
     ],
 )
 def test_a_bug_of_the_noise_lane_is_named(
-    monkeypatch: pytest.MonkeyPatch, bug: Callable[[Patch], None], finds: str, n_seqs: int
+    monkeypatch: Patch, tmp_path: Path, bug: Callable[[Patch], None], finds: str, n_seqs: int
 ) -> None:
     session(MODEL)
     bug(monkeypatch)
@@ -188,6 +192,10 @@ def test_a_bug_of_the_noise_lane_is_named(
     assert found["planes"].bound <= 1e-5
     mine = {f.rule for f in recorded(comparison.trace) if f.run_id == found["noise"].run_id}
     assert mine == {finds}
+    export_csv(comparison.trace, tmp_path / "out")
+    opened = open_trace(tmp_path / "out")
+    assert judge_lanes(opened, [found["noise"].run_id])[0].verdict == "suspect"
+    assert {f.rule for f in find(opened, [found["noise"].run_id])} == {finds}
 
 
 def test_figures_of_the_check_are_facts_of_the_lane() -> None:
