@@ -11,7 +11,7 @@ from app.cli.common import draft_paths, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
-from app.cli.output import print_json, print_line, print_lines, print_text
+from app.cli.output import print_json, print_line, print_lines, print_text, tell
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
     print_lines(finding_lines(trace))
-    print_lines(audit_text(trace.runs[job.run_id]))
+    if args.audit:
+        for line in audit_text(trace.runs[job.run_id]):
+            tell(line)
     totals = job.summary()
     print_line(headline(totals))
     print_json(totals)
