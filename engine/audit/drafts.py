@@ -228,7 +228,7 @@ class _DrafterAudit:
             return []
         n = self._recorded.n_rounds // _ROUNDS_PER_SAMPLE
         n_each = -(-min(max(n, _LEAST_SAMPLES), _MOST_SAMPLES) // len(self._drafted))
-        return [self._judge(self._text(seq), n_each) for seq in self._drafted]
+        return [self._judge(self._text(seq), n_each) for seq in self._drafted if seq in self._texts]
 
     def _text(self, seq: int) -> _Text:
         rows = self._target_rows(seq) if self._model.reads_rows else None

@@ -42,6 +42,7 @@ class ReferenceLogits:
 
     def __init__(self, logits: torch.Tensor, chosen: Sequence[int]) -> None:
         self._a = a = logits.double()
+        self._rows = a
         self._chosen = torch.tensor(chosen, device=a.device).unsqueeze(1)
         self._power = a.square().mean(1)
         self._log_p = torch.log_softmax(a, 1)
@@ -65,6 +66,13 @@ class ReferenceLogits:
             ((b > of_chosen).sum(1) + 1).tolist(),
             self._top2_gap,
         )
+
+    def row_of(self, lane: torch.Tensor, limit: float) -> int | None:
+        """The row whose logits those of a lane, [n_vocab], are: with an NMSE up to `limit`."""
+        error = (self._rows - lane.to(self._rows)).square().mean(1)
+        nmse = _ratio(error, self._power)
+        best = int(nmse.argmin())
+        return best if float(nmse[best]) <= limit else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.session import Session
-from engine.trace.noise_ceiling import state_ceiling
+from engine.trace.noise_ceiling import logits_ceiling, state_ceiling
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -215,6 +215,13 @@ class Follower(Lane):
             seqs = [each.seq for each in round_.parts]
             held = round_.held(part.seq).difference(memory, part.seq, seqs)
         measured = part.measure.difference(logits)
+        limit = logits_ceiling(str(self.facts.get("compute", "")))
+        known = self.facts.get("logit_rows", [])
+        wrong = next((i for i, nmse in enumerate(measured.nmse) if not nmse <= limit), None)
+        if wrong is not None and all(one["seq_id"] != part.seq_id for one in known):
+            of = part.measure.row_of(logits[wrong], limit)
+            row = {"round": round_.number, "seq_id": part.seq_id, "row": wrong, "of": of}
+            self.facts["logit_rows"] = [*known, row]
         self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
         return held
 

@@ -135,6 +135,7 @@ class StateOrigin:
                         for one in reversed(decoded.states)
                     ),
                 ],
+                is_first=not text.before,
             )
             record = {"pos": len(tokens) - 1, "layer": layer, "name": key.name}
             record |= {"is_window": recurrence.is_window, "error": error}
@@ -249,10 +250,19 @@ def _other_gates(
             yield f"no {name}", [one._replace(**{name: none}) for one in inputs]  # type: ignore
 
 
-def _best(found: torch.Tensor, error: float, candidates: Sequence[_Candidate]) -> tuple[str, int]:
-    """The plainest of the nearest explanations; ("", 0) where none is near."""
+def _best(
+    found: torch.Tensor, error: float, candidates: Sequence[_Candidate], *, is_first: bool
+) -> tuple[str, int]:
+    """The plainest of the nearest explanations; ("", 0) where none is near.
+
+    is_first: in the first batch of a sequence. A start from what another one left is then taken
+    from half the error on, because the window was not cleared either, so that the first tokens'
+    inputs were others.
+    """
     tried = [(_error(found, one.state), one) for one in candidates]
     near = [(e, one) for e, one in tried if e < _NEAR and e < _MUCH_NEARER * error]
+    if not near and is_first:
+        near = [(e, one) for e, one in tried if e < error / 2 and one.kind == "from sequence"]
     if not near:
         return "", 0
     least = min(e for e, _ in near)

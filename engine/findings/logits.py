@@ -46,6 +46,41 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
+def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
+    """Sequences whose logits are wrong before any state and cell is, but for stale ones, and
+    whether they are those of another row of the batch."""
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    rows = run.divergence
+    stale = {hit.seq_id for hit in _stale_in_lane(run)}
+    for seq, wrong in rows.by_sequence(errors.logits_are_wrong):
+        first = wrong[0]
+        other = errors.state_is_wrong | errors.conv_is_wrong | (rows["cells_differ"] > 0)
+        before = (rows["seq_id"] == seq) & (rows["round"] < rows["round"][first])
+        if seq in stale or (other & before).any():
+            continue
+        number = int(rows["round"][first])
+        noted = [r for r in run.logit_rows if (r["seq_id"], r["round"]) == (seq, number)]
+        if not noted:
+            continue  # no more than rounding may come to
+        of = next((r["of"] for r in noted if r["of"] is not None), None)
+        said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
+        said += "the pass started from right states and cells."
+        if of is not None:
+            said = f"Row {noted[0]['row']} of round {number} has the logits of row {of}."
+        evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
+        yield RuleHit(number, seq, said, evidence), of is not None
+
+
+def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+    return (hit for hit, of_another in _wrong_in_lane(run) if not of_another)
+
+
+def _of_another_row(run: ExaminedRun) -> Iterator[RuleHit]:
+    return (hit for hit, of_another in _wrong_in_lane(run) if of_another)
+
+
 def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
     """A replacement that the sampler could not have chosen where it stands, and nothing else:
     with other tokens of that sort, more is wrong than the row of a rejection."""
@@ -176,6 +211,28 @@ RULES = (
         "Sample from the logits at the index of the first mismatch, and read them before the "
         "batch is decoded again.",
         _stale_logits,
+        LOGITS,
+    ),
+    Rule(
+        "logits-of-another-row",
+        ERROR,
+        "Logits of another row",
+        "A token was judged by the logits of another token of the same batch: the row is off by "
+        "one, or outputs are gathered in another order.",
+        "Row i of a verify batch judges drafted token i, and the row after the last accepted one "
+        "gives the target's own token.",
+        _of_another_row,
+        LOGITS,
+    ),
+    Rule(
+        "logits-wrong",
+        ERROR,
+        "Logits wrong over a right memory",
+        "States and cells were right before the pass, and what it gave is not: its mask, its "
+        "positions, its gates or the cells that it looks at are wrong for a batch like this.",
+        "Look at what a batch of several tokens or sequences does that one of a single token does "
+        "not; with unified cells at the mask between sequences.",
+        _logits_wrong,
         LOGITS,
     ),
     Rule(

@@ -149,6 +149,15 @@ class ExaminedRun:
         return [note for note in notes if _has(note, named)]
 
     @property
+    def logit_rows(self) -> list[dict[str, Any]]:
+        """The first wrong row of logits of each sequence, and the row that it is of
+        (engine.compare.lane)."""
+        rows = [
+            r for r in _objects(self.facts, "logit_rows") if isinstance(r.get("of"), int | None)
+        ]
+        return [r for r in rows if _has(r, {"round": int, "seq_id": int, "row": int})]
+
+    @property
     def state_origins(self) -> list[dict[str, Any]]:
         """What explains the first wrong states of each sequence (engine.compare.state_origin)."""
         rows = self.facts.get("state_origins")
