@@ -250,7 +250,8 @@ class Repetition:
             found["token"] = {"round": at[pos], "pos": pos, "expected_id": token}
         if not found:
             return {}
-        # a state left by a round comes before what the next one makes of it
-        order = ("cells", "state", "logits", "token")
+        # of one round: cells too many, a state, what later layers then put into cells, logits
+        order = ("cells", "state") if cells and cells["n_cells"] else ("state", "cells")
+        order += ("logits", "token")
         what = min(found, key=lambda name: (found[name]["round"], order.index(name)))
         return {"round": found[what]["round"], "what": what, **found}

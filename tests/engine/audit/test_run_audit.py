@@ -20,11 +20,13 @@ from engine.findings.check import Finding, find, recorded, with_consequences
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
 from engine.trace.audit_text import audit_text
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.mutations import MUTATIONS, mutate
 
@@ -249,6 +251,7 @@ def test_a_result_is_kept_by_an_exported_trace(
     assert opened.runs[0]["audit"] == result(run)
     assert {one.rule for one in recorded(opened)} == {one.rule for one in recorded(run.trace)}
     assert "penalties-of-other-tokens" in {one.rule for one in find(opened)}
+    assert "audit': 'differs, 30 of 30 tokens" in str(run_report(RunRef(opened, 0), {}))
 
 
 def test_a_damaged_result_accuses_nobody() -> None:
