@@ -56,7 +56,9 @@ class Repetition:
         self._audited, self._rows = texts, rows
         self._suspects, self._samples, self._wide = suspects, samples, wide
         self._plain = {i: PlainPass(session, options, texts.tokens[i]) for i in sorted(suspects)}
-        self._redraw = {i: Redraw(session, options, prompts[i], rows.get(i, [])) for i in suspects}
+        self._redraw = {
+            i: Redraw(session, options, prompts[i], rows.get(i, []), texts) for i in suspects
+        }
         self._checks = {i: TextCheck() for i in suspects}
         self._states: dict[int, dict[str, Any]] = {}
         self._cells: dict[int, dict[str, Any]] = {}

@@ -231,7 +231,7 @@ class RunAudit:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
         plain = PlainPass(self._session, self._options, text, self._taps)
-        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows)
+        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows, self._texts)
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width

@@ -112,22 +112,26 @@ class Redraw:
     random number per token, and penalties and grammar that know the text alone."""
 
     def __init__(
-        self, session: Session, options: RunOptions, prompt: Prompt, rows: Sequence[EmittedRow]
+        self,
+        session: Session,
+        options: RunOptions,
+        prompt: Prompt,
+        rows: Sequence[EmittedRow],
+        texts: AuditedTexts,
     ) -> None:
-        eog = session.tokenizer.eog_ids
         grammar = session.grammar(options)
         self._sampler = Sampler(
             options.sampler,
-            eog if options.ignore_eos else (),
+            session.tokenizer.eog_ids if options.ignore_eos else (),
             prompt.tokens,
             grammar.start() if grammar else None,
         )
         self._rows = {row.pos: row for row in rows}
         self._next = len(prompt.tokens)
-        limit = logits_ceiling(session.compute)
-        self._margin = 4 * float(np.sqrt(limit))
-        ties = tipped_share(session.compute, ranks=session.config.ranks) > 0
-        self._draws = options.spec.accept == "match" and not options.spec.synthetic and not ties
+        self._margin = 4 * float(np.sqrt(texts.logits_limit))
+        # other passes' logits say nothing of a draw where they may be off by much
+        self._draws = options.spec.accept == "match" and not options.spec.synthetic
+        self._draws &= not texts.has_ties
 
     def compare(self, check: TextCheck, part: PassedPart) -> None:
         """Draw the tokens that a pass gives logits for; the first other one is noted."""

@@ -12,6 +12,7 @@ import pytest
 
 from engine.audit.run_audit import audit_of
 from engine.audit.state_samples import StateSamples
+from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance_rules
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.verify import Acceptance, match
@@ -19,7 +20,7 @@ from engine.draft.drafter import Draft
 from engine.findings.check import Finding, find, recorded, with_consequences
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions, StateTypes
 from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
@@ -260,6 +261,13 @@ def test_a_damaged_result_accuses_nobody() -> None:
         run.trace.runs[0]["audit"] = damaged
         assert not [one for one in find(run.trace) if one.severity == "error"]
         assert list(audit_text(run.trace.runs[0])) is not None
+
+
+def test_tokens_are_not_drawn_again_where_rounding_is_coarse() -> None:
+    opened, prompts, options = session(MODEL), [prompt_of(MODEL)], drafting(sampler=PENALISED)
+    rounded = replace(options, state_types=StateTypes(s="bf16"))
+    found = [AuditedTexts.of(opened, prompts, one).has_ties for one in (options, rounded)]
+    assert found == [False, True]
 
 
 def test_by_default_only_short_runs_are_audited() -> None:
