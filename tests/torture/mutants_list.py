@@ -4,6 +4,8 @@ Each is a few words of the program replaced by others. Where nothing can notice 
 given here. Further ones, which take more than other words, are in tests.support.mutations.
 """
 
+# ruff: noqa: E501 - words of the program, in one piece each
+
 from __future__ import annotations
 
 from dataclasses import dataclass
