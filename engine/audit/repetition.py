@@ -47,14 +47,18 @@ class Repetition:
         rows: Mapping[int, Sequence[EmittedRow]],
         suspects: Mapping[int, Sequence[int]],
         samples: Mapping[int, StateSample | None] | None,
+        wide: Mapping[int, TextCheck],
     ) -> None:
         """suspects: by sequence the rounds in which something is suspect. samples: of a run that
-        cannot be repeated, the first suspect states of each of them."""
+        cannot be repeated, the first suspect states of each of them. wide: what wide passes
+        found."""
         self._session, self._prompts, self._options = session, prompts, options
         self._audited, self._rows = texts, rows
-        self._suspects, self._samples = suspects, samples
+        self._suspects, self._samples, self._wide = suspects, samples, wide
         self._plain = {i: PlainPass(session, options, texts.tokens[i]) for i in sorted(suspects)}
-        self._redraw = {i: Redraw(session, options, prompts[i], rows.get(i, [])) for i in suspects}
+        self._redraw = {
+            i: Redraw(session, options, prompts[i], rows.get(i, []), texts) for i in suspects
+        }
         self._checks = {i: TextCheck() for i in suspects}
         self._states: dict[int, dict[str, Any]] = {}
         self._cells: dict[int, dict[str, Any]] = {}
@@ -197,10 +201,11 @@ class Repetition:
         if n:
             self._cells[one.seq_id] = {"round": number, "n_cells": n}
             return
+        limit = self._audited.state_limit
         for kind in ("k", "v"):
             pairs = zip(getattr(mine, kind), getattr(theirs, kind), strict=True)
             for i, (a, b) in enumerate(pairs):
-                apart = (a - b).flatten(1).norm(dim=1) > 0.5 * b.flatten(1).norm(dim=1)
+                apart = (a - b).flatten(1).norm(dim=1) > limit * b.flatten(1).norm(dim=1)
                 if bool(apart.any()):
                     pos = int(mine.positions[int(apart.nonzero()[0, 0])])
                     where = {"pos": pos, "cache_layer": i, "kind": kind, "n": int(apart.sum())}
@@ -224,6 +229,13 @@ class Repetition:
         that was found; {} if nothing is."""
         check, at = self._checks[seq_id], {row.pos: row.round for row in self._rows.get(seq_id, [])}
         found: dict[str, Any] = {}
+        noise = self._audited.noise(check, self._wide[seq_id])
+        if self._audited.has_ties and not noise <= self._audited.logits_limit:
+            self.not_judged.append(
+                f"Sequence {seq_id}: in this compute mode plain passes of different widths differ "
+                f"by an NMSE of {noise:.1e}."
+            )
+            return {}
         first = self._audited.is_wrong(check.errors)
         if first is not None:
             error = check.errors[first]
@@ -240,7 +252,8 @@ class Repetition:
             found["token"] = {"round": at[pos], "pos": pos, "expected_id": token}
         if not found:
             return {}
-        # a state left by a round comes before what the next one makes of it
-        order = ("cells", "state", "logits", "token")
+        # of one round: cells too many, a state, what later layers then put into cells, logits
+        order = ("cells", "state") if cells and cells["n_cells"] else ("state", "cells")
+        order += ("logits", "token")
         what = min(found, key=lambda name: (found[name]["round"], order.index(name)))
         return {"round": found[what]["round"], "what": what, **found}

@@ -39,7 +39,7 @@ from engine.draft.drafter import Draft
 from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
 from engine.model.taps import TargetRows, join_rows
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt, RunOptions, StateTypes
 from engine.trace.audit_text import FACT, GOING_ON
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
@@ -112,7 +112,10 @@ class RunAudit:
         self._texts = AuditedTexts.of(session, prompts, options)
         self._rows: dict[int, list[TargetRows]] = {}
         self._taps = taps_of(session, options)
-        self._has_drafters = any(name in options.spec.types for name in model_drafters())
+        # drafts depend on states as a run rounds them, which no plain pass repeats
+        self._has_drafters = options.state_types == StateTypes() and any(
+            name in options.spec.types for name in model_drafters()
+        )
 
     # -- while the run goes on -------------------------------------------------------------
 
@@ -192,7 +195,8 @@ class RunAudit:
             result["drafts"] = self._drafts(trace, run_id, right)
             result["wrong"] = sorted(found, key=lambda one: one["round"])
             differs = found or self._check.notes
-            result["verdict"] = "differs" if differs else "agrees"
+            if differs or not self._not_judged:
+                result["verdict"] = "differs" if differs else "agrees"
         except Exception as error:  # an engine that is wrong may fail here, too
             self._not_judged.append(f"The audit failed: {type(error).__name__}: {error}"[:500])
         finally:
@@ -227,7 +231,7 @@ class RunAudit:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
         plain = PlainPass(self._session, self._options, text, self._taps)
-        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows)
+        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows, self._texts)
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
@@ -278,14 +282,21 @@ class RunAudit:
         rounds = {i: self._suspect_rounds(i, rows.get(i, [])) for i in suspects}
         samples = None if self._can_repeat else {i: self._wrong_sample(i) for i in suspects}
         repetition = Repetition(
-            self._session, self._prompts, self._options, self._texts, rows, rounds, samples
+            self._session,
+            self._prompts,
+            self._options,
+            self._texts,
+            rows,
+            rounds,
+            samples,
+            self._checks,
         )
         yield from repetition.steps()
-        self._not_judged += repetition.not_judged
         for seq_id in sorted(suspects):
             wrong = repetition.wrong(seq_id)
             if wrong:
                 found.append({"seq_id": seq_id, **wrong})
+        self._not_judged += repetition.not_judged
 
     @torch.inference_mode()
     def _drafts(

@@ -22,7 +22,8 @@ from engine.transfer import read
 if TYPE_CHECKING:
     from engine.session import Session
 
-_FEW_ROWS = 2
+_FEW_ROWS = 3
+_LEAST_P = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,11 @@ class TextCheck:
     """What a pass over the text of one sequence found. errors: by position of an emitted token the
     error of what was recorded of the logits, as an NMSE; states: by round the largest relative
     error and where; token: position of the first token that plain drawing does not give, with the
-    one that it gives."""
+    one that it gives. log_p: by position what the error was taken from, what this pass gives the
+    recorded tokens, in units of the root mean square of its logits."""
 
     errors: dict[int, float] = field(default_factory=dict)
+    log_p: dict[int, np.ndarray] = field(default_factory=dict)
     states: dict[int, tuple[float, StateKey]] = field(default_factory=dict)
     token: tuple[int, int] | None = None
 
@@ -84,22 +87,24 @@ class AuditedTexts:
         here = [row for row in rows if first <= row.pos < first + len(part.logits)]
         if here:
             at = [row.pos - first for row in here]
-            errors = recorded_error(part.logits[at], here)
+            errors, log_p = recorded_error(part.logits[at], here)
             check.errors |= dict(zip((row.pos for row in here), errors.tolist(), strict=True))
+            check.log_p |= dict(zip((row.pos for row in here), log_p, strict=True))
 
     def is_wrong(self, errors: Mapping[int, float]) -> int | None:
         """The first position of which what was recorded cannot be rounding. errors: by position.
 
-        Where ties inside the model can be tipped, a row may be off by much; then it takes more
-        than a part of all rows from there on."""
+        Where ties inside the model can be tipped, a row may be off by much; then it takes a few
+        rows, and more than a part of all."""
         wrong = sorted(pos for pos, error in errors.items() if not error <= self.logits_limit)
-        if not wrong:
-            return None
-        if self.has_ties:
-            n = sum(pos >= wrong[0] for pos in errors)
-            if len(wrong) < _FEW_ROWS or len(wrong) <= TIPPED * n:
-                return None
-        return wrong[0]
+        few = max(_FEW_ROWS, TIPPED * len(errors)) if self.has_ties else 0
+        return wrong[0] if len(wrong) > few else None
+
+    def noise(self, one: TextCheck, other: TextCheck) -> float:
+        """The largest NMSE by which two plain passes over a text differ in what was recorded."""
+        both = one.log_p.keys() & other.log_p.keys()
+        apart = (np.mean(np.square(one.log_p[pos] - other.log_p[pos])) for pos in both)
+        return max((float(x) for x in apart), default=0.0)
 
 
 class Redraw:
@@ -107,22 +112,26 @@ class Redraw:
     random number per token, and penalties and grammar that know the text alone."""
 
     def __init__(
-        self, session: Session, options: RunOptions, prompt: Prompt, rows: Sequence[EmittedRow]
+        self,
+        session: Session,
+        options: RunOptions,
+        prompt: Prompt,
+        rows: Sequence[EmittedRow],
+        texts: AuditedTexts,
     ) -> None:
-        eog = session.tokenizer.eog_ids
         grammar = session.grammar(options)
         self._sampler = Sampler(
             options.sampler,
-            eog if options.ignore_eos else (),
+            session.tokenizer.eog_ids if options.ignore_eos else (),
             prompt.tokens,
             grammar.start() if grammar else None,
         )
         self._rows = {row.pos: row for row in rows}
         self._next = len(prompt.tokens)
-        limit = logits_ceiling(session.compute)
-        self._margin = 4 * float(np.sqrt(limit))
-        ties = tipped_share(session.compute, ranks=session.config.ranks) > 0
-        self._draws = options.spec.accept == "match" and not options.spec.synthetic and not ties
+        self._margin = 4 * float(np.sqrt(texts.logits_limit))
+        # other passes' logits say nothing of a draw where they may be off by much
+        self._draws = options.spec.accept == "match" and not options.spec.synthetic
+        self._draws &= not texts.has_ties
 
     def compare(self, check: TextCheck, part: PassedPart) -> None:
         """Draw the tokens that a pass gives logits for; the first other one is noted."""
@@ -167,21 +176,25 @@ def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
     return {seq_id: sorted(rows, key=lambda row: row.pos) for seq_id, rows in found.items()}
 
 
-def recorded_error(logits: torch.Tensor, rows: Sequence[EmittedRow]) -> np.ndarray:
+def recorded_error(
+    logits: torch.Tensor, rows: Sequence[EmittedRow]
+) -> tuple[np.ndarray, np.ndarray]:
     """Per row the mean squared difference of what was recorded, the logarithms of the most
     probable tokens' probabilities, from that of logits [n, n_vocab], over the mean square of the
-    logits: float64 [n]. Where both are not finite it is 0."""
+    logits: float64 [n]; and these logarithms by the logits, over its root: [n, N_TOP]. Logits that
+    are not finite are right.
+    """
     clean = logits.double()
     ids = torch.from_numpy(np.stack([np.maximum(row.top_ids, 0) for row in rows]).astype(np.int64))
     p = np.stack([row.top_p for row in rows]).astype(np.float64)
     log_p = torch.log_softmax(clean, 1).gather(1, ids.to(clean.device))
     mine, power = read(log_p, clean.square().mean(1))
-    is_finite = np.isfinite(power)
     with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.isfinite(p) & (p > 1e-30)
+        seen = np.isfinite(p) & (p > _LEAST_P)
         apart = np.where(seen, np.square(mine - np.log(p)), 0.0)
         error = apart.sum(1) / np.maximum(seen.sum(1), 1) / power
-    return np.where(is_finite, error, 0.0)
+        scaled = np.where(seen, mine, 0.0) / np.sqrt(power)[:, None]
+    return np.where(np.isfinite(power), error, 0.0), np.nan_to_num(scaled)
 
 
 def state_errors(

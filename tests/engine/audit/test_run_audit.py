@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,22 @@ import pytest
 
 from engine.audit.run_audit import audit_of
 from engine.audit.state_samples import StateSamples
+from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance_rules
+from engine.decode.prompt_cache import PromptCache
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
-from engine.findings.check import Finding, recorded, with_consequences
+from engine.findings.check import Finding, find, recorded, with_consequences
+from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions, StateTypes
+from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
+from engine.trace.audit_text import audit_text
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.mutations import MUTATIONS, mutate
 
@@ -231,3 +240,64 @@ def test_a_stopped_audit_says_so() -> None:
 
 def result_verdict(run: Run) -> str:
     return str(run.trace.runs[run.run_id].get("audit", {}).get("verdict"))
+
+
+def test_a_result_is_kept_by_an_exported_trace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _rule(_rejected_token_stays)(monkeypatch)
+    run = audited(drafting(30, sampler=PENALISED))
+    export_csv(run.trace, tmp_path / "out")
+    opened = open_trace(tmp_path / "out")
+    assert opened.runs[0]["audit"] == result(run)
+    assert {one.rule for one in recorded(opened)} == {one.rule for one in recorded(run.trace)}
+    assert "penalties-of-other-tokens" in {one.rule for one in find(opened)}
+    assert "audit': 'differs, 30 of 30 tokens" in str(run_report(RunRef(opened, 0), {}))
+
+
+def test_a_damaged_result_accuses_nobody() -> None:
+    run = audited(drafting(4))
+    for damaged in ({"wrong": [{"what": "cells"}], "sampler": [3]}, [], {"wrong": "x"}):
+        run.trace.runs[0]["audit"] = damaged
+        assert not [one for one in find(run.trace) if one.severity == "error"]
+        assert list(audit_text(run.trace.runs[0])) is not None
+
+
+def test_tokens_are_not_drawn_again_where_rounding_is_coarse() -> None:
+    opened, prompts, options = session(MODEL), [prompt_of(MODEL)], drafting(sampler=PENALISED)
+    rounded = replace(options, state_types=StateTypes(s="bf16"))
+    found = [AuditedTexts.of(opened, prompts, one).has_ties for one in (options, rounded)]
+    assert found == [False, True]
+
+
+def test_by_default_only_short_runs_are_audited() -> None:
+    opened, prompts = session(MODEL), [Prompt(prompt_of(MODEL).tokens[:14])]
+    assert audit_of(opened, prompts, drafting(24), asked=None)
+    assert not audit_of(opened, prompts, drafting(8), asked=None)
+    assert not audit_of(opened, prompts, drafting(4096), asked=None)
+    assert not audit_of(opened, prompts, drafting(24), asked=False)
+
+
+def test_a_run_after_a_cached_one_is_audited_from_its_beginning() -> None:
+    """The state that a prompt goes on from is wrong, and the prompt itself is not recorded."""
+    opened, tokens, cache = session(MODEL), prompt_of(MODEL).tokens, PromptCache()
+    options = replace(drafting(6, rollback="ring"), n_ctx=96)
+    first = opened.start([Prompt(tokens[:20])], options, None, cache)
+    while first.step():
+        pass
+    recurrent = opened_memory(cache).recurrent
+    assert recurrent is not None
+    for tensor in recurrent.storage():
+        tensor.mul_(0.5)
+    prompts = [Prompt((*tokens[:20], *first.emitted[0], 7))]
+    audit = audit_of(opened, prompts, options, can_repeat=False)
+    run = opened.start(prompts, options, None, cache, audit=audit)
+    while run.step():
+        pass
+    assert result(run)["verdict"] == "differs"
+    assert causes(run)
+
+
+def opened_memory(cache: PromptCache) -> HybridMemory:
+    assert cache._cached is not None
+    return cache._cached.memory
