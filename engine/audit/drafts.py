@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _TOLERANCE = {"f32": 1e-3, "blocks": 1e-3}
 _ROUNDED = 0.02
-_LEAST_SAMPLES, _MOST_SAMPLES, _ROUNDS_PER_SAMPLE = 6, 48, 16
-_N_REPLAYED = 24
+_FEW, _FEW_PER, _MOST, _MOST_PER = 4, 8, 32, 48
+_N_REPLAYED = 16
 _N_LOOKED = 8
 _MOST_COUNTED = 8
 _EXPLAINS = 0.25
@@ -226,8 +226,9 @@ class _DrafterAudit:
         """What is to be said of each sequence that it drafted for."""
         if not self._drafted:
             return []
-        n = self._recorded.n_rounds // _ROUNDS_PER_SAMPLE
-        n_each = -(-min(max(n, _LEAST_SAMPLES), _MOST_SAMPLES) // len(self._drafted))
+        n = self._recorded.n_rounds
+        n_samples = max(2, min(_FEW, n // _FEW_PER), min(_MOST, n // _MOST_PER))
+        n_each = -(-n_samples // len(self._drafted))
         return [self._judge(self._text(seq), n_each) for seq in self._drafted]
 
     def _text(self, seq: int) -> _Text:
@@ -443,14 +444,14 @@ def _window(drafts: Sequence[RecordedDraft], suspect: RecordedDraft) -> Sequence
 
 
 def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:
-    """n drafts in order: the first behind a rollback of each depth, the first of all, the last, and
+    """n drafts in order: the first after a rollback of each depth, the last, the first of all, and
     others in equal distances."""
     by_depth: dict[int, int] = {}
     for i, draft in enumerate(drafts):
         by_depth.setdefault(draft.depth, i)
     rolled_back = [i for depth, i in by_depth.items() if depth]
     spread = np.linspace(0, len(drafts) - 1, min(n, len(drafts))).round().astype(int).tolist()
-    wanted = [*rolled_back[: max(1, n // 2)], 0, len(drafts) - 1, *spread]
+    wanted = [*rolled_back[: max(1, n // 2)], len(drafts) - 1, 0, *spread]
     return [drafts[i] for i in sorted(list(dict.fromkeys(wanted))[:n])]
 
 
