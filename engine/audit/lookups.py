@@ -92,8 +92,8 @@ def audit_lookups(
     Raises LookupCacheError where a file of ngram-cache has gone since.
     """
     names = [name for name in DRAFTERS if name in options.spec.types and not DRAFTERS[name].needs]
-    if not names:
-        return []
+    if not names or trace.runs[run_id].get("lane"):
+        return []  # lanes are asked in one run and verify in others
     rounds = _Rounds(trace, run_id)
     spec = replace(options.spec, types=tuple(names))
     its_options = replace(options, spec=spec, faults=())
