@@ -46,7 +46,7 @@ _FEW, _FEW_PER, _MOST, _MOST_PER = 4, 8, 32, 48
 _N_REPLAYED = 16
 _N_LOOKED = 8
 _MOST_COUNTED = 8
-_EXPLAINS = 0.25
+_EXPLAINS, _PERSISTS = 0.25, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +250,18 @@ class _DrafterAudit:
             # once more, in the widths of the run
             window = _window(text.drafts, wrong[0])
             clean = _Replay(self._model, text, _CLEAN).of(window)
-            first = next((d for d in window if clean[d.round] > self._tolerance), None)
-            if first is not None and clean[wrong[0].round] > self._tolerance:
-                return self._wrong(text, first, wrong, len(sampled), window, clean)
+            differ = [draft for draft in window if clean[draft.round] > self._tolerance]
+            if wrong[0] in differ and not self._is_tipped(differ, window):
+                return self._wrong(text, differ[0], wrong, len(sampled), window, clean)
         most = max(distances.values(), default=0.0)
         about += f"; the shares of their best tokens differ by {most:.1e} at most"
         return DraftAudit(text.seq_id, None, self._drafter, JUDGED, about)
+
+    def _is_tipped(self, differ: Sequence[RecordedDraft], window: Sequence[RecordedDraft]) -> bool:
+        """Whether rounding may have tipped a choice inside the models, of experts or of integers:
+        it does so in some drafts, and a wrong state stays."""
+        since = len(window) - window.index(differ[0])
+        return self._tolerance == _ROUNDED and _PERSISTS * len(differ) < max(since, _PERSISTS + 1)
 
     def _wrong(
         self,
