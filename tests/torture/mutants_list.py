@@ -486,7 +486,7 @@ MUTANTS = (
         "if (token != drafted and i == 0) or",
         "run planes",
         "run",
-        "window-rows-wrong",
+        "wrong-token",
     ),
     Mutant(
         "rollback",
