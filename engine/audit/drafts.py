@@ -226,16 +226,10 @@ class _DrafterAudit:
         """What is to be said of each sequence that it drafted for."""
         if not self._drafted:
             return []
-<<<<<<< HEAD
-        n = self._recorded.n_rounds // _ROUNDS_PER_SAMPLE
-        n_each = -(-min(max(n, _LEAST_SAMPLES), _MOST_SAMPLES) // len(self._drafted))
-        return [self._judge(self._text(seq), n_each) for seq in self._drafted if seq in self._texts]
-=======
         n = self._recorded.n_rounds
         n_samples = max(2, min(_FEW, n // _FEW_PER), min(_MOST, n // _MOST_PER))
         n_each = -(-n_samples // len(self._drafted))
-        return [self._judge(self._text(seq), n_each) for seq in self._drafted]
->>>>>>> C
+        return [self._judge(self._text(seq), n_each) for seq in self._drafted if seq in self._texts]
 
     def _text(self, seq: int) -> _Text:
         rows = self._target_rows(seq) if self._model.reads_rows else None
