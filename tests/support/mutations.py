@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import acceptance_rules, held_sequences
@@ -70,7 +71,10 @@ def outcome(mutation: Mutation) -> tuple[list[Finding], str]:
     options = replace(options, parallel=mutation.n_seqs, **mutation.options)
     if mutation.where == CACHED:
         return _cached(options)
-    run = decode(session(MODEL), prompts, options)
+    opened = session(MODEL)
+    run = opened.start(prompts, options, audit=audit_of(opened, prompts, options))
+    while run.step():
+        pass
     return recorded(run.trace), _text(tokens_of(run), prompts, options)
 
 
@@ -521,7 +525,7 @@ _RUNS = {
         "checkpoint",
         "wrong-hidden-row",
     ),
-    "wrong draft accepted": (_wrong_draft_accepted, "planes", "wrong-token"),
+    "wrong draft accepted": (_wrong_draft_accepted, "planes", "random-numbers-off"),
 }
 _CACHES = {
     "cache resumes one token late": (_cached_token_too_many, "checkpoint", "cache-mismatch"),

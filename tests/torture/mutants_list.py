@@ -315,7 +315,7 @@ MUTANTS = (
         "self._n_planes)",
         "lane planes,n_rs_seq=2",
         "compare",
-        "engine-failed",
+        "rollback-beyond-snapshots",
     ),
     Mutant(
         "ring",
