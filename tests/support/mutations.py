@@ -560,7 +560,7 @@ MUTATIONS = (
         _sampler_not_restored,
         RUN,
         "checkpoint",
-        "sampler-not-restored",
+        "wrong-acceptance",
         1,
         _SAMPLED,
     ),
