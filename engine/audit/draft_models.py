@@ -65,7 +65,9 @@ class DraftModel(ABC):
     """Whether the newest token is an entry, too."""
 
     def __init__(self, memory: HybridMemory, n_ubatch: int) -> None:
-        self._memory, self._n_ubatch = memory, n_ubatch
+        # recordings of passes would take longer than they save here
+        self._memory = HybridMemory(memory.attention, memory.recurrent)
+        self._n_ubatch = n_ubatch
         self.left, self._steady = Entries((), ()), False
         self.orders: list[tuple[int, ...]] = []
         """Other orders of the layers that it reads."""
@@ -184,6 +186,16 @@ class SimpleModel(_Stepwise):
 
     def n_true(self, n_accepted: int, n_drafted: int) -> int:
         return 1 + min(n_accepted, n_drafted - 1)
+
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        (position,) = newest.positions
+        if tokens is None or first != position + 1:
+            return super()._draft(newest, first, tokens, n, seq)
+        self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
+        places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
+        return _candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         self._forward(ubatch)

@@ -253,7 +253,7 @@ class Repetition:
         if not found:
             return {}
         # of one round: cells too many, a state, what later layers then put into cells, logits
-        order = ("cells", "state") if cells and cells["n_cells"] else ("state", "cells")
-        order += ("logits", "token")
+        two = ("cells", "state") if cells and cells["n_cells"] else ("state", "cells")
+        order = (*two, "logits", "token")
         what = min(found, key=lambda name: (found[name]["round"], order.index(name)))
         return {"round": found[what]["round"], "what": what, **found}

@@ -38,6 +38,8 @@ _TWICE = (1, 2, 3)
 """Turns in whose first pass copies undo their round as a whole, where they may, and verify it
 again: from states that were there before that pass, carried through it."""
 _SHORT_UBATCH = 2
+_FIRST, _EVERY = 2, 4
+"""Copies are made in the first times around _TURNS, then in every fourth: they cost time."""
 _NOTED = (1e-9, 1e-4)
 """NMSE of logits and error of a state from which on it is noted who had it."""
 _MORE = 4.0
@@ -118,12 +120,16 @@ class ForkLane(PolicyLane):
         if round_.is_prompt:
             self._prompt(round_)
             return
-        turn = self._n_rounds % len(_TURNS)
+        times, turn = divmod(self._n_rounds, len(_TURNS))
         self._n_rounds += 1
         for part in round_.parts:
             members = self._members.setdefault(part.seq, [_Member(part.seq)])
             if turn == 0:
-                self._copy(members, part, round_.number)
+                for copy in members[1:]:
+                    self.memory.clear(copy.seq)
+                del members[1:]
+                if times < _FIRST or times % _EVERY == 0:
+                    self._copy(members, part, round_.number)
             new = _Round(round_.number, part, round_.held(part.seq))
             self._waiting.append(new)
             for member in members:
@@ -152,7 +158,6 @@ class ForkLane(PolicyLane):
 
     def _copy(self, members: list[_Member], part: SequenceRound, number: int) -> None:
         """Make new copies: one of the sequence, and one of that copy."""
-        del members[1:]
         for i in range(N_COPIES):
             source, seq = members[-1].seq, self._n_texts + part.seq * N_COPIES + i
             self._holders[seq] = part.seq_id

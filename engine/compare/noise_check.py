@@ -28,7 +28,7 @@ _WIDTHS = (2, 3, 5, 1, 4, 8)
 _ALL_OF_FIRST = 12
 _EVERY = 8
 _MOST_ROWS = 32
-"""Rows that are kept of a text: the first ones, then every eighth."""
+"""Rows that are kept of a text: the first ones, which short batches decode, then every eighth."""
 _MOST_TEXTS = 3
 ONE_BATCH, SHORT_BATCHES = "one batch", "short batches"
 
@@ -86,15 +86,18 @@ class NoiseCheck:
             return
         self._n_checked += 1
         wanted = torch.stack(list(text.rows.values()))
-        reference = ReferenceLogits(wanted, wanted.argmax(1).tolist())
-        n_prompt = min(text.rows) + 1
+        first = list(text.rows)[:_ALL_OF_FIRST]
+        n_prompt = first[0] + 1
         ways = {
             ONE_BATCH: [(0, len(text.tokens))],
-            SHORT_BATCHES: [(0, n_prompt), *_short(n_prompt, max(text.rows) + 1)],
+            SHORT_BATCHES: [(0, n_prompt), *_short(n_prompt, first[-1] + 1)],
         }
         for name, batches in ways.items():
+            positions = [pos for pos in text.rows if pos < batches[-1][1]]
+            n = len(positions)
+            reference = ReferenceLogits(wanted[:n], wanted[:n].argmax(1).tolist())
             nmse = np.array(reference.difference(self._decode(text, batches)).nmse)
-            self._note(seq_id, name, list(text.rows), batches, nmse)
+            self._note(seq_id, name, positions, batches, nmse)
 
     def _decode(self, text: _Text, batches: list[tuple[int, int]]) -> torch.Tensor:
         """Logits [n, n_vocab] after the wanted positions; short batches are decoded beside the

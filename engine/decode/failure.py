@@ -43,7 +43,7 @@ def note_failure(
         row |= {"attention_pos": cells.pos_max, "cells": cells.used, "duplicates": cells.duplicates}
         if recurrent:
             row["recurrent_pos"] = recurrent.seq_pos_max(one.seq)
-            row["pending"] = recurrent.pending(one.seq)
+            row["pending"], row["n_rs_seq"] = recurrent.pending(one.seq), recurrent.n_rs_seq
             row["valid_depth"] = recurrent.valid_depth(one.seq)
         rows.append(row)
     facts["failure"] = {

@@ -164,7 +164,7 @@ RULES = (
         "On the logits of this round the rule, written a second time, chooses another token.",
         "Compare the rule with its definition: which row, which random number, which distribution.",
         _sampler("token"),
-        SAMPLER,
+        TOKENS,
     ),
     Rule(
         "wrong-rule-probability",
@@ -174,7 +174,7 @@ RULES = (
         "another row was looked at.",
         "Show the sampler a token when it is accepted, not when it is drafted.",
         _sampler("probability"),
-        SAMPLER,
+        TOKENS,
     ),
     Rule(
         "wrong-synthetic-length",
@@ -183,7 +183,7 @@ RULES = (
         "One random number of the sequence decides how much of each draft is kept.",
         "Draw it once a round, also without a draft.",
         _sampler("length"),
-        SAMPLER,
+        TOKENS,
     ),
     Rule(
         "sampler-of-other-tokens",

@@ -190,7 +190,7 @@ def _eagle3_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _eagle3_stale_row(run: ExaminedRun) -> Iterator[RuleHit]:
-    mine = run.asked.is_text("drafter", EAGLE3) & ~_out_of_step(run)
+    mine = run.asked.is_text("drafter", EAGLE3) & ~_out_of_step(run) & ~_from_before(run)
     said = "The EAGLE-3 drafter's memory took {} tokens that are not the text's."
     yield from _wrong_pairs(run, "num_wrong_tokens", mine, said)
 
@@ -223,7 +223,7 @@ def _has_been_out_of_step(run: ExaminedRun) -> np.ndarray:
 
 
 def _from_before(run: ExaminedRun) -> np.ndarray:
-    """Rows of `drafts` of sequences in whose first round the drafter was out of step: it still had
+    """Rows of `drafts` of sequences in whose first round the drafter's state was wrong: it had
     what was there before them."""
     asked, found = run.asked, np.zeros(run.asked.n, bool)
     is_first_text = "prompt_cache" not in run.facts
@@ -231,7 +231,7 @@ def _from_before(run: ExaminedRun) -> np.ndarray:
         of_seq = run.rounds["round"][run.rounds["seq_id"] == seq]
         begins = is_first_text and of_seq.size and of_seq[0] == run.rounds["round"][0]
         first = rows[asked["round"][rows] == asked["round"][rows[0]]]
-        if _out_of_step(run)[first].any() and not begins:
+        if (asked["num_wrong_tokens"][first] > 0).any() and not begins:
             found[rows] = True
     return found
 
@@ -244,11 +244,11 @@ def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[R
 
 def _drafter_of_other_text(run: ExaminedRun) -> Iterator[RuleHit]:
     said = "A drafter's state is {} tokens off the text: it is that of the text before in its slot."
-    yield from _counted(run, _out_of_step(run) & _from_before(run), "other-text", said)
+    yield from _counted(run, _from_before(run), "other-text", said)
 
 
 def _drafter_not_rewound(run: ExaminedRun) -> Iterator[RuleHit]:
-    mine = ~_has_been_out_of_step(run) & ~run.asked.is_text("drafter", EAGLE3)
+    mine = ~(_has_been_out_of_step(run) | _from_before(run) | run.asked.is_text("drafter", EAGLE3))
     said = "A drafter's memory holds {} tokens beyond the text."
     yield from _counted(run, mine, "rejected-kept", said)
 

@@ -18,10 +18,21 @@ def _depth_not_kept(run: ExaminedRun) -> Iterator[RuleHit]:
                 yield _hit(failure, row, "A rollback was refused that the policy had promised.")
 
 
+def _depth_beyond(run: ExaminedRun) -> Iterator[RuleHit]:
+    if failure := run.failure:
+        for row in filter(_is_too_deep, failure["sequences"]):
+            said = f"A rollback of {row['pending']} is pending, where {row['n_rs_seq']} can be."
+            yield _hit(failure, row, said)
+
+
+def _is_too_deep(row: dict[str, Any]) -> bool:
+    return bool(row.get("pending", 0) > row.get("n_rs_seq", 0))
+
+
 def _pending_at_refusal(run: ExaminedRun) -> Iterator[RuleHit]:
     for failure in _failures(run, _REFUSED):
         for row in failure["sequences"]:
-            if row.get("pending"):
+            if row.get("pending") and not _is_too_deep(row):
                 said = f"A rollback was refused because one of {row['pending']} is still pending."
                 yield _hit(failure, row, said)
 
@@ -36,10 +47,12 @@ def _cells_left(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _engine_failed(run: ExaminedRun) -> Iterator[RuleHit]:
-    failure = run.facts.get("failure")
-    if not isinstance(failure, dict) or failure.get("type") in (_REFUSED, _FULL):
+    failure = run.failure
+    if failure is None or failure["type"] in (_REFUSED, _FULL):
         return
-    broken = [row for row in failure.get("sequences", []) if _broken(row)]
+    if any(map(_is_too_deep, failure["sequences"])):
+        return
+    broken = [row for row in failure["sequences"] if _broken(row)]
     said = f"{failure['type']} in {failure['place']}"
     for row in broken[:1]:
         yield _hit(failure, row, f"{said}; before it {_broken(row)[0]}.")
@@ -81,9 +94,8 @@ def _evidence(row: dict[str, Any]) -> str:
 
 
 def _failures(run: ExaminedRun, type: str) -> Iterator[dict[str, Any]]:
-    failure = run.facts.get("failure")
-    if isinstance(failure, dict) and failure.get("type") == type:
-        yield failure
+    if run.failure and run.failure["type"] == type:
+        yield run.failure
 
 
 def _most_new(run: ExaminedRun) -> int:
@@ -111,6 +123,17 @@ RULES = (
         "Let guaranteed_depth(n) never exceed valid_depth after a pass of n tokens, and undo only "
         "tokens of the batch.",
         _depth_not_kept,
+        MEMORY,
+    ),
+    Rule(
+        "rollback-beyond-snapshots",
+        ERROR,
+        "Rollback beyond the snapshots",
+        "A rollback was accepted that is deeper than snapshots are kept at all; the index that it "
+        "set is none of theirs.",
+        "Bound rollbacks by min(tokens since the oldest snapshot, n_rs_seq), and let no promise go "
+        "beyond n_rs_seq.",
+        _depth_beyond,
         MEMORY,
     ),
     Rule(

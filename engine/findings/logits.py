@@ -64,6 +64,9 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
         noted = [r for r in run.logit_rows if (r["seq_id"], r["round"]) == (seq, number)]
         if not noted:
             continue  # no more than rounding may come to
+        origins = (r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number))
+        if any(r["kind"].startswith(("from ", "first ", "no ")) for r in origins):
+            continue  # the pass started from a wrong state, or computed it wrong
         of = next((r["of"] for r in noted if r["of"] is not None), None)
         said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
         said += "the pass started from right states and cells."

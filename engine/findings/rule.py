@@ -29,24 +29,24 @@ class RuleHit:
     evidence: str
 
 
-CACHE, PASS, LOGITS, SAMPLER, TOKENS, MEMORY, DRAFTS = PARTS = (
+CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS = PARTS = (
     "cache",
     "pass",
     "logits",
-    "sampler",
     "tokens",
+    "sampler",
     "memory",
     "drafts",
 )
 """Where a fault may be, in the order of a round: a pass starts at a place and gives logits, tokens
-are chosen, and memory is left after those that were accepted."""
+are chosen, and the sampler and memory are left after those that were accepted."""
 _TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS)
 FOLLOWS: dict[str, tuple[str, ...]] = {
     CACHE: (CACHE, *_TEXT),
     PASS: _TEXT,
     LOGITS: _TEXT,
     SAMPLER: (SAMPLER, *_TEXT),
-    TOKENS: _TEXT,
+    TOKENS: (SAMPLER, *_TEXT),
     MEMORY: _TEXT,
     DRAFTS: (DRAFTS,),
 }

@@ -149,6 +149,17 @@ class ExaminedRun:
         return [note for note in notes if _has(note, named)]
 
     @property
+    def failure(self) -> dict[str, Any] | None:
+        """The error that ended the run, with what memory held (engine.decode.failure)."""
+        found = self.facts.get("failure")
+        named = {"type": str, "message": str, "place": str, "round": int, "sequences": list}
+        if not isinstance(found, dict) or not _has(found, named):
+            return None
+        ints = ("seq_id", "n_tokens", "attention_pos", "cells", "duplicates")
+        rows = [row for row in _objects(found, "sequences") if _has(row, dict.fromkeys(ints, int))]
+        return found | {"sequences": [r for r in rows if isinstance(r.get("drafters"), dict)]}
+
+    @property
     def logit_rows(self) -> list[dict[str, Any]]:
         """The first wrong row of logits of each sequence, and the row that it is of
         (engine.compare.lane)."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import ERROR, MEMORY, TOKENS, WARNING, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, MEMORY, WARNING, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import MAX_REPLAYS
 
@@ -238,7 +238,7 @@ RULES = (
         "logits depend on the width of the batch.",
         "Restore the sampler together with the checkpoint; --replay trust does not sample again.",
         _replay_disagrees,
-        TOKENS,
+        MEMORY,
     ),
     Rule(
         "replay-livelock",
@@ -248,6 +248,6 @@ RULES = (
         "can be rejected again and again (llama.cpp #28061).",
         "Use --replay trust, which decodes accepted tokens without sampling them again.",
         _replay_livelock,
-        TOKENS,
+        MEMORY,
     ),
 )

@@ -95,7 +95,7 @@ def play(random: np.random.Generator, modes: Sequence[str] = MODES) -> Played:
     )
     texts = {_lane(random) for _ in range(3)}
     if not scripted:
-        texts |= {f"{text},free" for text in list(texts)[:1]}
+        texts |= {f"{text},free" for text in [t for t in texts if "forks" not in t][:1]}
     lanes = [NOISE_LANE, *map(LaneSpec.parse, sorted(texts))]
     accept = tuple(random.integers(0, spec.n_max + 1, 4).tolist()) if scripted else None
     comparison = Comparison(session, prompts, options, lanes, draft_accept=accept)
@@ -129,6 +129,8 @@ def _lane(random: np.random.Generator) -> str:
         value = values[int(random.integers(len(values)))]
         if value is not None:
             parts.append(f"{key}={value}")
+    if random.random() < 0.25:
+        parts.append("forks")
     return ",".join(parts)
 
 

@@ -112,7 +112,7 @@ def test_pause_step_resume_stop(loaded: MainWindow, engine: FakeEngine, qtbot: Q
     wait(qtbot, loaded, State.PAUSED)
     assert engine.steps == done + 1
     assert loaded.divergence.header.progress.toolTip().startswith(
-        f"{done + 1:,} of 8 tokens in 4 lanes"
+        f"{done + 1:,} of 8 tokens in 5 lanes"
     )
     qtbot.keyClick(loaded, Qt.Key.Key_F5)
     qtbot.waitUntil(lambda: engine.steps > done + 2)

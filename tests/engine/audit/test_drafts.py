@@ -20,7 +20,7 @@ from tests.support.golden_files import golden_file
 from tests.support.golden_runs import SAMPLED, decode, prompt_of
 from tests.torture.reworded import reworded
 
-DEMO = {"draft-simple": DEMO_DRAFT, "draft-eagle3": DEMO_EAGLE3, "draft-mtp": None}
+DEMO = ("draft-simple", "draft-eagle3", "draft-mtp")
 TEXTS = ("def quicksort(arr):", "class Stack:\n    def __init__(self):", "import os\n")
 BLOCKS = [name for name in ("dflash-a-mrope", "dspark-a-anchor") if name in drafters("d")]
 _DRAFT = "engine.draft."
@@ -35,14 +35,19 @@ _CUT = "self._memory.seq_rm(seq, paired.n_decoded)"
 
 
 @cache
+def demo() -> Session:
+    return Session.open(DEMO_TARGET, [DEMO_DRAFT, DEMO_EAGLE3], compute="f32")
+
+
+@cache
 def opened(kind: str) -> Session:
     if kind in DEMO:
-        return Session.open(DEMO_TARGET, DEMO[kind], compute="f32")
+        return demo()
     target = golden_file(f"{TARGETS[kind]}.gguf")
     return Session.open(target, drafter_file(f"{kind}.gguf"), compute="f32")
 
 
-def options_for(kind: str, n: int = 40, *front: str, **spec) -> RunOptions:
+def options_for(kind: str, n: int = 24, *front: str, **spec) -> RunOptions:
     drafter = kind if kind in DEMO else next(iter(opened(kind).drafts))
     sizes = NgramSizes(1, 4)
     spec = SpecOptions(types=(*front, drafter), n_max=4, ngram_simple=sizes, **spec)
@@ -252,7 +257,8 @@ BLOCK_PLANTED = [
         "drafter-ahead",
     ),
 ]
-PLANTED += [Planted(name, kind, *bug) for kind in BLOCKS for name, *bug in BLOCK_PLANTED]
+PLANTED += [Planted(name, BLOCKS[0], *bug) for name, *bug in BLOCK_PLANTED if BLOCKS]
+PLANTED += [Planted(name, BLOCKS[-1], *bug) for name, *bug in BLOCK_PLANTED[2:3] if BLOCKS]
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug.kind}: {bug.name}")
@@ -265,18 +271,17 @@ def test_a_planted_bug_is_named(bug, monkeypatch):
 
 
 CLEAN = [
-    *((kind, (), {}) for kind in (*DEMO, *BLOCKS)),
+    *((kind, (), {}) for kind in BLOCKS),
     ("draft-simple", (), {"p_min": 0.5}),
     ("draft-mtp", ("ngram-simple",), {"n_min": 2}),
-    ("draft-eagle3", ("suffix",), {}),
+    ("draft-eagle3", ("suffix",), {"accept": "rejection"}),
 ]
 
 
-@pytest.mark.parametrize("accept", ["match", "rejection"])
 @pytest.mark.parametrize(("kind", "front", "spec"), CLEAN)
-def test_clean_drafts_are_made_again(kind, front, spec, accept):
-    options = replace(options_for(kind, 24, *front, accept=accept, **spec), parallel=2)
-    if accept == "rejection":
+def test_clean_drafts_are_made_again(kind, front, spec):
+    options = replace(options_for(kind, 24, *front, **spec), parallel=2)
+    if "accept" in spec:
         options = replace(options, sampler=SAMPLED, rollback="checkpoint")
     run = play(kind, options, 3)
     found = audited(opened(kind), run, options)
@@ -295,7 +300,7 @@ def test_evidence_says_what_it_costs(monkeypatch):
     options = options_for("draft-mtp")
     (found,) = audited(opened("draft-mtp"), play("draft-mtp", options), options)
     assert (found.round, found.what) == (1, "shifted")
-    assert "tokens of one position after; 6 of 6 drafts made again differ" in found.evidence
+    assert "tokens of one position after; 2 of 2 drafts made again differ" in found.evidence
     assert "with a right state" in found.evidence
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.compare import lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.options import SamplerOptions
@@ -90,6 +91,7 @@ def test_noise_that_tips_a_choice_is_a_fork_and_no_fault(
         return out._replace(logits=torch.stack(rows)) if rows else out
 
     monkeypatch.setattr(type(session(MTP).model), "forward", width_dependent)
+    monkeypatch.setattr(lanes, "logits_ceiling", lambda mode: 1.0)  # as if it rounded so coarsely
     found = verdicts(finish(compared("planes,free", "ring,free", sampler=sampler)))
     forks = [found[lane].fork for lane in ("planes,free", "ring,free")]
     assert any(forks)
