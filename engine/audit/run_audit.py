@@ -4,7 +4,7 @@ While the run goes on, the sampler and the acceptance of every round are checked
 logits, and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh
 memory in wide passes. What the trace recorded of the target at every emitted token, the token
 itself and the copied states are compared with what these passes give. Wide passes round otherwise
-than narrow ones, so what differs is only a suspect: the run is repeated up to there beside a memory
+than narrow ones, so what differs is only a suspect: the run is repeated up to there next to a memory
 that decodes its text token by token (engine.audit.repetition), and that decides.
 """
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
 SHARE_OF_RUN = 0.06
-"""Of a run's time, what decoding its text again may take where nobody asked for the audit."""
+"""Of a run's time, what decoding its text again may take where the audit was not asked for."""
 _LEAST_PART = 8
 """Tokens after the prompt that are decoded again in any case, and those of a further pass at
 least."""
