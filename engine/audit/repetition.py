@@ -1,4 +1,4 @@
-"""A run repeated next to a memory that decodes its text token by token: the second look of an audit.
+"""A run repeated next to a memory that decodes its text one by one: the second look of an audit.
 
 It says in which round a state or logits are wrong for the first time, and what explains the state.
 """

@@ -4,8 +4,8 @@ While the run goes on, the sampler and the acceptance of every round are checked
 logits, and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh
 memory in wide passes. What the trace recorded of the target at every emitted token, the token
 itself and the copied states are compared with what these passes give. Wide passes round otherwise
-than narrow ones, so what differs is only a suspect: the run is repeated up to there next to a memory
-that decodes its text token by token (engine.audit.repetition), and that decides.
+than narrow ones, so what differs is only a suspect: the run is repeated up to there, next to a
+memory that decodes its text token by token (engine.audit.repetition), and that decides.
 """
 
 from __future__ import annotations
