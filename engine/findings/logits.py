@@ -56,9 +56,11 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
     stale = {hit.seq_id for hit in _stale_in_lane(run)}
     for seq, wrong in rows.by_sequence(errors.logits_are_wrong):
         first = wrong[0]
-        other = errors.state_is_wrong | errors.conv_is_wrong | (rows["cells_differ"] > 0)
-        before = (rows["seq_id"] == seq) & (rows["round"] < rows["round"][first])
-        if seq in stale or (other & before).any():
+        mine, since = rows["seq_id"] == seq, rows["round"][first]
+        states = (errors.state_is_wrong | errors.conv_is_wrong) & (rows["round"] < since)
+        # a pass looks at the cells that it takes
+        cells = (rows["cells_differ"] > 0) & (rows["round"] <= since)
+        if seq in stale or (mine & (states | cells)).any():
             continue
         number = int(rows["round"][first])
         noted = [r for r in run.logit_rows if (r["seq_id"], r["round"]) == (seq, number)]

@@ -1210,7 +1210,7 @@ MUTANTS = (
         "Span(span.seq, span.pos0 + 1, tokens, [])",
         "lane checkpoint",
         "compare",
-        "rollback-end",
+        "position-gap",
     ),
     Mutant(
         "mask",
@@ -1462,7 +1462,7 @@ MUTANTS = (
         "if (token != drafted and i != 1) or closes(i, token, draft, end_tokens):",
         "run planes",
         "run",
-        "window-rows-wrong",
+        "wrong-token",
     ),
     Mutant(
         "acceptance",
@@ -1482,7 +1482,7 @@ MUTANTS = (
         "token = drafted if p.of(drafted) > 0.3 else sampler.draw(p)",
         "sampled planes",
         "run",
-        "text-not-plain",
+        "wrong-acceptance",
     ),
     Mutant(
         "acceptance",
