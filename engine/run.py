@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from engine.decode.prompt_cache import CachedRun, PromptCache
-from engine.decode.scheduler import Scheduler
+from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.errors import NonFiniteError, OptionError
 from engine.findings.check import record_findings
 from engine.gguf.model_files import ModelFiles
@@ -33,6 +34,15 @@ class SequenceResult:
     acceptance: dict[str, Any]
 
 
+class Auditor(RoundObserver, Protocol):
+    """Observes a run, and checks it once it has all its tokens."""
+
+    def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
+        """The check in small parts. What it found is in the run's facts at its end, also if it is
+        closed before."""
+
+
+_ENDED = object()
 LOOK_STEPS = 16
 """Steps between two looks at most: until then all their logits are kept."""
 
@@ -54,25 +64,38 @@ class Run:
         cache: PromptCache | None = None,
         cached: CachedRun | None = None,
         memories: LentMemories | None = None,
+        audit: Auditor | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False
+        self._audit = audit
+        self._auditing: Generator[None] | None = None
         self._scheduler, self._tokenizer, self.files = scheduler, tokenizer, files
         self._cache, self._cached, self._memories = cache, cached, memories
 
     def step(self) -> bool:
-        """One scheduler round. True while more work remains; DraftscopeError ends the run."""
-        if not self.done:
+        """One scheduler round, after the last one a part of the audit. True while more work
+        remains; DraftscopeError ends the run."""
+        if self.done:
+            return False
+        if self._auditing is not None:
+            self.done = next(self._auditing, _ENDED) is _ENDED
+        else:
             try:
-                self.done = not self._scheduler.step()
+                more = self._scheduler.step()
             except BaseException as error:
                 self._cached = self._memories = None  # nobody knows how far the round came
+                self._scheduler.note_failure(error)
                 self.stop()
                 if isinstance(error, NonFiniteError):
                     self.files.check()  # weights that are no model's explain it
                 raise
-            if self.done:
-                self._close()
+            if not more and self._audit is not None:
+                self._scheduler.close()
+                self._auditing = self._audit.steps(self.trace, self.run_id)
+            self.done = not more and self._auditing is None
+        if self.done:
+            self._close()
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
@@ -104,6 +127,8 @@ class Run:
         if not self.done:
             self._scheduler.stop()
             self.done = True
+            if self._auditing is not None:
+                self._auditing.close()
             self._close()
 
     @property

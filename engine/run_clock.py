@@ -1,7 +1,10 @@
-"""The clock of a run: it stands while kernels are compiled."""
+"""The clock of a run: it stops while kernels are compiled and while a run is looked at."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from kernels.llvm.program import building_seconds
@@ -14,4 +17,17 @@ def run_clock() -> float:
     that wait for it that would be a hundred times their own duration, and a first run would be
     slower than a second one of the same prompt, so it is in no figure of a run.
     """
-    return perf_counter() - building_seconds()
+    return perf_counter() - building_seconds() - getattr(_paused, "seconds", 0.0)
+
+
+@contextmanager
+def clock_paused() -> Iterator[None]:
+    """What this thread does meanwhile is in no figure of a run."""
+    since = run_clock()
+    try:
+        yield
+    finally:
+        _paused.seconds = getattr(_paused, "seconds", 0.0) + run_clock() - since
+
+
+_paused = threading.local()

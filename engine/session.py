@@ -17,7 +17,7 @@ import torch
 from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
-from engine.decode.scheduler import Scheduler
+from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.device import CPU, resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
@@ -45,7 +45,7 @@ from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.progress import ReportProgress, report_part
-from engine.run import Run
+from engine.run import Auditor, Run
 from engine.sampling.grammar import Grammar, GrammarTokens
 from engine.sampling.grammar_file import read_grammar
 from engine.trace.run_ref import same_model
@@ -210,10 +210,15 @@ class Session:
         options: RunOptions,
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
+        *,
+        audit: Auditor | None = None,
+        observer: RoundObserver | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
+
+        audit: observes the run and checks it at its end (engine.audit); observer: observes it only.
 
         cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
         as long as models and options are the same but for n_predict and, unless drafts are drawn
@@ -246,8 +251,11 @@ class Session:
             recorder,
             held=kept.held if kept else None,
             grammar=self.grammar(options),
+            observer=audit or observer,
         )
-        return Run(run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories)
+        return Run(
+            run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
+        )
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory

@@ -1,4 +1,4 @@
-"""Files that travel with the program: demo models, prompts, themes, icons."""
+"""Files that travel with the program: demo models, prompts, help, themes, icons."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = ROOT / "memory_scripts"
+HELP = ROOT / "help"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 
 
@@ -44,3 +45,8 @@ def demo_prompts() -> list[DemoPrompt]:
     """The bundled prompts, the best first."""
     entries = json.loads((DEMO / "prompts.json").read_text(encoding="utf-8"))
     return [DemoPrompt(entry["name"], entry["text"]) for entry in entries]
+
+
+def help_topics() -> dict[str, Path]:
+    """The pages of help, Markdown that begins with a heading, by topic."""
+    return {path.stem: path for path in sorted(HELP.glob("*.md"))}

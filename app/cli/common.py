@@ -41,6 +41,7 @@ SUBCOMMANDS = {
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "demo-path": "where the bundled demo models are",
+    "help": "pages on what the tool does, such as which faults it sees",
 }
 
 

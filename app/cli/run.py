@@ -11,7 +11,7 @@ from app.cli.common import draft_paths, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
-from app.cli.output import print_json, print_line, print_lines, print_text
+from app.cli.output import print_json, print_line, print_lines, print_text, tell
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
@@ -21,6 +21,7 @@ from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
 from engine.report.headline import headline
+from engine.trace.audit_text import audit_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -49,11 +50,13 @@ def run(args: argparse.Namespace) -> int:
     print_notes(options)
     session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
+    from engine.audit.run_audit import audit_of
     from engine.bench.environment import environment
     from engine.report.run import run_report
 
     trace = TraceStore()
-    job = session.start(prompts, options, trace)
+    audit = audit_of(session, prompts, options, asked=args.audit)
+    job = session.start(prompts, options, trace, audit=audit)
     streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
@@ -71,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if not streaming:
         _print_sequences(job, prompts, echo=not args.chat)
     print_lines(finding_lines(trace))
+    if args.audit:
+        for line in audit_text(trace.runs[job.run_id]):
+            tell(line)
     totals = job.summary()
     print_line(headline(totals))
     print_json(totals)
@@ -157,5 +163,6 @@ def _report(
             "draft_models": [str(draft) for draft in drafts],
         },
         "totals": job.summary(),
+        "audit": facts.get("audit"),
         "findings": findings_json(job.trace),
     }

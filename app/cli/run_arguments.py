@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache(parser, "--turns")
     output = parser.add_argument_group("output")
     output.add_argument(
+        "--audit",
+        action=argparse.BooleanOptionalAction,
+        help="at its end, decode the text of the run plainly and compare tokens, logits and "
+        "recurrent states, and make sampled drafts again (default: as much of the text as 6 %% of "
+        "the run's time allows, in runs of 2048 tokens at most that write more than they read)",
+    )
+    output.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object: sequences, options in effect, totals",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from engine.conversation.turns import Turn, content_of
 from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.size_text import size_text
+from engine.trace.audit_text import audit_text
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.store import TraceStore
 
@@ -67,7 +69,15 @@ def run_turns(
     answers = args.turns_answers or "recorded"
     try:
         for number, turn in enumerate(recorded.turns):
-            _hold(conversation, session, turn, options, answers, is_traced=args.trace is not None)
+            _hold(
+                conversation,
+                session,
+                turn,
+                options,
+                answers,
+                is_traced=args.trace is not None,
+                audit=args.audit,
+            )
             if not args.json:
                 print_lines((*_turn_lines(conversation.tree.turns[number], trace), ""))
     finally:
@@ -89,10 +99,14 @@ def _hold(
     answers: str,
     *,
     is_traced: bool,
+    audit: bool | None,
 ) -> None:
     """Decode one turn of the file."""
     given = turn.answer if answers == "recorded" else None
-    run = conversation.start(turn.messages, turn.parent, options, given)
+    from engine.audit.run_audit import audit_of
+
+    make = partial(audit_of, session, asked=audit, can_repeat=False)
+    run = conversation.start(turn.messages, turn.parent, options, given, audit=make)
     if is_traced and session.content is not None:
         session.content.start(lambda: run.done or any(run.emitted))
     decode(run, run.advance, None)
@@ -104,8 +118,8 @@ def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:
         title = title[: _LONGEST_TITLE - 1] + "…"
     where = "" if turn.parent is None else f" behind turn {turn.parent + 1}"
     yield f"turn {turn.number + 1}{where}: {title}"
-    yield from (f"  {line}" for line in turn_facts(turn))
     facts = trace.runs[turn.run_id]
+    yield from (f"  {line}" for line in (*turn_facts(turn), *audit_text(facts)))
     if turn.is_recorded:
         yield "  answer: as recorded"
         return
@@ -179,6 +193,7 @@ def _report(
                 "n_again": turn.record.n_again if turn.record else None,
                 "stop": (trace.runs[turn.run_id].get("stops") or [""])[0],
                 "summary": trace.runs[turn.run_id].get("summary"),
+                "audit": trace.runs[turn.run_id].get("audit"),
             }
             for turn in turns
         ],

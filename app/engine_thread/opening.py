@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,12 +189,17 @@ class LocalSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
-        run = self._session.start(self._prompts(request), request.options, trace)
+        from engine.audit.run_audit import audit_of
+
+        prompts, options = self._prompts(request), request.options
+        audit = audit_of(self._session, prompts, options, asked=None)
+        run = self._session.start(prompts, options, trace, audit=audit)
         self._learn_content(run)
         return run
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Job:
         """Begin a turn; all conversations share what memory holds, as on a server."""
+        from engine.audit.run_audit import audit_of
         from engine.conversation.conversation import Conversation
         from engine.conversation.rendering import Rendering
         from engine.decode.prompt_cache import PromptCache
@@ -211,7 +217,8 @@ class LocalSession:
         if held is None:
             held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
         message = {"role": "user", "content": request.text}
-        turn = held.start([*request.before, message], request.parent, request.options)
+        audit = partial(audit_of, self._session, asked=None, can_repeat=False)
+        turn = held.start([*request.before, message], request.parent, request.options, audit=audit)
         self._held[id(trace), held.number, how] = held
         self._learn_content(turn)
         return turn

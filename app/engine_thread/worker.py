@@ -53,6 +53,7 @@ from app.engine_thread.jobs import (
 )
 from app.models.run_notes import STARTED
 from engine.errors import Cancelled, DraftscopeError
+from engine.trace.audit_text import audit_goes_on
 from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
@@ -364,12 +365,14 @@ class EngineWorker:
         return self._advance(flags, rounds)
 
     def _advance(self, flags: RunFlags, rounds: int | None) -> State | None:
-        job = None if self._going is None else self._going.job
-        if job is None:
+        going = self._going
+        job = None if going is None else going.job
+        if going is None or job is None:
             return self._rest()
         done = 0
         while not flags.stop.is_set():
-            if flags.pause.is_set() or done == rounds:
+            is_audited = going.run is not None and audit_goes_on(going.run.facts)
+            if flags.pause.is_set() or (done == rounds and not is_audited):
                 return State.PAUSED
             self._cancel_sequences()
             # whoever counts rounds, or wants to stop behind one, sees every single one
@@ -380,7 +383,7 @@ class EngineWorker:
                 self._post(BreakRuleHeld(hit))
             if not more:
                 break
-            done += 1
+            done += not is_audited
             if hit is not None and not flags.stop.is_set() and self._server is None:
                 return State.PAUSED
         return self._finish()

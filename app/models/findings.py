@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from PySide6.QtCore import QModelIndex, QObject, Qt
 from app.looks.theme import Theme, icon
 from app.models.column_table import ColumnTable, TableColumn
 from app.models.window_words import in_window
+from engine.findings.check import recorded, with_consequences
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 
 SEVERITIES = ("error", "warning", "info")
 _COLUMNS = (
@@ -30,7 +32,8 @@ _LONG = ("lane", "message", "evidence", "suggestion")
 
 @dataclass(frozen=True, slots=True)
 class ListedFinding:
-    """One row of the findings table. round, seq: None for a finding about the whole run."""
+    """One row of the findings table. round, seq: None for a finding about the whole run. cause: the
+    rule of the first cause that it follows from, empty for such a cause."""
 
     run: RunRef
     round: int | None
@@ -41,6 +44,7 @@ class ListedFinding:
     evidence: str
     suggestion: str
     lane: str
+    cause: str = ""
 
 
 class FindingTable(ColumnTable):
@@ -76,6 +80,7 @@ class FindingTable(ColumnTable):
         mine = np.isin(table.column("run_id", start, stop), [run.run_id for run in self._runs])
         new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]
         if new:
+            new = _with_causes(self._runs[0].store, new)
             self.beginInsertRows(
                 QModelIndex(), len(self.findings), len(self.findings) + len(new) - 1
             )
@@ -94,6 +99,10 @@ class FindingTable(ColumnTable):
     def cell(self, row: int, name: str, role: int) -> Any:
         finding = self.findings[row]
         value = getattr(finding, name)
+        if name == "rule" and finding.cause:
+            if role == Qt.ItemDataRole.ToolTipRole:
+                return f"Follows from {finding.cause}"
+            value = f"↳ {value}"
         if role == Qt.ItemDataRole.DisplayRole:
             return "" if value is None else str(value)
         if role == Qt.ItemDataRole.ToolTipRole:
@@ -117,3 +126,16 @@ class FindingTable(ColumnTable):
             in_window(facts.get("suggestion", "")),
             str(run.facts.get("lane", "")),
         )
+
+
+def _with_causes(store: TraceStore, findings: list[ListedFinding]) -> list[ListedFinding]:
+    """The same, each with the first cause that it follows from among all that are recorded."""
+    cause_of = {
+        (one.run_id, one.round, one.seq_id, one.rule): cause.rule
+        for cause, following in with_consequences(recorded(store))
+        for one in following
+    }
+    return [
+        replace(one, cause=cause_of.get((one.run.run_id, one.round, one.seq, one.rule), ""))
+        for one in findings
+    ]

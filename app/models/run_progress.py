@@ -6,6 +6,7 @@ import math
 
 from app.models.live_numbers import LiveNumbers
 from app.models.run_rows import RunRows
+from engine.trace.audit_text import audit_goes_on
 from engine.trace.run_ref import RunRef
 
 _LEAST_S = 2.0
@@ -29,9 +30,12 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     if seconds is not None:
         parts.append(duration_text(seconds))
         speed = numbers.tokens_per_second or (numbers.tokens / seconds if seconds else 0.0)
-        if wanted and speed and seconds >= _LEAST_S and not run.ended:
+        goes_on = not run.ended and not audit_goes_on(run.facts)
+        if wanted and speed and seconds >= _LEAST_S and goes_on:
             left = max(wanted - numbers.tokens, 0) / speed
             parts.append(f"about {duration_text(left)} left")
+    if audit_goes_on(run.facts):
+        parts.append("compared with plain decoding; Stop ends that")
     return " · ".join(parts)
 
 

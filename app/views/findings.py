@@ -150,7 +150,8 @@ class FindingsView(QStackedWidget):
             self.detail.clear()
             return
         finding = self.model.findings[row]
-        head = " · ".join(part for part in (finding.rule, finding.lane) if part)
+        follows = f"follows from {finding.cause}" if finding.cause else ""
+        head = " · ".join(part for part in (finding.rule, finding.lane, follows) if part)
         parts = (head, finding.message, finding.evidence, finding.suggestion)
         self.detail.setText("\n".join(part for part in parts if part))
 

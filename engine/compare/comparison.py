@@ -20,10 +20,10 @@ from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollback
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
-from engine.decode.acceptance_rules import RULES
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
+from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
 from engine.decode.sequences import DecodingSequence, SlotAssignment
-from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
+from engine.decode.verify import OF_DRAFTER, TRUNK, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
@@ -42,7 +42,8 @@ from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 class Comparison:
     """Lanes over one session; `step` until it returns False.
 
-    The reference lane decodes each sequence alone, token by token. A drafter follows it and
+    The reference lane decodes each sequence alone, token by token, and chooses by
+    engine.decode.plain_acceptance: its sampler never sees a draft. A drafter follows it and
     proposes; every lane gets the same drafts and the same accepted tokens, so positions stay
     comparable however wrong a lane is. Lanes decode up to options.parallel sequences side by side
     in joint batches; further prompts wait for a slot. Each lane is a run in `trace`, described by
@@ -85,7 +86,7 @@ class Comparison:
         end_tokens = session.tokenizer.eog_ids
         banned = end_tokens if common.ignore_eos else ()
         self._end_tokens = frozenset() if common.ignore_eos else frozenset(end_tokens)
-        self._rule = RULES[common.spec.accept]
+        self._rule = PLAIN_RULES[common.spec.accept]
         self._slots = SlotAssignment(
             [
                 DecodingSequence(
@@ -301,7 +302,7 @@ class Comparison:
             self._round, sequence.seq_id, span, is_prompt=True
         )
         rows = partial(self._row, sequence, len(tokens), logits)
-        chosen = match(Draft(), rows, sequence.sampler, ()).tokens
+        chosen = draw_plainly(Draft(), rows, sequence.sampler, ())
         part = self._chosen(sequence, tokens, None, chosen, logits, before, is_prompt=True)
         return part, of_tokens
 
@@ -320,7 +321,7 @@ class Comparison:
             of_tokens.append(row)
             return self._row(sequence, span.pos0 + 1, logits, 0)
 
-        chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens).tokens
+        chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens)
         part = self._chosen(sequence, tokens, draft, chosen, torch.cat(rows), before)
         return part, join_rows(of_tokens)
 

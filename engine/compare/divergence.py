@@ -42,6 +42,7 @@ class ReferenceLogits:
 
     def __init__(self, logits: torch.Tensor, chosen: Sequence[int]) -> None:
         self._a = a = logits.double()
+        self._rows = a
         self._chosen = torch.tensor(chosen, device=a.device).unsqueeze(1)
         self._power = a.square().mean(1)
         self._log_p = torch.log_softmax(a, 1)
@@ -66,6 +67,13 @@ class ReferenceLogits:
             self._top2_gap,
         )
 
+    def row_of(self, lane: torch.Tensor, limit: float) -> int | None:
+        """The row whose logits those of a lane, [n_vocab], are: with an NMSE up to `limit`."""
+        error = (self._rows - lane.to(self._rows)).square().mean(1)
+        nmse = _ratio(error, self._power)
+        best = int(nmse.argmin())
+        return best if float(nmse[best]) <= limit else None
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
@@ -81,6 +89,11 @@ class MemoryDifference:
     state: list[float]
     conv: list[float]
     n_cells: int
+
+    def first_wrong(self, limit: float) -> int | None:
+        """The first layer with a state or window that is off by more than `limit`."""
+        errors = zip(self.layers, self.state, self.conv, strict=True)
+        return next((i for i, state, conv in errors if state > limit or conv > limit), None)
 
 
 class ReferenceMemory:

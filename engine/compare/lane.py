@@ -8,16 +8,20 @@ that it is measured against, None = it leads), lane_free, lane_error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from engine.batch import Span
+from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.rows import DivergenceRows
+from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import PhaseClock, Recorder
 from engine.decode.round_facts import round_facts
@@ -28,6 +32,7 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.session import Session
+from engine.trace.noise_ceiling import logits_ceiling, state_ceiling
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -47,8 +52,19 @@ class ComparisonSetup:
     grammar: Grammar | None = None
 
 
-_STOPS = (ContextFullError, RollbackRefusedError, PeerLibraryError, StateBlobError)
-"""What ends one lane and leaves the others alone."""
+_STOPS = (
+    ContextFullError,
+    RollbackRefusedError,
+    PeerLibraryError,
+    StateBlobError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What ends one lane and leaves the others alone; the last are faults of this program."""
 
 
 class Leader(Protocol):
@@ -177,7 +193,11 @@ class Follower(Lane):
         try:
             self._follow(self._leader.round)
         except _STOPS as error:
+            self._fail(error)
             self.facts["lane_error"] = str(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The lane stops with an error."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         raise NotImplementedError
@@ -188,14 +208,22 @@ class Follower(Lane):
         part: SequenceRound,
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
-    ) -> None:
+    ) -> MemoryDifference | None:
         """Append a row per chosen token; the last carries the difference of the memories."""
         held = None
         if memory:
             seqs = [each.seq for each in round_.parts]
             held = round_.held(part.seq).difference(memory, part.seq, seqs)
         measured = part.measure.difference(logits)
+        limit = logits_ceiling(str(self.facts.get("compute", "")))
+        known = self.facts.get("logit_rows", [])
+        wrong = next((i for i, nmse in enumerate(measured.nmse) if not nmse <= limit), None)
+        if wrong is not None and all(one["seq_id"] != part.seq_id for one in known):
+            of = part.measure.row_of(logits[wrong], limit)
+            row = {"round": round_.number, "seq_id": part.seq_id, "row": wrong, "of": of}
+            self.facts["logit_rows"] = [*known, row]
         self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
+        return held
 
 
 class EngineFollower(EngineLane, Follower):
@@ -212,11 +240,53 @@ class EngineFollower(EngineLane, Follower):
     ) -> None:
         super().__init__(setup, spec, options, model, n_rs_seq)
         self._led_by(leader)
+        plain = replace(options, rollback="checkpoint", kv="per-seq", faults=())
+        alone = partial(setup.session.make_memory, plain, 1, setup.n_ctx, 0, model.device)
+        self._origin = StateOrigin(model, alone)
+        self._least_wrong = max(LEAST, state_ceiling(model.compute))
+        self._text: dict[int, list[int]] = {}
+        """Tokens in memory, by sequence."""
 
     def follow(self) -> None:
         """Decode the leader's round in this lane's way; one that cannot stops with an error."""
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
+
+    def _fail(self, error: Exception) -> None:
+        round_ = self._leader.round
+        held = [HeldSequence(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
+        note_failure(self.facts, error, self.memory, round_.number, held)
+
+    def _compare(
+        self,
+        round_: ReferenceRound,
+        part: SequenceRound,
+        logits: torch.Tensor,
+        memory: HybridMemory | None = None,
+    ) -> MemoryDifference | None:
+        """As of any follower; the first wrong state of a sequence is explained in the facts."""
+        held = super()._compare(round_, part, logits, memory)
+        earlier = self._text.get(part.seq, [])
+        before = earlier if part.pos0 else []
+        self._text[part.seq] = [*before, *part.decoded]
+        known = self.facts.get("state_origins", [])
+        layer = held.first_wrong(self._least_wrong) if held else None
+        if memory is None or layer is None or len(before) != part.pos0:
+            return held
+        if all(one["seq_id"] != part.seq_id for one in known):
+            where = {"round": round_.number, "seq_id": part.seq_id, "is_prompt": part.is_prompt}
+            seqs = [one.seq for one in round_.parts]
+            texts = {one.seq: self._sequence_text(one) for one in round_.parts}
+            text = texts.pop(part.seq)
+            if part.pos0:
+                earlier = []
+            found = self._origin.of(text, memory, part.seq, seqs, layer, texts, earlier)
+            self.facts["state_origins"] = [*known, *(where | one for one in found)]
+        return held
+
+    def _sequence_text(self, part: SequenceRound) -> SequenceText:
+        before = self._text.get(part.seq, [])[: part.pos0]
+        return SequenceText(before, part.decoded, part.tokens, part.chosen[-1])
 
     def _one_by_one(self, round_: ReferenceRound) -> RowsBySequence:
         """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from engine.conversation.turns import FACT, Message, Turn, TurnTree, conversatio
 from engine.decode.held_sequences import n_common
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
+from engine.run import Auditor
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _NOTHING_WRITTEN = 1
 """Tokens of a run whose answer is given: its prompt is processed, and one token chosen."""
+
+
+MakeAudit = Callable[[Sequence[Prompt], RunOptions], Auditor | None]
+"""What checks a run of these prompts and options, None = nothing does."""
 
 
 class Conversation:
@@ -56,14 +61,16 @@ class Conversation:
         parent: int | None,
         options: RunOptions,
         answer: Message | None = None,
+        *,
+        audit: MakeAudit | None = None,
     ) -> TurnRun:
         """Begin a turn behind another one (None: as a first turn).
 
         To edit a turn, begin one with other messages behind its parent. answer: what was answered,
         if the model is not to write; its tokens are then processed with the next turn. One
-        sequence is decoded; options.parallel says how many texts are kept in memory. Raises
-        OptionError for a turn that is not there or has no answer yet, and what
-        Session.start and ChatTemplate.render raise.
+        sequence is decoded; options.parallel says how many texts are kept in memory. audit:
+        makes what checks the run. Raises OptionError for a turn that is not there or has no answer
+        yet, and what Session.start and ChatTemplate.render raise.
         """
         tree = self.tree
         before, starts = self._before(tree, parent), [t.start for t in tree.path(parent) if t.start]
@@ -71,7 +78,8 @@ class Conversation:
         if answer is not None:
             options = replace(options, n_predict=_NOTHING_WRITTEN)
         number = max(tree.turns, default=-1) + 1
-        run = self._session.start([prompt], options, self._trace, self._cache)
+        auditor = audit([prompt], options) if audit else None
+        run = self._session.start([prompt], options, self._trace, self._cache, audit=auditor)
         self._trace.runs[run.run_id][FACT] = {
             "conversation": self.number,
             "number": number,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 
 from engine.batch import Span
 from engine.decode.acceptance_rules import SyntheticAcceptance
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.held_sequences import HeldSequences
@@ -29,12 +31,43 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
+from engine.run_clock import clock_paused
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 
 WatchLogits = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
 """Called with round, seq_id, position of the first token, the tokens that were emitted, and the
 logits [len(tokens), n_vocab] that chose them."""
+
+
+class RoundObserver(Protocol):
+    """Looks at every round of a run, and changes nothing."""
+
+    def begin(
+        self,
+        sequences: Sequence[DecodingSequence],
+        memory: HybridMemory,
+        end_tokens: Collection[int],
+    ) -> None:
+        """The run is about to start. end_tokens: those that end a text."""
+
+    def judged(
+        self,
+        number: int,
+        sequence: DecodingSequence,
+        draft: Draft | None,
+        logits: torch.Tensor,
+        tokens: Sequence[int],
+        facts: RoundFacts,
+    ) -> None:
+        """A sequence has chosen `tokens`, its accepted list in full, from rows of logits
+        [>= len(tokens), n_vocab]; its n_tokens and last are still those from before."""
+
+    def closed(
+        self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
+    ) -> None:
+        """The round is over. running: sequences with tokens in memory, those that have just
+        stopped included."""
 
 
 class Scheduler:
@@ -52,8 +85,10 @@ class Scheduler:
         watch: WatchLogits | None = None,
         held: HeldSequences | None = None,
         grammar: Grammar | None = None,
+        observer: RoundObserver | None = None,
     ) -> None:
         self._memory, self._chain, self._watch, self._held = memory, chain, watch, held
+        self._observer = observer
         self._options, self._recorder = options, recorder
         self._n_ctx = memory.attention.n_ctx
         banned = end_tokens if options.ignore_eos else ()
@@ -78,6 +113,8 @@ class Scheduler:
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
         self._round = 0
+        if observer:
+            observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
         """Whether the rows of the next rounds may wait until `settle`."""
 
@@ -95,6 +132,10 @@ class Scheduler:
         if rounds:
             rounds.sort(key=lambda facts: facts.seq_id)
             self._recorder.round(self._round, rounds, self._memory, clock)
+            if self._observer:
+                held = [s for s in running if not s.in_prompt]
+                with clock_paused():
+                    self._observer.closed(self._round, self._memory, held)
             self._round += 1
         self._release()
         return self._slots.is_busy
@@ -120,6 +161,14 @@ class Scheduler:
         """End what is running and drop what is waiting."""
         self._slots.stop()
         self._release()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note what memory and drafters hold, where an error ends the run."""
+        held = [
+            HeldSequence(one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
+            for one in self._slots.running
+        ]
+        note_failure(self._recorder.facts, error, self._memory, self._round, held)
 
     def _release(self) -> None:
         for index in self._slots.release():
@@ -181,6 +230,11 @@ class Scheduler:
             facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
             facts.cache_wrong = wrong.get(seq)
             rounds.append(facts)
+            if self._observer and first:
+                with clock_paused():
+                    self._observer.judged(
+                        self._round, sequence, None, logits[seq], first.tokens, facts
+                    )
             self._note_grammar(sequence)
             if self._watch and first:
                 self._watch(
@@ -326,9 +380,14 @@ class Scheduler:
             n = len(facts.tokens)
             rows = verified.outcome.rows[:n]
             self._watch(self._round, sequence.seq_id, attempt.pos0 + 1, facts.tokens, rows)
+        clock.stop("sample", [seq])
+        if self._observer:
+            with clock_paused():
+                self._observer.judged(
+                    self._round, sequence, attempt.draft, verified.outcome.logits, final, facts
+                )
         sequence.n_tokens += len(final)
         sequence.last = final[-1]
-        clock.stop("sample", [seq])
         if attempt.draft is not None:
             self._chain.accept(seq, facts.n_accepted or 0)
         self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.of_tokens)

@@ -17,6 +17,7 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.seen_rows import N_MARKS, SeenRows
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
@@ -72,6 +73,8 @@ class BlockDrafter(ABC):
         self._block_length = config.block_length(self.n_max)
         self._draws = draws
         self._contexts: dict[int, _Context] = {}
+        self._seen = SeenRows(0, memory.attention.device)
+        self._n_wrong: dict[int, torch.Tensor] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -97,6 +100,12 @@ class BlockDrafter(ABC):
         if len(context.tokens) >= self._n_ubatch:
             self._inject([seq])
 
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """Remember the rows where the target computed them."""
+        marks = self._marks(rows.side_by_side(self.taps))
+        for i, seq in enumerate(ubatch.seq_ids):
+            self._seen.note(seq, int(ubatch.positions[i, 0]), marks[i])
+
     def resume(self, seq: int, n_tokens: int) -> None:
         """Cut memory to these tokens."""
         context = self._contexts.setdefault(seq, _Context())
@@ -113,9 +122,16 @@ class BlockDrafter(ABC):
         """See engine.draft.drafter.HoldsTokens."""
         return self._memory.seq_pos_max(seq) + 1
 
+    def next_position(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        context = self._contexts.get(seq, _Context())
+        return context.n_injected + len(context.tokens)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         self._contexts.pop(seq, None)
+        self._seen.forget(seq)
+        self._n_wrong.pop(seq, None)
         self._memory.clear(seq)
         if self._draws:
             self._draws.forget(seq)
@@ -134,7 +150,9 @@ class BlockDrafter(ABC):
             for request, draft in zip(some, self._choose(some, out), strict=True):
                 draft.block = m
                 drafts[request.seq] = draft
-        for draft in drafts.values():
+        for seq, draft in drafts.items():
+            if seq in self._n_wrong:
+                draft.n_wrong_rows = int(self._n_wrong.pop(seq))
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]
@@ -152,6 +170,10 @@ class BlockDrafter(ABC):
         found = read(ids, values, torch.softmax(values, -1))
         return found[0].tolist(), found[1].tolist(), found[2].tolist()
 
+    def _marks(self, rows: torch.Tensor) -> torch.Tensor:
+        """Marks [..., N_MARKS] of rows [..., n_taps * n_embd], whatever the order of the taps."""
+        return rows.unflatten(-1, (len(self.taps), -1))[..., :N_MARKS].amax(-2)
+
     def _inject(self, seqs: Sequence[int]) -> None:
         spans, rows = [], {}
         for seq in seqs:
@@ -165,7 +187,12 @@ class BlockDrafter(ABC):
                 for seq, position in zip(ubatch.seq_ids, ubatch.positions[:, 0], strict=True)
                 for first in [int(position) - self._contexts[seq].n_injected]
             ]
-            self._model.inject(ubatch, torch.stack(parts), self._memory)
+            joined = torch.stack(parts)
+            marks = self._marks(joined)
+            for i, seq in enumerate(ubatch.seq_ids):
+                found = self._seen.n_wrong(seq, int(ubatch.positions[i, 0]), marks[i])
+                self._n_wrong[seq] = found + self._n_wrong.get(seq, 0)
+            self._model.inject(ubatch, joined, self._memory)
         for seq in rows:
             context = self._contexts[seq]
             self._contexts[seq] = _Context(context.n_injected + len(context.tokens))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
+from engine.draft.spec import AHEAD, BEHIND
 from engine.model.taps import TargetRows
 from engine.run_clock import run_clock
 
@@ -50,6 +51,8 @@ class DrafterChain:
         self._drafters = drafters
         # a look at a protocol takes microseconds
         self._watching = [each for each in drafters if isinstance(each, SeesPasses)]
+        self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
+        self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
         self.asked: list[DrafterAnswer] = []
         self.trim: TrimDraft | None = None
@@ -80,9 +83,12 @@ class DrafterChain:
             self._book(drafter, "begin", start)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Pass on what the target decoded for good."""
+        """Pass on what the target decoded for good. No memory may hold more of the text then."""
         for drafter in self._drafters:
             drafter.observe(seq, pos0, tokens, rows)
+        for name, drafter in self._holding.items():
+            if (n := drafter.held(seq) - pos0 - len(tokens)) > 0:
+                self._n_beyond[name, seq] = n
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
         """Show a pass of the target to the drafters that implement SeesPasses."""
@@ -98,7 +104,7 @@ class DrafterChain:
             if not waiting:
                 break
             start = run_clock()
-            answers = drafter.draft(waiting)
+            answers = self._ask(drafter, waiting)
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
@@ -110,6 +116,25 @@ class DrafterChain:
                     self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
         return drafts
+
+    def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Drafts of one drafter; none where its state is not that of the text, which would end in
+        reads of what is not there."""
+        holding, off = self._holding.get(drafter.name), dict[int, int]()
+        if holding:
+            off = {each.seq: holding.next_position(each.seq) - each.pos0 for each in requests}
+        able = [request for request in requests if not off.get(request.seq)]
+        drafts = {
+            request.seq: draft
+            for request, draft in zip(able, drafter.draft(able) if able else (), strict=True)
+        }
+        for seq, n in off.items():
+            if n:
+                reason = AHEAD if n > 0 else BEHIND
+                drafts[seq] = Draft(drafter=drafter.name, reason=reason, n_wrong_tokens=abs(n))
+            elif beyond := self._n_beyond.pop((drafter.name, seq), 0):
+                drafts[seq].n_wrong_tokens = (drafts[seq].n_wrong_tokens or 0) + beyond
+        return [drafts[request.seq] for request in requests]
 
     def accept(self, seq: int, n_accepted: int) -> None:
         """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
@@ -130,11 +155,7 @@ class DrafterChain:
 
     def held(self, seq: int) -> dict[str, int]:
         """Tokens of a sequence that each drafter with a memory of its own holds, by its name."""
-        return {
-            drafter.name: drafter.held(seq)
-            for drafter in self._drafters
-            if isinstance(drafter, HoldsTokens)
-        }
+        return {name: drafter.held(seq) for name, drafter in self._holding.items()}
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""

@@ -96,6 +96,10 @@ class DraftMtp(RowDrafter):
         ModelDrafter.resume(self, seq, n_tokens)
         del self._of(seq).tokens[n_tokens:]
 
+    def next_position(self, seq: int) -> int:
+        """See RowDrafter; with the fault positions of cells do not count."""
+        return len(self._of(seq).tokens) if self._keeps_cells else super().next_position(seq)
+
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         if self._keeps_cells:
             for request in requests:

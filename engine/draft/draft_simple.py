@@ -105,6 +105,11 @@ class DraftSimple(ModelDrafter):
         """See engine.draft.drafter.HoldsTokens."""
         return self._memory.seq_pos_max(seq) + 1
 
+    def next_position(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        progress = self._progress.get(seq, _DecodedSoFar())
+        return max(len(progress.tokens), progress.n_decoded)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         super().forget(seq)

@@ -37,8 +37,8 @@ class Draft:
     starts. n_raw: tokens found before trimming. reason: why the draft is shorter than the drafter's
     longest, or empty (engine.draft.registry.meaning). non_finite: how many tokens it had when the
     largest of its drafter's logits was not finite, and that logit; None if all were. n_wrong_rows:
-    hidden rows that it was made from and that the target did not compute there, None where nobody
-    looked; n_wrong_tokens: tokens paired with rows that do not stand there in the text. sure: what
+    rows that it was made from and that the target did not compute there, None where they were not
+    looked at; n_wrong_tokens: tokens in the drafter's memory that are not the text's. sure: what
     a confidence head gave each token, empty without one. block: rows of the block that it was
     drafted in, None where it was not drafted as a block.
     """
@@ -102,6 +102,9 @@ class HoldsTokens(Protocol):
 
     def held(self, seq: int) -> int:
         """Tokens of a sequence that its memory holds."""
+
+    def next_position(self, seq: int) -> int:
+        """Position of the token that its next draft goes on from, as its state has it."""
 
 
 class Drafter(Protocol):

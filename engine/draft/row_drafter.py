@@ -8,7 +8,6 @@ with the first step of the next draft. So rejected tokens never come into it.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +19,12 @@ import torch
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
+from engine.draft.seen_rows import N_MARKS, SeenRows
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
 from engine.transfer import upload
-
-_N_MARKS = 4
-"""Numbers by which a row of the target is known again; rows are only copied, so they stay equal."""
 
 
 @dataclass(slots=True)
@@ -36,7 +33,7 @@ class PairedRows:
 
     ahead: the token of the pair at position p is that of the text at p + ahead, its row the one
     behind the token before. rows: float32 [capacity, n_embd], as the drafter takes them; marks:
-    [capacity, _N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
+    [capacity, N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
     memory with true pairs.
     """
 
@@ -49,7 +46,7 @@ class PairedRows:
     @classmethod
     def empty(cls, ahead: int, n_embd: int, device: torch.device) -> PairedRows:
         """The first token of a text has no row before it: zeros, where it has a pair at all."""
-        rows, marks = (torch.zeros(1, n, device=device) for n in (n_embd, _N_MARKS))
+        rows, marks = (torch.zeros(1, n, device=device) for n in (n_embd, N_MARKS))
         return cls(ahead, rows, marks)
 
     def write(
@@ -66,7 +63,7 @@ class PairedRows:
                 for known in (self.rows, self.marks)
             )
         self.rows[start:stop] = rows
-        self.marks[start:stop] = hidden[:, :_N_MARKS]
+        self.marks[start:stop] = hidden[:, :N_MARKS]
 
     def waiting(self, last: int) -> list[int]:
         """Tokens of the pairs from n_decoded on, up to that of the newest token."""
@@ -90,7 +87,7 @@ class RowDrafter(ModelDrafter):
         self._memory, self._n_embd, self._n_ubatch = memory, n_embd, n_ubatch
         self._device = memory.attention.device
         self._paired: dict[int, PairedRows] = {}
-        self._seen: dict[int, torch.Tensor] = {}
+        self._seen = SeenRows(1 - self.AHEAD, self._device)
         self._n_wrong_tokens: dict[int, int] = {}
         self._own = torch.empty(0)
 
@@ -112,18 +109,9 @@ class RowDrafter(ModelDrafter):
         paired.write(pos0, tokens, self._taken(rows), rows.hidden)
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """Remember each row by its first numbers where the target computed it. The pairs come
-        another way, through acceptance and `observe`: a row of a rejected token shows."""
+        """Remember the rows where the target computed them."""
         for i, seq in enumerate(ubatch.seq_ids):
-            first, n = int(ubatch.positions[i, 0]) + 1 - self.AHEAD, ubatch.n_seq_tokens
-            seen = self._seen.get(seq)
-            if seen is None:
-                # before the first token
-                self._seen[seq] = seen = torch.zeros(1, _N_MARKS, device=self._device)
-            if (lack := first + n - len(seen)) > 0:
-                more = seen.new_full((max(lack, len(seen)), _N_MARKS), math.nan)
-                self._seen[seq] = seen = torch.cat((seen, more))
-            seen[first : first + n] = rows.hidden[i, :, :_N_MARKS]
+            self._seen.note(seq, int(ubatch.positions[i, 0]), rows.hidden[i])
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Remove the cells behind these tokens."""
@@ -137,11 +125,16 @@ class RowDrafter(ModelDrafter):
         """See engine.draft.drafter.HoldsTokens."""
         return self._memory.seq_pos_max(seq) + 1
 
+    def next_position(self, seq: int) -> int:
+        """See engine.draft.drafter.HoldsTokens."""
+        paired = self._of(seq)
+        return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
+
     def forget(self, seq: int) -> None:
         """Drop the sequence."""
         super().forget(seq)
         self._paired.pop(seq, None)
-        self._seen.pop(seq, None)
+        self._seen.forget(seq)
         self._memory.clear(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
@@ -179,11 +172,8 @@ class RowDrafter(ModelDrafter):
         return start, tokens
 
     def _wrong_rows(self, seq: int, part: slice) -> torch.Tensor:
-        """How many rows at these positions are not those that the target computed there, int64;
-        0 where it was not watched."""
-        if seq not in self._seen:
-            return torch.zeros((), dtype=torch.int64, device=self._device)
-        return (self._paired[seq].marks[part] != self._seen[seq][part]).any(1).sum()
+        """How many rows at these positions are not those that the target computed there, int64."""
+        return self._seen.n_wrong(seq, part.start, self._paired[seq].marks[part])
 
     def _next(
         self,

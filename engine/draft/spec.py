@@ -98,7 +98,11 @@ class DrafterSpec:
         return {(*where, *one.path) for one in options_in(self.options)}
 
 
+AHEAD, BEHIND = OUT_OF_STEP = "state-ahead", "state-behind"
+"""Reasons of a drafter that cannot draft because its state is not that of the text."""
 COMMON_REASONS = {
+    AHEAD: "the drafter's state is that of a longer text",
+    BEHIND: "the drafter's state is that of a shorter text",
     "too-short-history": "fewer tokens than the n-gram and its continuation take",
     "no-match": "the n-gram has not occurred before",
     "p_min": "the next token was less probable than p_min",

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings import positions
+from engine.findings.rule import DRAFTS, ERROR, MEMORY, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, rounds_text
 
 _MIN_STEPS = 8
@@ -32,6 +33,8 @@ def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
     last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
     known = observed(used) & observed(duplicate) & observed(rounds["attention_pos_max"])
     lacking = last + 1 + duplicate - used
+    # a position that the recurrent memory alone counts has no cell, and needs none
+    known &= ~positions.recurrent_alone(run)
     for seq, rows in rounds.by_sequence(known & (lacking > 0)):
         first = rows[0]
         yield RuleHit(
@@ -50,6 +53,7 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
     both = observed(attention) & observed(recurrent)
     # beside duplicates it is the same fault, which has its own name
     alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
+    alone &= ~positions.recurrent_alone(run)
     for seq, rows in rounds.by_sequence(alone):
         ahead = attention[rows] - recurrent[rows]
         yield RuleHit(
@@ -95,6 +99,7 @@ RULES = (
         "Replaying their positions makes second cells, and keys of rejected tokens get weight.",
         "After a restore remove the cells above the checkpoint: seq_rm(seq, pos_max + 1, -1).",
         _duplicate_kv_cells,
+        MEMORY,
     ),
     Rule(
         "missing-kv-cells",
@@ -105,6 +110,7 @@ RULES = (
         "Remove cells from the first rejected position on: seq_rm(seq, p0, -1) with the position "
         "behind the last accepted token.",
         _missing_kv_cells,
+        MEMORY,
     ),
     Rule(
         "attention-ahead",
@@ -114,6 +120,7 @@ RULES = (
         "attention cells become duplicates as soon as generation reaches them.",
         "Roll back both parts together, the recurrent one first because only it can refuse.",
         _attention_ahead,
+        MEMORY,
     ),
     Rule(
         "acceptance-rises-with-duplicates",
@@ -123,5 +130,6 @@ RULES = (
         "is no evidence of a right state.",
         "Judge by the divergence from plain decoding, not by acceptance.",
         _acceptance_rises,
+        DRAFTS,
     ),
 )

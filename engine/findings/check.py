@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.findings import (
+    audit,
     cells,
     cost,
     crosstalk,
     drafting,
     drift,
+    failures,
     forks,
     logits,
     model_files,
@@ -24,7 +26,7 @@ from engine.findings import (
     snapshots,
     states,
 )
-from engine.findings.rule import SEVERITIES, Rule
+from engine.findings.rule import FOLLOWS, INFO, PARTS, SEVERITIES, Rule
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.store import TraceStore
 
@@ -32,14 +34,16 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for module in (
         model_files,
+        failures,
         noise,
-        cells,
         positions,
+        cells,
         prompt_cache,
         snapshots,
         drift,
         forks,
         states,
+        audit,
         logits,
         crosstalk,
         sampling,
@@ -68,7 +72,8 @@ class Finding:
 
 
 def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
-    """What the rules say of these runs (None: all) as far as they are recorded: errors first.
+    """What the rules say of these runs (None: all) as far as they are recorded: errors first, each
+    followed by what follows from it.
 
     At most one finding per rule, run and sequence: its round is the first offending one, its
     evidence counts them all. Reads whole columns and writes nothing, so any thread may call it
@@ -91,7 +96,8 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
                 )
                 for hit in rule.check(run)
             ]
-    return sorted(found, key=_order)
+    groups = with_consequences(sorted(found, key=_order))
+    return [one for cause, following in groups for one in (cause, *following)]
 
 
 def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:
@@ -111,6 +117,44 @@ def recorded(trace: TraceStore) -> list[Finding]:
     """The findings table, errors first."""
     rows = (Finding(**trace.findings.row(i)) for i in range(len(trace.findings)))
     return sorted(rows, key=_order)
+
+
+def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
+    """The first causes in the order given, each with what follows from it: findings of the same
+    run and sequence, of a part that its own spoils, not before it: by rounds, in one round in the
+    order of PARTS and of RULES. Informations neither cause anything nor follow.
+    """
+    findings = list(findings)
+    cause_of: dict[int, int] = {}
+    for i, finding in enumerate(findings):
+        causes = [j for j, other in enumerate(findings) if _causes(other, finding)]
+        if causes:
+            cause_of[i] = min(causes, key=lambda j: _since(findings[j]))
+
+    def first(i: int) -> int:
+        return first(cause_of[i]) if i in cause_of else i
+
+    groups: dict[int, list[Finding]] = {i: [] for i in range(len(findings)) if i not in cause_of}
+    for i in cause_of:
+        groups[first(i)].append(findings[i])
+    return [(findings[i], following) for i, following in groups.items()]
+
+
+def _causes(cause: Finding, finding: Finding) -> bool:
+    parts = [RULES[one.rule].part if one.rule in RULES else "" for one in (cause, finding)]
+    return (
+        cause.run_id == finding.run_id
+        and (cause.seq_id == finding.seq_id or None in (cause.seq_id, finding.seq_id))
+        and INFO not in (cause.severity, finding.severity)
+        and parts[1] in FOLLOWS.get(parts[0], ())
+        and _since(cause) < _since(finding)
+    )
+
+
+def _since(finding: Finding) -> tuple[int, int, int]:
+    place = PARTS.index(RULES[finding.rule].part)
+    number = -1 if finding.round is None else finding.round
+    return number, place, list(RULES).index(finding.rule)
 
 
 def _order(finding: Finding) -> tuple[int, int, int]:

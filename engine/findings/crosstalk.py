@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings.rule import WARNING, LaneErrors, Rule, RuleHit
+from engine.findings.rule import LOGITS, WARNING, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import same_model
@@ -109,5 +109,6 @@ RULES = (
         "Use --kv per-seq to isolate sequences, and look whether the first difference is a near "
         "tie.",
         _crosstalk,
+        LOGITS,
     ),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from engine.draft.registry import DRAFTERS, model_drafters
-from engine.findings.rule import INFO, WARNING, Rule, RuleHit
+from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
+from engine.findings.rule import DRAFTS, INFO, TOKENS, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SpecOptions
 
@@ -19,6 +21,7 @@ _FULL = 0.7
 _UNSURE, _UNSURE_SHARE, _UNSURE_RIGHT = 0.5, 0.2, 0.35
 _DEFAULT = SpecOptions()
 EAGLE3 = "draft-eagle3"
+_BLOCKS = ("draft-dflash", "draft-dspark")
 
 
 def _never_drafted(run: ExaminedRun) -> Iterator[tuple[int, np.ndarray]]:
@@ -55,7 +58,7 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
         edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
         starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
-        if seq in told or not long.size:
+        if seq in told or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield RuleHit(
@@ -169,9 +172,15 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _wrong_hidden_row(run: ExaminedRun) -> Iterator[RuleHit]:
-    others = ~run.asked.is_text("drafter", EAGLE3)
+    others = ~run.asked.is_text("drafter", EAGLE3, *_BLOCKS)
     said = "The MTP head paired {} of its tokens with hidden rows of other places."
     yield from _wrong_pairs(run, "num_wrong_rows", others, said)
+
+
+def _wrong_context_row(run: ExaminedRun) -> Iterator[RuleHit]:
+    mine = run.asked.is_text("drafter", *_BLOCKS)
+    said = "The block drafter's context took {} rows that the target computed at other places."
+    yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
 
 
 def _eagle3_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -181,7 +190,7 @@ def _eagle3_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _eagle3_stale_row(run: ExaminedRun) -> Iterator[RuleHit]:
-    mine = run.asked.is_text("drafter", EAGLE3)
+    mine = run.asked.is_text("drafter", EAGLE3) & ~_out_of_step(run) & ~_from_before(run)
     said = "The EAGLE-3 drafter's memory took {} tokens that are not the text's."
     yield from _wrong_pairs(run, "num_wrong_tokens", mine, said)
 
@@ -200,6 +209,97 @@ def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> 
             f"{rounds_text(asked['round'][rows])}; {accepted} of {drafted} drafted "
             "tokens of the run accepted",
         )
+
+
+def _out_of_step(run: ExaminedRun, *reasons: str) -> np.ndarray:
+    """Rows of `drafts` in which a drafter's state was not that of the text."""
+    return run.asked.is_text("reason", *(reasons or OUT_OF_STEP))
+
+
+def _has_been_out_of_step(run: ExaminedRun) -> np.ndarray:
+    """Rows of `drafts` of sequences with such rows."""
+    seqs = run.asked["seq_id"]
+    return np.isin(seqs, seqs[_out_of_step(run)])
+
+
+def _from_before(run: ExaminedRun) -> np.ndarray:
+    """Rows of `drafts` of sequences in whose first round the drafter's state was wrong: it had
+    what was there before them."""
+    asked, found = run.asked, np.zeros(run.asked.n, bool)
+    is_first_text = "prompt_cache" not in run.facts
+    for seq, rows in asked.by_sequence(np.ones(asked.n, bool)):
+        of_seq = run.rounds["round"][run.rounds["seq_id"] == seq]
+        begins = is_first_text and of_seq.size and of_seq[0] == run.rounds["round"][0]
+        first = rows[asked["round"][rows] == asked["round"][rows[0]]]
+        if (asked["num_wrong_tokens"][first] > 0).any() and not begins:
+            found[rows] = True
+    return found
+
+
+def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[RuleHit]:
+    mine = _out_of_step(run, reason) & ~_from_before(run)
+    where = "ahead of" if reason == AHEAD else "behind"
+    yield from _counted(run, mine, what, f"A drafter's state is {{}} tokens {where} the text.")
+
+
+def _drafter_of_other_text(run: ExaminedRun) -> Iterator[RuleHit]:
+    said = "A drafter's state is {} tokens off the text: it is that of the text before in its slot."
+    yield from _counted(run, _from_before(run), "other-text", said)
+
+
+def _drafter_not_rewound(run: ExaminedRun) -> Iterator[RuleHit]:
+    mine = ~(_has_been_out_of_step(run) | _from_before(run) | run.asked.is_text("drafter", EAGLE3))
+    said = "A drafter's memory holds {} tokens beyond the text."
+    yield from _counted(run, mine, "rejected-kept", said)
+
+
+def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterator[RuleHit]:
+    """What a drafter's own checks counted in the rows `mine` of `drafts`, and what the audit found
+    in other sequences."""
+    hits = list(_wrong_pairs(run, "num_wrong_tokens", mine, said))
+    yield from hits
+    named = {hit.seq_id for hit in hits}
+    yield from (hit for hit in _audited(run, what) if hit.seq_id not in named)
+
+
+_SAID = {
+    "ahead": "{} was ahead of the text.",
+    "behind": "{} was behind the text.",
+    "rejected-kept": "{} kept what it had drafted in its memory.",
+    "shifted": "{} paired tokens with the target's rows of other places.",
+    "wrong-layers": "{} read other layers of the target than its own.",
+    "other-text": "{} drafted from the text of another sequence.",
+    "differs": "{} drafted other tokens than the text gives.",
+}
+"""By what the audit of drafts finds (engine.audit.drafts)."""
+
+
+def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
+    """What the audit found, the first drafter of each sequence. Where it knows the cause in one
+    sequence, drafts of the same drafter that only differ elsewhere are a consequence."""
+    audit = run.facts.get("audit")
+    rows = audit.get("drafts") if isinstance(audit, dict) else None
+    rows = [row for row in rows or () if isinstance(row, dict)]
+    known = {row["drafter"] for row in rows if row["what"] in _SAID and row["what"] != "differs"}
+    seen = set()
+    for row in rows:
+        is_told = what == "differs" and row["drafter"] in known
+        if row["what"] == what and row["seq_id"] not in seen and not is_told:
+            seen.add(row["seq_id"])
+            said = _SAID[what].format(row["drafter"])
+            yield RuleHit(row["round"], row["seq_id"], said, row["evidence"])
+
+
+def _audit_rule(
+    check: Callable[[ExaminedRun], Iterator[RuleHit]],
+    rule_id: str,
+    title: str,
+    means: str,
+    suggestion: str,
+) -> Rule:
+    """A rule about a drafter's state."""
+    means = f"{means} The text stays right, and fewer drafts are accepted."
+    return Rule(rule_id, WARNING, title, means, suggestion, check)
 
 
 def _names(run: ExaminedRun) -> str:
@@ -243,6 +343,79 @@ RULES = (
         "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
         "the replay behind a restore.",
         _wrong_hidden_row,
+        DRAFTS,
+    ),
+    Rule(
+        "wrong-context-row",
+        WARNING,
+        "Wrong row in a block drafter's context",
+        "A DFlash or DSpark drafter keeps the target's rows of every decoded token. Behind a "
+        "rejection these are the first rows of the verify batch, not its last ones. The text stays "
+        "right, and fewer drafts are accepted.",
+        "After acceptance keep rows 0 to k of the verify batch for k accepted tokens, and the rows "
+        "of the replay after a restore.",
+        _wrong_context_row,
+        DRAFTS,
+    ),
+    Rule(
+        "drafter-not-rewound",
+        WARNING,
+        "Rejected tokens in a drafter's memory",
+        "What a drafter decodes while it drafts has to leave its memory again where it was "
+        "rejected. Cells or states of rejected tokens that stay are read by every later draft. The "
+        "text stays right, and fewer drafts are accepted.",
+        "After each round remove the drafter's positions beyond the accepted tokens (seq_rm), and "
+        "roll its recurrent state back.",
+        _drafter_not_rewound,
+        DRAFTS,
+    ),
+    _audit_rule(
+        partial(_drafter_out_of_step, reason=AHEAD, what="ahead"),
+        "drafter-ahead",
+        "Drafter ahead of the text",
+        "The drafter counts a token as decoded that it has not decoded, or that was rejected, or "
+        "drafts at later positions than the text has.",
+        "Set the drafter's length to the accepted tokens after each round, not to what it has "
+        "drafted.",
+    ),
+    _audit_rule(
+        partial(_drafter_out_of_step, reason=BEHIND, what="behind"),
+        "drafter-behind",
+        "Drafter behind the text",
+        "A token of the text is missing in the drafter's memory, or is decoded twice, or the draft "
+        "goes on from an older token than the newest.",
+        "Decode every accepted token once in the drafter, and draft from the newest one.",
+    ),
+    _audit_rule(
+        partial(_audited, what="shifted"),
+        "drafter-rows-shifted",
+        "Tokens and rows of a drafter shifted",
+        "The drafter pairs each token with a row of the target, of the position before (MTP, "
+        "EAGLE-3) or of its own (DFlash). Here tokens or rows of other positions are taken.",
+        "Pair the token at position p with the target's row of p - 1 in every batch, the first "
+        "token of a batch with the last kept row of the one before.",
+    ),
+    _audit_rule(
+        partial(_audited, what="wrong-layers"),
+        "drafter-wrong-layers",
+        "Drafter reads other layers",
+        "EAGLE-3 and DFlash read rows of certain layers of the target in a certain order.",
+        "Take the layers of the drafter's file in its order.",
+    ),
+    _audit_rule(
+        _drafter_of_other_text,
+        "drafter-of-other-text",
+        "Drafter has another sequence's text",
+        "The drafter's memory of a slot still has the text of another sequence, or its rows.",
+        "Clear the drafter's sequence when its slot is given to another prompt.",
+    ),
+    _audit_rule(
+        partial(_audited, what="differs"),
+        "draft-not-reproduced",
+        "Drafts that the text does not give",
+        "Drafts were made again with a new memory from the text alone, and came out differently by "
+        "more than rounding explains: the drafter's state was wrong.",
+        "Look at the first round named, and at what the drafter kept from the round before.",
     ),
     Rule(
         "eagle3-boundary-row",
@@ -254,6 +427,7 @@ RULES = (
         "0c1e57098). The text stays right, and fewer drafts are accepted.",
         "Copy the kept row before the batch's own last row takes its place.",
         _eagle3_boundary,
+        DRAFTS,
     ),
     Rule(
         "eagle3-stale-row",
@@ -265,6 +439,7 @@ RULES = (
         "fewer drafts are accepted.",
         "Cut the drafter's memory below that cell at acceptance, and write it with the next batch.",
         _eagle3_stale_row,
+        DRAFTS,
     ),
     Rule(
         "acceptance-counting",
@@ -274,5 +449,6 @@ RULES = (
         "accepted makes checkpoints look better than partial rollback.",
         "On a replay count the list less two, and recompute rates from the rounds.",
         _acceptance_counting,
+        TOKENS,
     ),
 )

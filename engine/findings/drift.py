@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.findings import cells, positions, snapshots
-from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, round_keys
 
 NAMED = tuple(
@@ -80,5 +80,6 @@ RULES = (
         "Keep snapshots and checkpoints in the state's own type, and compute gates alike in both; "
         "measure what a type costs without drafts by --lane reference,cache_type_s=bf16.",
         _drift,
+        MEMORY,
     ),
 )

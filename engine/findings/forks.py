@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.findings.rule import ERROR, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun
 
 _Note = dict[str, Any]
@@ -97,6 +97,7 @@ RULES = (
         "Look at seq_cp and at the first pass behind it: positions, pending rollback, reference "
         "counts, and which row is read when the copy moves to a place of its own.",
         _fork_wrong,
+        MEMORY,
     ),
     Rule(
         "neighbour-state-wrong",
@@ -109,6 +110,7 @@ RULES = (
         "Look at how a pass places its sequences, which rows it reads, and what it does to the "
         "cells that lie between them.",
         _neighbour_wrong,
+        MEMORY,
     ),
     Rule(
         "carried-state-wrong",
@@ -121,5 +123,6 @@ RULES = (
         "plane that is read, in the row that the state came from. In a ring, look whether another "
         "sequence has overwritten a slot that is still held.",
         _carried_wrong,
+        MEMORY,
     ),
 )

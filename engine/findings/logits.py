@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from engine.findings.rule import ERROR, INFO, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, INFO, LOGITS, TOKENS, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
@@ -44,6 +44,46 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
             f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
         )
+
+
+def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
+    """Sequences whose logits are wrong before any state and cell is, but for stale ones, and
+    whether they are those of another row of the batch."""
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    rows = run.divergence
+    stale = {hit.seq_id for hit in _stale_in_lane(run)}
+    for seq, wrong in rows.by_sequence(errors.logits_are_wrong):
+        first = wrong[0]
+        mine, since = rows["seq_id"] == seq, rows["round"][first]
+        states = (errors.state_is_wrong | errors.conv_is_wrong) & (rows["round"] < since)
+        # a pass looks at the cells that it takes
+        cells = (rows["cells_differ"] > 0) & (rows["round"] <= since)
+        if seq in stale or (mine & (states | cells)).any():
+            continue
+        number = int(rows["round"][first])
+        noted = [r for r in run.logit_rows if (r["seq_id"], r["round"]) == (seq, number)]
+        if not noted:
+            continue  # no more than rounding may come to
+        origins = (r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number))
+        if any(r["kind"].startswith(("from ", "first ", "no ")) for r in origins):
+            continue  # the pass started from a wrong state, or computed it wrong
+        of = next((r["of"] for r in noted if r["of"] is not None), None)
+        said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
+        said += "the pass started from right states and cells."
+        if of is not None:
+            said = f"Row {noted[0]['row']} of round {number} has the logits of row {of}."
+        evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
+        yield RuleHit(number, seq, said, evidence), of is not None
+
+
+def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+    return (hit for hit, of_another in _wrong_in_lane(run) if not of_another)
+
+
+def _of_another_row(run: ExaminedRun) -> Iterator[RuleHit]:
+    return (hit for hit, of_another in _wrong_in_lane(run) if of_another)
 
 
 def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -176,6 +216,29 @@ RULES = (
         "Sample from the logits at the index of the first mismatch, and read them before the "
         "batch is decoded again.",
         _stale_logits,
+        LOGITS,
+    ),
+    Rule(
+        "logits-of-another-row",
+        ERROR,
+        "Logits of another row",
+        "A token was judged by the logits of another token of the same batch: the row is off by "
+        "one, or outputs are gathered in another order.",
+        "Row i of a verify batch judges drafted token i, and the row after the last accepted one "
+        "gives the target's own token.",
+        _of_another_row,
+        LOGITS,
+    ),
+    Rule(
+        "logits-wrong",
+        ERROR,
+        "Logits wrong over a right memory",
+        "States and cells were right before the pass, and what it gave is not: its mask, its "
+        "positions, its gates or the cells that it looks at are wrong for a batch like this.",
+        "Look at what a batch of several tokens or sequences does that one of a single token does "
+        "not; with unified cells at the mask between sequences.",
+        _logits_wrong,
+        LOGITS,
     ),
     Rule(
         "wrong-token",
@@ -187,6 +250,7 @@ RULES = (
         "Compare each drafted token with what is sampled from the row before it, row i for the "
         "draft's token i, and stop at the first that differs.",
         _wrong_token,
+        TOKENS,
     ),
     Rule(
         "non-finite-logits",
@@ -197,6 +261,7 @@ RULES = (
         "Load the file anew, compare with --compute f32, and look for the first layer with "
         "`draftscope logits`.",
         _non_finite,
+        LOGITS,
     ),
     Rule(
         "noise-near-ties",

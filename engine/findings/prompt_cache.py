@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.rule import CACHE, DRAFTS, ERROR, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, reuse_records
 
@@ -98,6 +98,7 @@ RULES = (
         "Copy the state between two passes, and keep it under the position that the recurrent "
         "memory has then.",
         _checkpoint_boundary,
+        CACHE,
     ),
     Rule(
         "checkpoint-invalidated",
@@ -116,6 +117,7 @@ RULES = (
         "and again at the begin of the next one. Tokens are missing from the state.",
         "Undo tokens in one place, and compare the state's position with that of the cells.",
         _rollback_twice,
+        CACHE,
     ),
     Rule(
         "drafter-carried",
@@ -125,5 +127,6 @@ RULES = (
         "drafter's was not. Drafts are made from another text; only acceptance suffers.",
         "Cut or clear the drafter's memory wherever the target's is.",
         _drafter_carried,
+        DRAFTS,
     ),
 )

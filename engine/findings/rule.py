@@ -29,10 +29,35 @@ class RuleHit:
     evidence: str
 
 
+CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS = PARTS = (
+    "cache",
+    "pass",
+    "logits",
+    "tokens",
+    "sampler",
+    "memory",
+    "drafts",
+)
+"""Where a fault may be, in the order of a round: a pass starts at a place and gives logits, tokens
+are chosen, and the sampler and memory are left after those that were accepted."""
+_TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS)
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    CACHE: (CACHE, *_TEXT),
+    PASS: _TEXT,
+    LOGITS: _TEXT,
+    SAMPLER: (SAMPLER, *_TEXT),
+    TOKENS: (SAMPLER, *_TEXT),
+    MEMORY: _TEXT,
+    DRAFTS: (DRAFTS,),
+}
+"""What a fault in a part goes on to spoil, from its round on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A known failure. means: what it is and where it comes from. check: at most one hit per
-    sequence of a run; it reads the run's rows and nothing else."""
+    sequence of a run; it reads the run's rows and nothing else. part: where the fault is, a key of
+    FOLLOWS; "" for what neither causes other findings nor follows from them."""
 
     id: str
     severity: str
@@ -40,6 +65,7 @@ class Rule:
     means: str
     suggestion: str
     check: Callable[[ExaminedRun], Iterator[RuleHit]]
+    part: str = ""
 
 
 _LEAST_STATE = 1e-4

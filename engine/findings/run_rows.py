@@ -130,6 +130,59 @@ class ExaminedRun:
         return max((float(np.nanmax(found, initial=0.0)) for found in errors), default=0.0)
 
     @property
+    def audit(self) -> dict[str, Any]:
+        """What the audit of the run found (engine.audit.run_audit), {} without one."""
+        found = self.facts.get("audit")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def audited(self) -> list[dict[str, Any]]:
+        """What the audit found wrong with a sequence, as it comes from a file that may be
+        damaged."""
+        return [one for one in _objects(self.audit, "wrong") if _is_audited(one)]
+
+    @cached_property
+    def audit_notes(self) -> list[dict[str, Any]]:
+        """What the audit found wrong with the sampler, likewise."""
+        named = {"round": int, "seq_id": int, "what": str}
+        notes = _objects(self.audit, "sampler")
+        return [note for note in notes if _has(note, named)]
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The error that ended the run, with what memory held (engine.decode.failure)."""
+        found = self.facts.get("failure")
+        named = {"type": str, "message": str, "place": str, "round": int, "sequences": list}
+        if not isinstance(found, dict) or not _has(found, named):
+            return None
+        ints = ("seq_id", "n_tokens", "attention_pos", "cells", "duplicates")
+        rows = [row for row in _objects(found, "sequences") if _has(row, dict.fromkeys(ints, int))]
+        return found | {"sequences": [r for r in rows if isinstance(r.get("drafters"), dict)]}
+
+    @property
+    def logit_rows(self) -> list[dict[str, Any]]:
+        """The first wrong row of logits of each sequence, and the row that it is of
+        (engine.compare.lane)."""
+        rows = [
+            r for r in _objects(self.facts, "logit_rows") if isinstance(r.get("of"), int | None)
+        ]
+        return [r for r in rows if _has(r, {"round": int, "seq_id": int, "row": int})]
+
+    @property
+    def state_origins(self) -> list[dict[str, Any]]:
+        """What explains the first wrong states of each sequence (engine.compare.state_origin)."""
+        rows = self.facts.get("state_origins")
+        named = {"round": int, "seq_id": int, "pos": int, "layer": int, "name": str}
+        named |= {"is_window": bool, "kind": str, "number": int, "holds": list}
+        return [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, dict)
+            and isinstance(row.get("rows"), list | None)
+            and all(isinstance(row.get(name), kind) for name, kind in named.items())
+        ]
+
+    @property
     def non_finite(self) -> list[dict[str, Any]]:
         """Rows of logits that were not finite, as engine.decode.verify notes them."""
         rows = self.facts.get("non_finite")
@@ -156,6 +209,41 @@ class ExaminedRun:
             return bool(self.drafters)
         policy = (i for i in self.lanes if _kind(self.trace.runs[i]) == POLICY)
         return next(policy, None) == self.run_id
+
+
+def _objects(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = facts.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _has(row: dict[str, Any], named: dict[str, type]) -> bool:
+    return all(
+        isinstance(row.get(name), (int, float) if kind is float else kind)
+        for name, kind in named.items()
+    )
+
+
+_AUDITED: dict[str, dict[str, type]] = {
+    "state": {"round": int, "layer": int, "name": str, "error": float},
+    "cells": {"round": int, "n_cells": int},
+    "logits": {"round": int, "pos": int, "error": float, "n_rows": int},
+    "token": {"round": int, "pos": int, "expected_id": int},
+}
+"""What a sequence may be wrong in, and what is known of it at least."""
+
+
+def _is_audited(one: dict[str, Any]) -> bool:
+    if not _has(one, {"round": int, "seq_id": int, "what": str}) or one["what"] not in _AUDITED:
+        return False
+    cells = one.get("cells")
+    if isinstance(cells, dict) and cells.get("n_cells") == 0:
+        more = {"pos": int, "cache_layer": int, "kind": str, "n": int}
+        if not _has(cells, more) or cells["kind"] not in ("k", "v"):
+            return False
+    return isinstance(one.get(one["what"]), dict) and all(
+        name not in one or (isinstance(one[name], dict) and _has(one[name], named))
+        for name, named in _AUDITED.items()
+    )
 
 
 def _kind(facts: dict[str, Any]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engine.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.findings.rule import ERROR, SAMPLER, WARNING, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, rounds_text
+
+_NEVER = 2**62
 
 
 def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -14,8 +16,11 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
     wrong, draws = rounds["sampler_wrong"], rounds["sampler_draws"]
     astray = observed(wrong) & (wrong > 0)
     off = astray | (observed(draws) & (draws != 0))
+    noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
     for seq, rows in rounds.by_sequence(off):
         first = rows[0]
+        if noted.get(seq, _NEVER) <= rounds["round"][first]:
+            continue  # the audit says what it is
         says = [f"{wrong[first]} tokens that it goes on behind are not those of the text"]
         if not astray[first]:
             says = []
@@ -57,6 +62,7 @@ RULES = (
         "Save the sampler's state before a draft is judged, or roll it back by as many tokens as "
         "the target; a grammar's matcher too.",
         _not_restored,
+        SAMPLER,
     ),
     Rule(
         "grammar-failed",

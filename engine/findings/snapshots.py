@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.findings.rule import ERROR, WARNING, LaneErrors, Rule, RuleHit
+from engine.findings.rule import ERROR, MEMORY, WARNING, LaneErrors, Rule, RuleHit
 from engine.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.options import MAX_REPLAYS
 
@@ -19,13 +19,37 @@ def _partial(run: ExaminedRun) -> np.ndarray:
 
 
 def _wrong_index(run: ExaminedRun) -> np.ndarray:
-    index = run.rounds["rs_idx_after"]
-    return _partial(run) & observed(index) & (index != run.rounds["memory_rollback"])
+    """Rows after which another index is pending than the tokens undone: bool [n]."""
+    rounds = run.rounds
+    index, undone = rounds["rs_idx_after"], rounds["memory_rollback"]
+    moves_none = rounds.is_text("rollback_path", "none") & (undone == 0)
+    return (_partial(run) | moves_none) & observed(index) & (index != undone)
+
+
+def _not_consumed(run: ExaminedRun) -> np.ndarray:
+    """Rows after which the index that was pending before the pass is pending on: bool [n]."""
+    before, rounds = run.rounds["rs_idx_before"], run.rounds
+    later = rounds["rs_idx_after"] - rounds["memory_rollback"] == before
+    return _wrong_index(run) & (before > 0) & later
+
+
+def _pending_not_consumed(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(_not_consumed(run)):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"The pass read the state of {_tokens(rounds['rs_idx_before'][first])} ago, and that "
+            "rollback is still pending after it.",
+            f"{rounds_text(rounds['round'][rows])}; {_tokens(rounds['memory_rollback'][first])} "
+            f"undone, pending are {rounds['rs_idx_after'][first]}" + _state_error(run, seq, first),
+        )
 
 
 def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(_wrong_index(run)):
+    for seq, rows in rounds.by_sequence(_wrong_index(run) & ~_not_consumed(run)):
         first = rows[0]
         yield RuleHit(
             int(rounds["round"][first]),
@@ -97,6 +121,9 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
             continue
+        origins = [r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number)]
+        if origins and all(r["kind"] != "rejected" for r in origins):
+            continue  # it is of other tokens
         has_state = not np.isnan(rows["state_error"][first])
         # later on everything that is computed from a wrong window is wrong as well
         if errors.first_wrong(seq) == first:
@@ -162,6 +189,7 @@ RULES = (
         "Bound rollbacks by min(tokens of the last ubatch, n_rs_seq + 1) - 1, or carry older "
         "planes along (--rollback carry).",
         _stale_plane,
+        MEMORY,
     ),
     Rule(
         "depth-beyond-truth",
@@ -170,6 +198,17 @@ RULES = (
         "The memory knew its truthful depth, and a deeper partial removal was accepted.",
         "Refuse it and restore a checkpoint, or raise --n-rs-seq.",
         _depth_beyond_truth,
+        MEMORY,
+    ),
+    Rule(
+        "pending-not-consumed",
+        ERROR,
+        "Rollback not consumed",
+        "A pass starts from the plane that a rollback chose, and what it writes is plane 0 again. "
+        "If the index stays, the next pass or rollback counts those tokens once more.",
+        "Set the pending index to 0 when a pass is committed, and when a sequence ends.",
+        _pending_not_consumed,
+        MEMORY,
     ),
     Rule(
         "plane-off-by-one",
@@ -178,6 +217,7 @@ RULES = (
         "Plane r holds the state r tokens ago, so undoing r tokens has to read plane r.",
         "Set the pending index to pos - (p0 - 1), counted from the last decoded token.",
         _plane_off_by_one,
+        MEMORY,
     ),
     Rule(
         "conv-not-rolled-back",
@@ -187,6 +227,7 @@ RULES = (
         "snapshot and the convolution window from the newest one.",
         "Read both tensors by the same snapshot index.",
         _conv_not_rolled_back,
+        MEMORY,
     ),
     Rule(
         "replay-disagrees",
@@ -197,6 +238,7 @@ RULES = (
         "logits depend on the width of the batch.",
         "Restore the sampler together with the checkpoint; --replay trust does not sample again.",
         _replay_disagrees,
+        MEMORY,
     ),
     Rule(
         "replay-livelock",
@@ -206,5 +248,6 @@ RULES = (
         "can be rejected again and again (llama.cpp #28061).",
         "Use --replay trust, which decodes accepted tokens without sampling them again.",
         _replay_livelock,
+        MEMORY,
     ),
 )

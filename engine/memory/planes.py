@@ -181,6 +181,13 @@ class PlaneMemory(SnapshotPolicy):
             found[idx] = SnapshotSlot(idx, "pending" if idx else "live", found[idx].age)
         return found
 
+    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+        tail, first = self.cells.tail[seq], self._pending[seq]
+        if tail == NONE:
+            return []
+        planes = self._states[key][:, self.cells.src[tail]]
+        return [planes[first], *planes[:first], *planes[first + 1 :]]
+
     def _forget(self, seq: int) -> None:
         self.cells.release(seq)
         self._depth[seq] = 0

@@ -144,6 +144,11 @@ class SnapshotPolicy(ABC):
     def slots(self, seq: int) -> list[SnapshotSlot]:
         """Every snapshot slot of a sequence."""
 
+    @abstractmethod
+    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+        """One state in every snapshot that storage holds of a sequence: the one that the next pass
+        has to start from, then others. [] for a sequence without tokens."""
+
     def _move_cursor(self, seq: int, depth: int) -> None:
         """Take `depth` more tokens as rolled back."""
         self._pending[seq] += depth

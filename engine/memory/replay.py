@@ -216,6 +216,16 @@ class ReplayMemory(SnapshotPolicy):
             found.append(SnapshotSlot(slot, name, logged - slot))
         return found
 
+    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+        """The base with as much of the log folded in as the cursor says, then with less or more."""
+        row, at = int(self._row[seq]), self._cursor(seq)
+        if row < 0:
+            return []
+        base, log = self._bases[key][row : row + 1], [x[row : row + 1] for x in self._logs[key]]
+        fold = self.layout.states[key].fold
+        others = (n for n in range(self._n_logged[seq] + 1) if n != at)
+        return [fold(base, log, n)[0] if n else base[0] for n in (at, *others)]
+
     def _cursor(self, seq: int) -> int:
         return self._n_logged[seq] - self._pending[seq]
 

@@ -162,6 +162,17 @@ class RingMemory(SnapshotPolicy):
             found[lane] = SnapshotSlot(lane, "stale", age)
         return found
 
+    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+        """Of older states the slots that are held, of newer ones those that a rollback let go."""
+        held, lanes = self._held[seq], self._n_lanes
+        if not held:
+            return []
+        column, lane = divmod(held[-1], lanes)
+        stale = [
+            column * lanes + (lane + ahead) % lanes for ahead in range(1, self._n_stale[seq] + 1)
+        ]
+        return [self._pools[key][slot] for slot in (*held[::-1], *stale)]
+
     def _choose(self, n_refs: np.ndarray, seq: int, n_new: int) -> tuple[list[int], list[int]]:
         """The slots of a sequence after n_new more states, and those of the new ones; counts."""
         held = self._held[seq]

@@ -84,6 +84,11 @@ class HybridModel:
         return self._output.projection
 
     @torch.inference_mode()
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, n_vocab] of hidden rows f32 [n, n_embd], which are behind the final norm."""
+        return self._output.scaled(self._output.projection(hidden, invariant=False))
+
+    @torch.inference_mode()
     def forward(
         self,
         ubatch: UBatch,

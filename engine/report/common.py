@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import OptionError
-from engine.findings.check import Finding
+from engine.findings.check import Finding, with_consequences
 from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Section
@@ -81,14 +81,18 @@ def changed(options: Any) -> dict[str, str]:
 def findings_section(
     findings: Sequence[Finding], lanes: Mapping[int, str] | None = None
 ) -> Section:
-    """What the rules found, the gravest first. lanes: names of runs that are lanes."""
+    """What the rules found, the gravest first, and below each what follows from it. lanes: names
+    of runs that are lanes."""
+    notes = []
+    for cause, following in with_consequences(findings):
+        notes += [("", cause, f" {cause.suggestion}")]
+        notes += [(f"follows from {cause.rule}: ", one, "") for one in following]
     parts = [
         Note(
-            f"{one.rule}{_where(one, lanes or {})}: {one.message} ({one.evidence}) "
-            f"{one.suggestion}",
+            f"{before}{one.rule}{_where(one, lanes or {})}: {one.message} ({one.evidence}){after}",
             one.severity,
         )
-        for one in findings[:_MOST_FINDINGS]
+        for before, one, after in notes[:_MOST_FINDINGS]
     ]
     if len(findings) > _MOST_FINDINGS:
         parts.append(Note(f"and {len(findings) - _MOST_FINDINGS} more"))

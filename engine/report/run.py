@@ -23,6 +23,7 @@ from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
 from engine.report.parts import Facts, Part, Plot, Report, Section, Table
 from engine.size_text import size_text
+from engine.trace.audit_text import audit_text
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
@@ -42,6 +43,8 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
     if not command and options:
         command = run_command(facts.get("model"), options, [text for text, _ in texts])
     known = {key: shown(facts[key]) for key in ("error", "chat", "stops") if facts.get(key)}
+    if audited := "; ".join(audit_text(facts)):
+        known["audit"] = audited.removeprefix("audit: ")
     mine = [one for one in recorded(store) if one.run_id == run.run_id]
     return Report(
         f"Speculative decoding of {name_of(facts)}",

@@ -147,6 +147,13 @@ class GrammarState:
             return
         self.n_good -= 1
 
+    def is_as(self, other: GrammarState) -> bool:
+        """Whether both have come as far, and allow the same next."""
+        if (self._ended, self.error, self.n_good) != (other._ended, other.error, other.n_good):
+            return False
+        mine, theirs = self.clone().allowed(), other.clone().allowed()
+        return bool(np.array_equal(mine.bits, theirs.bits))
+
     def n_fitting(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first, may come one after the other."""
         trial = self.clone()

@@ -19,7 +19,7 @@ from engine.transfer import upload
 class Penalties:
     """Penalties of one sequence, and the history that they look at.
 
-    The history is kept only while a penalty is in force.
+    history: tokens looked at, the last of them; kept only while a penalty is in force.
     """
 
     def __init__(self, options: SamplerOptions, history: Sequence[int] = ()) -> None:
@@ -29,25 +29,25 @@ class Penalties:
         self._frequency = options.frequency_penalty
         changed = (self._repeat, self._presence, self._frequency) != (1.0, 0.0, 0.0)
         self.active = changed and self._last_n != 0
-        self._history = list(history) if self.active else []
+        self.history = list(history) if self.active else []
 
     def accept(self, token: int) -> None:
         """A token was chosen."""
         if self.active:
-            self._history.append(token)
+            self.history.append(token)
 
     def retract(self) -> None:
         """The newest token was not chosen after all."""
         if self.active:
-            self._history.pop()
+            self.history.pop()
 
     def copy_from(self, other: Penalties) -> None:
         """Look at the same history from here on."""
-        self._history = other._history.copy()
+        self.history = other.history.copy()
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Penalised logits [n_vocab]; the logits given are not changed."""
-        recent = self._history if self._last_n < 0 else self._history[-self._last_n :]
+        recent = self.history if self._last_n < 0 else self.history[-self._last_n :]
         counts = Counter(recent)
         both = torch.tensor([list(counts), list(counts.values())], dtype=torch.int64)
         ids, times = upload(both, logits.device).unbind()

@@ -73,6 +73,18 @@ class Sampler:
         self.grammar = other.grammar.clone() if other.grammar else None
         self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
 
+    def differs_from(self, plain: Sampler) -> str:
+        """What of the state is not that of a sampler which only drew the text: tokens, penalties,
+        grammar or random numbers; "" if nothing."""
+        if self.accepted != plain.accepted:
+            return "tokens"
+        if self._penalties.history != plain._penalties.history:
+            return "penalties"
+        if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
+            return "grammar"
+        mine, theirs = (one._random.bit_generator.state for one in (self, plain))
+        return "" if mine == theirs else "random numbers"
+
     def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 

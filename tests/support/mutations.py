@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import acceptance_rules, held_sequences
@@ -70,7 +71,10 @@ def outcome(mutation: Mutation) -> tuple[list[Finding], str]:
     options = replace(options, parallel=mutation.n_seqs, **mutation.options)
     if mutation.where == CACHED:
         return _cached(options)
-    run = decode(session(MODEL), prompts, options)
+    opened = session(MODEL)
+    run = opened.start(prompts, options, audit=audit_of(opened, prompts, options))
+    while run.step():
+        pass
     return recorded(run.trace), _text(tokens_of(run), prompts, options)
 
 
@@ -479,23 +483,26 @@ def _common_prefix_too_long(patch: Patch) -> None:
     _wrap(patch, held_sequences, "n_common", make)
 
 
-_STATE = "state-wrong"
 _LANES = {
-    "ring cursor one too far behind a wrap": (_cursor_after_a_wrap, "ring", _STATE),
-    "one layer not rolled back": (_one_layer_not_rolled_back, "ring", _STATE),
-    "one more than the ring holds": (_one_more_than_the_ring, "ring,n_rs_seq=2", _STATE),
-    "fold skips the last token": (_fold_without_the_last, "replay", _STATE),
-    "stale log entry": (_stale_log_entry, "replay", _STATE),
-    "window off by one at the read": (_window_too_early, "replay", _STATE),
+    "ring cursor one too far behind a wrap": (_cursor_after_a_wrap, "ring", "wrong-snapshot-index"),
+    "one layer not rolled back": (_one_layer_not_rolled_back, "ring", "wrong-snapshot-read"),
+    "one more than the ring holds": (_one_more_than_the_ring, "ring,n_rs_seq=2", "state-empty"),
+    "fold skips the last token": (_fold_without_the_last, "replay", "wrong-fold"),
+    "stale log entry": (_stale_log_entry, "replay", "token-missing-in-state"),
+    "window off by one at the read": (_window_too_early, "replay", "wrong-fold"),
     # as small as what a shorter type costs
     "0.1 % leak of the rejected state": (_a_leak, "planes", "drift-with-rejections"),
-    "planes written in reverse": (_planes_in_reverse, "planes", _STATE),
+    "planes written in reverse": (_planes_in_reverse, "planes", "wrong-snapshot-index"),
     "n_rs_seq + 1 accepted": (_one_more_than_planes, "planes,n_rs_seq=2", "plane-off-by-one"),
-    "pending index not consumed": (_index_not_consumed, "carry,n_rs_seq=8", "plane-off-by-one"),
-    "wrong plane carried": (_wrong_plane_carried, "carry,ubatch=2", _STATE),
-    "carry drops a plane": (_a_plane_dropped, "carry,ubatch=2", _STATE),
-    "older checkpoint restored": (_older_checkpoint, "checkpoint", _STATE),
-    "checkpoint shared, not copied": (_checkpoint_not_copied, "checkpoint", _STATE),
+    "pending index not consumed": (_index_not_consumed, "carry,n_rs_seq=8", "pending-not-consumed"),
+    "wrong plane carried": (_wrong_plane_carried, "carry,ubatch=2", "state-too-old"),
+    "carry drops a plane": (_a_plane_dropped, "carry,ubatch=2", "state-empty"),
+    "older checkpoint restored": (_older_checkpoint, "checkpoint", "wrong-checkpoint-restored"),
+    "checkpoint shared, not copied": (
+        _checkpoint_not_copied,
+        "checkpoint",
+        "wrong-checkpoint-restored",
+    ),
     "position off by one behind a restore": (
         _position_off_after_restore,
         "checkpoint",
@@ -511,17 +518,17 @@ _LANES = {
 _RUNS = {
     "cells missing": (_cells_missing, "ring", "missing-kv-cells"),
     "cells of rejected tokens kept": (_cells_not_removed, "planes", "attention-ahead"),
-    "state not rolled back": (_state_not_rolled_back, "planes", "plane-off-by-one"),
+    "state not rolled back": (_state_not_rolled_back, "planes", "recurrent-position"),
     "hidden row not rewound": (_hidden_row_not_rewound, "planes", "wrong-hidden-row"),
     "hidden row not rewound behind a restore": (
         _hidden_row_not_rewound,
         "checkpoint",
         "wrong-hidden-row",
     ),
-    "wrong draft accepted": (_wrong_draft_accepted, "planes", "wrong-token"),
+    "wrong draft accepted": (_wrong_draft_accepted, "planes", "random-numbers-off"),
 }
 _CACHES = {
-    "cache resumes one token late": (_cached_token_too_many, "checkpoint", "position-gap"),
+    "cache resumes one token late": (_cached_token_too_many, "checkpoint", "cache-mismatch"),
     "cache keeps one token too many": (_cached_token_too_many, "ring", "cache-mismatch"),
     "common prefix one too long": (_common_prefix_too_long, "planes", "cache-mismatch"),
 }
@@ -530,23 +537,30 @@ _SAMPLED = {"sampler": SAMPLED, "replay": "verify"}
 
 MUTATIONS = (
     *(Mutation(name, *bug[:1], LANE, *bug[1:]) for name, bug in _LANES.items()),
-    Mutation("rows of another sequence", _rows_of_another_sequence, LANE, "planes", _STATE, 2),
+    Mutation(
+        "rows of another sequence",
+        _rows_of_another_sequence,
+        LANE,
+        "planes",
+        "state-of-another-sequence",
+        2,
+    ),
     Mutation(
         "window of another sequence",
         _window_of_another_sequence,
         LANE,
         "ring",
-        "conv-not-rolled-back",
+        "state-of-another-sequence",
         2,
     ),
     *(Mutation(name, *bug[:1], RUN, *bug[1:]) for name, bug in _RUNS.items()),
-    Mutation("filler not rolled back", _filler_kept, RUN, "planes", "position-gap", 3, _UNEQUAL),
+    Mutation("filler not rolled back", _filler_kept, RUN, "planes", "rollback-end", 3, _UNEQUAL),
     Mutation(
         "sampler not restored",
         _sampler_not_restored,
         RUN,
         "checkpoint",
-        "replay-disagrees",
+        "wrong-acceptance",
         1,
         _SAMPLED,
     ),

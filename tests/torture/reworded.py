@@ -29,7 +29,10 @@ def reworded(place: str, old: str, new: str) -> tuple[Any, str, Callable[..., An
     if wrapper:
         source = source.partition("\n")[2]
     # within a function of this parameter, `super()` finds its class as it does in a class
-    wrapped = f"def make(__class__):\n{textwrap.indent(source, '    ')}\n    return {name}\n"
+    # and under another name, so that one of the module that is called like it is still found
+    source = source.replace(f"def {name}(", f"def {name}_reworded(", 1)
+    body = textwrap.indent(source, "    ")
+    wrapped = f"def make(__class__):\n{body}\n    return {name}_reworded\n"
     scope: dict[str, Any] = {}
     exec(compile(wrapped, f"<{place}>", "exec"), module.__dict__, scope)
     made = scope["make"](owner if owners else None)

@@ -70,7 +70,7 @@ def test_quick_commands_import_neither_torch_nor_qt(python: Python, argv: list[s
     assert done.returncode == 0, done.stderr
 
 
-OF_OTHER_ENGINES = ("observe", "import", "export", "rescore", "triage", "check-rollback")
+WITHOUT_A_MODEL = ("observe", "import", "export", "rescore", "triage", "check-rollback", "help")
 """Subcommands that take no model of their own."""
 
 
@@ -82,7 +82,7 @@ def test_help_lists_every_subcommand(cli: Cli) -> None:
         shown = cli(name, "--help")
         assert shown.status == 0
         assert shown.out.startswith(f"usage: draftscope {name}")
-        if name not in OF_OTHER_ENGINES:
+        if name not in WITHOUT_A_MODEL:
             assert "--demo" in shown.out
             assert "--json" in shown.out
 

@@ -42,7 +42,7 @@ def prompt_of(path: Path) -> str:
 def test_greedy_tokens_are_llama_cpps(cli: Cli) -> None:
     words = ["--tokens", prompt_of(PLAIN), "-n", 40, "--ignore-eos", "--compute", "f32", "--json"]
     report = cli("run", PLAIN, *words, *QUICK).json
-    assert set(report) == {"sequences", "options", "totals", "findings"}
+    assert set(report) == {"sequences", "options", "totals", "audit", "findings"}
     (sequence,) = report["sequences"]
     assert sequence["tokens"] == golden(PLAIN)["greedy"].tolist()
     assert sequence["prompt_tokens"] == [int(t) for t in prompt_of(PLAIN).split(",")]
@@ -394,3 +394,17 @@ def test_a_trace_does_not_wait_long_for_it(
     assert outcome.err.endswith("without the hash of the tensors, which takes longer\n")
     (run,) = json.loads((out / "session.json").read_text())["runs"].values()
     assert run["model"]["content"] is None
+
+
+def test_a_run_is_audited_unless_that_is_refused(cli: Cli) -> None:
+    words = ["run", "--demo", "--tokens", "5,6,7", "-n", 8, "--spec-type", "draft-mtp", "--json"]
+    audit = cli(*words, "--audit").json["audit"]
+    assert audit["verdict"] == "agrees"
+    assert audit["n_tokens"] == audit["n_drawn"] == 8
+    assert audit["not_judged"] == []
+    assert cli(*words, "--no-audit").json["audit"] is None
+
+
+def test_the_text_says_what_was_audited(cli: Cli) -> None:
+    outcome = cli("run", "--demo", "--tokens", "5,6,7", "-n", 8, "--audit")
+    assert "audit: agrees, 8 of 8 tokens against plain decoding" in outcome.err

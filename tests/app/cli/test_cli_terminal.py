@@ -169,6 +169,7 @@ COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "triage": lambda w: ["triage", w.named(".trace"), w.named(".trace")],
     "triage, json": lambda w: ["triage", w.named(".trace"), w.named(".trace"), "--json"],
     "demo-path": lambda w: ["demo-path", HOSTILE],
+    "help": lambda w: ["help", HOSTILE],
     "window": lambda w: [HOSTILE],
     "window, folder": lambda w: [w.folder, f"--{HOSTILE}"],
 }
@@ -180,7 +181,7 @@ STATUS = {
     **dict.fromkeys(
         ("run, unknown drafter", "compare, lane", "compare, scenario", "memory, no script"), (2,)
     ),
-    **dict.fromkeys(("tune, drafter", "demo-path", "window", "window, folder"), (2,)),
+    **dict.fromkeys(("tune, drafter", "demo-path", "help", "window", "window, folder"), (2,)),
     **dict.fromkeys(("bench, against", "bench, compare", "info, unknown architecture"), (1, 2)),
 }
 

@@ -78,7 +78,7 @@ def test_the_same_facts_are_known(
 ) -> None:
     double = played(FakeEngine(), tmp_path / "x.gguf", (OPTIONS, RunOptions(n_predict=4))[which])
     facts, wanted = double.runs[0], real[which].runs[0]
-    assert set(facts) == set(wanted)
+    assert set(facts) == set(wanted) - {"audit"}  # the double has no text to decode again
     assert set(facts["summary"]) == set(wanted["summary"])
     assert facts["options"] == wanted["options"]
 

@@ -75,6 +75,26 @@ def test_findings_of_the_run_on_show_arrive(view: FindingsView, qtbot: QtBot) ->
     assert view.table.isColumnHidden(view.model.column_of("lane"))
 
 
+def test_what_follows_is_marked_below_its_cause(view: FindingsView) -> None:
+    builder = TraceBuilder()
+    for rule, number in (("rollback-end", 1), ("position-gap", 2)):
+        builder.store.findings.append(
+            run_id=builder.run_id,
+            round=number,
+            seq_id=0,
+            rule=rule,
+            severity="error",
+            message=f"Round {number}.",
+            evidence="",
+        )
+    view.show_run(builder.run)
+    assert [cell(view, row, "rule") for row in range(2)] == ["rollback-end", "↳ position-gap"]
+    tip = view.model.index(1, view.model.column_of("rule")).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == "Follows from rollback-end"
+    view.table.selectRow(1)
+    assert "follows from rollback-end" in view.detail.text()
+
+
 def test_choosing_jumps_to_the_round(view: FindingsView, qtbot: QtBot) -> None:
     store = faulty_comparison().store
     find(store, 3, 2, "error")

@@ -48,6 +48,29 @@ def test_missing_cells(store: TraceStore, columns: dict[str, int | None], lackin
         assert findings[0].round == 1
 
 
+@pytest.mark.parametrize(
+    ("ends", "rule", "says"),
+    [
+        ((6, 6), "", ""),
+        ((8, 8), "rollback-end", "keeps 2 tokens beyond"),
+        ((5, 5), "rollback-end", "takes 1 token too many"),
+        ((6, 7), "recurrent-position", "counts 1 more"),
+        ((6, 4), "recurrent-position", "counts 2 fewer"),
+        ((7, 6), "attention-ahead", "reach 1 positions beyond"),
+        ((5, 6), "missing-kv-cells", "lacks 1 of 7"),
+    ],
+)
+def test_where_memory_ends_after_a_round(
+    store: TraceStore, ends: tuple[int, int], rule: str, says: str
+) -> None:
+    cells, state = ends
+    more = held(cells + 1, cells, state) | {"pos0": 5, "num_target_tokens": 1}
+    add_draft(store, 1, 3, 1, **more)
+    errors = [f for f in find(store) if f.severity == "error"]
+    assert [f.rule for f in errors] == ([rule] if rule else [])
+    assert not rule or says in errors[0].message
+
+
 def a_pass(store: TraceStore, number: int, gap: int | None, seq_ids: str = "0") -> None:
     store.ubatches.append(
         run_id=0, round=number, ubatch=number, seq_ids=seq_ids, purpose="verify", pos_gap=gap
@@ -119,7 +142,7 @@ def test_a_wrong_state_is_named_by_round_layer_policy_and_path() -> None:
     (finding,) = find(store)
     assert (finding.rule, finding.run_id, finding.round) == ("state-wrong", 2, 3)
     assert finding.message == (
-        "The state is wrong behind the rollback of round 3: first layer 1, "
+        "The state is wrong after the rollback of 3 tokens by seq_rm in round 3; first layer 1, "
         "2 of 3 recurrent layers, policy ring."
     )
     assert finding.evidence.startswith(
@@ -141,6 +164,6 @@ def test_a_wrong_window_where_nothing_was_undone() -> None:
     a_lane(store, 1, conv_error=0.5)
     (finding,) = find(store)
     assert finding.message.startswith(
-        "The convolution window is wrong behind the batch of round 1: first layer 1"
+        "The convolution window is wrong after round 1; first layer 1"
     )
     assert "none undone here" in finding.evidence

@@ -1,0 +1,383 @@
+"""Draft models without the bookkeeping of engine.draft: given what is to be in memory, what do they
+say?
+
+An *entry* is what a drafter keeps of one position: a token of the text and, but for draft-simple, a
+row of the target. Entries are written to one sequence of a memory of their own, and drafts are made
+in a copy of it, so nothing is ever undone here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.batch import UBatch
+from engine.draft.draft_simple import STAND_IN
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.model.taps import TargetRows
+from engine.transfer import read, upload
+from kernels.top_k import top_k
+
+if TYPE_CHECKING:
+    from engine.model.drafters.dflash import DFlash
+    from engine.model.drafters.eagle3 import Eagle3
+    from engine.model.mtp import MtpHead
+    from engine.options import RunOptions
+    from engine.session import Session
+
+_CONTEXT, _DRAFT = 0, 1
+_N_CANDIDATES = 64
+
+Candidates = dict[int, float]
+"""Logits of the best tokens of one row, by the target's ids, the best first."""
+
+
+class Entries(NamedTuple):
+    """Entries of a drafter's memory. rows: f32 [n, n_row], None where there are none."""
+
+    positions: Sequence[int]
+    tokens: Sequence[int]
+    rows: torch.Tensor | None = None
+
+    def part(self, start: int, stop: int) -> Entries:
+        """Some of them."""
+        which = slice(start, stop)
+        rows = None if self.rows is None else self.rows[which]
+        return Entries(self.positions[which], self.tokens[which], rows)
+
+    def moved(self, n: int) -> Entries:
+        """The same, n positions on."""
+        return self._replace(positions=[p + n for p in self.positions]) if n else self
+
+
+class DraftModel(ABC):
+    """ahead: the entry at position p has the token of the text at p + ahead. left: the entries that
+    the latest draft wrote, beyond the one that it went on from."""
+
+    ahead = 0
+    reads_rows = True
+    has_newest = True
+    """Whether the newest token is an entry, too."""
+
+    def __init__(self, memory: HybridMemory, n_ubatch: int) -> None:
+        # recordings of passes would take longer than they save here
+        self._memory = HybridMemory(memory.attention, memory.recurrent)
+        self._n_ubatch = n_ubatch
+        self.left, self._steady = Entries((), ()), False
+        self.orders: list[tuple[int, ...]] = []
+        """Other orders of the layers that it reads."""
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether entries can be removed: whether there are cells alone."""
+        return self._memory.recurrent is None
+
+    def cut(self, position: int) -> None:
+        """Remove the entries from a position on."""
+        self._memory.seq_rm(_CONTEXT, position)
+
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text.
+        layers: those that are read, None = the right ones."""
+        return None
+
+    def write(self, entries: Entries) -> None:
+        """Put entries into memory, whatever is there."""
+        for at in range(0, len(entries.tokens), self._n_ubatch):
+            part = slice(at, at + self._n_ubatch)
+            rows = None if entries.rows is None else entries.rows[part].unsqueeze(0)
+            self._pass(_ubatch(entries.positions[part], entries.tokens[part], _CONTEXT), rows)
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self._memory.clear(_CONTEXT)
+
+    def draft(
+        self,
+        newest: Entries,
+        first: int,
+        tokens: Sequence[int] | None,
+        n: int,
+        *,
+        in_place: bool = False,
+        steady: bool = False,
+    ) -> list[Candidates]:
+        """What each of n tokens was chosen from behind what is in memory.
+
+        newest: the entry that a draft goes on from. first: position of the first drafted one.
+        tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
+        writes in memory. steady: pair all drafted tokens with one row.
+        """
+        seq = _CONTEXT if in_place else _DRAFT
+        if not in_place:
+            self._memory.clear(_DRAFT)
+            self._memory.seq_cp(_CONTEXT, _DRAFT)
+        self._steady = steady
+        return self._draft(newest, first, tokens, n, seq)
+
+    @abstractmethod
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        """Decode entries. rows: [1, n, n_row]."""
+
+    @abstractmethod
+    def n_true(self, n_accepted: int, n_drafted: int) -> int:
+        """Entries of the text that a draft leaves in a run's memory."""
+
+    def newest_row(self, pos0: int) -> int:
+        """Position of the newest entry with a row, where the target has decoded pos0 tokens."""
+        return pos0 - 1
+
+    @abstractmethod
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]: ...
+
+
+class _Stepwise(DraftModel):
+    """One token after the other."""
+
+    ids: torch.Tensor | None = None
+
+    @abstractmethod
+    def _step(
+        self, ubatch: UBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [1, n_drafted] behind an entry, and the row of the next one, [1, n_row]."""
+
+    def n_true(self, n_accepted: int, n_drafted: int) -> int:
+        return 1
+
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        found: list[Candidates] = []
+        written, own = [], []
+        (position,), (token,), row = newest.positions, newest.tokens, newest.rows
+        for i in range(n):
+            ubatch = _ubatch([position], [token], seq, n_outputs=1)
+            logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
+            row = row if self._steady and i else own_row
+            found += _candidates(logits, self.ids)
+            position, token = first + i, next(iter(found[-1])) if tokens is None else tokens[i]
+            written.append(token)
+            own += [] if row is None else [row]
+        rows = torch.cat(own[: n - 1]) if len(own) > 1 else None
+        self.left = Entries(range(first, first + n - 1), written[: n - 1], rows)
+        return found
+
+
+class SimpleModel(_Stepwise):
+    """draft-simple's model."""
+
+    reads_rows = False
+
+    def __init__(self, model: HybridModel, n_vocab: int, memory: HybridMemory, n: int) -> None:
+        super().__init__(memory, n)
+        self._model = model
+        self._n_own = model.config.n_vocab
+        self._n_both = min(n_vocab, self._n_own)
+
+    def n_true(self, n_accepted: int, n_drafted: int) -> int:
+        return 1 + min(n_accepted, n_drafted - 1)
+
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        (position,) = newest.positions
+        if tokens is None or first != position + 1:
+            return super()._draft(newest, first, tokens, n, seq)
+        self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
+        places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
+        return _candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)
+
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        self._forward(ubatch)
+
+    def _step(
+        self, ubatch: UBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._forward(ubatch), None
+
+    def _forward(self, ubatch: UBatch) -> torch.Tensor:
+        ubatch.tokens[ubatch.tokens >= self._n_own] = STAND_IN
+        return self._model.forward(ubatch, self._memory).logits[:, : self._n_both]
+
+
+class MtpModel(_Stepwise):
+    """An MTP head: position p pairs the token at p with the target's hidden row of p - 1."""
+
+    def __init__(self, head: MtpHead, memory: HybridMemory, n: int) -> None:
+        super().__init__(memory, n)
+        self._head = head
+
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        assert rows is not None
+        return torch.cat((torch.zeros_like(rows.hidden[:1]), rows.hidden))
+
+    def newest_row(self, pos0: int) -> int:
+        return pos0
+
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        assert rows is not None
+        self._head.forward(ubatch, rows, self._memory)
+
+    def _step(
+        self, ubatch: UBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert rows is not None
+        out = self._head.forward(ubatch, rows, self._memory)
+        return out.logits, out.hidden[:, -1]
+
+
+class Eagle3Model(_Stepwise):
+    """An EAGLE-3 block: position p pairs the token at p + 1 with the feature row of p."""
+
+    ahead = 1
+
+    def __init__(
+        self, model: Eagle3, ids: torch.Tensor | None, memory: HybridMemory, n: int
+    ) -> None:
+        super().__init__(memory, n)
+        self._model, self.ids = model, ids
+        self.orders = _orders(model.config.taps)
+
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        assert rows is not None
+        return self._model.fused(_taps(rows, layers or self._model.config.taps))
+
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        assert rows is not None
+        self._model.forward(ubatch, rows, self._memory)
+
+    def _step(
+        self, ubatch: UBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert rows is not None
+        out = self._model.forward(ubatch, rows, self._memory)
+        return out.logits, out.hidden[:, -1]
+
+
+class BlockModel(DraftModel):
+    """A drafter of the DFlash family. n_max: tokens that a run drafts."""
+
+    has_newest = False
+
+    def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
+        super().__init__(memory, n)
+        self._model = model
+        self._n_max = min(n_max, model.config.longest)
+        self._n_block = model.config.block_length(self._n_max)
+        self.orders = _orders(model.config.taps)
+
+    def table(
+        self, rows: TargetRows | None, layers: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        assert rows is not None
+        return _taps(rows, layers or self._model.config.taps)
+
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        assert rows is not None
+        self._model.inject(ubatch, rows, self._memory)
+
+    def n_true(self, n_accepted: int, n_drafted: int) -> int:
+        return 0
+
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        m, model = self._n_block, self._model
+        (position,), (last,) = newest.positions, newest.tokens
+        block = [last, *[model.config.mask_token] * (m - 1)]
+        out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
+        if model.selector is None:
+            rows = _candidates(out.logits[0, m - self._n_max :], model.ids)
+            if not model.config.markov or tokens is None:
+                return rows[:n]
+            # each row goes on from the best token of the one before
+            n_same = 0
+            for row, token in zip(rows, tokens, strict=False):
+                if next(iter(row)) != token:
+                    break
+                n_same += 1
+            return rows[: min(n, n_same + 1)]
+        start = upload([last], out.logits.device)
+        invariant = self._memory.batch_invariant
+        ids, scores = read(
+            *model.selector.lattice(out.logits, out.hidden, start, invariant=invariant)
+        )
+        found: list[Candidates] = []
+        before = 0
+        for i, (own, by_predecessor) in enumerate(zip(ids[0], scores[0], strict=True)):
+            row = by_predecessor[before]
+            order = np.argsort(-row, kind="stable")
+            found.append(dict(zip(own[order].tolist(), row[order].tolist(), strict=True)))
+            token = next(iter(found[-1])) if tokens is None else (*tokens, -1)[min(i, len(tokens))]
+            at = np.flatnonzero(own == token)
+            if len(found) == n or not at.size:
+                break
+            before = int(at[0])
+        return found
+
+
+def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int) -> DraftModel:
+    """The model of a drafter that has one, with a memory for n_ctx tokens."""
+    target, sizes = session.model, (2, n_ctx, session.model.device)
+    n_ubatch = min(options.n_ubatch, options.n_batch)
+    if drafter == "draft-mtp":
+        assert target.head is not None
+        return MtpModel(target.head, HybridMemory.for_head(target.config, *sizes), n_ubatch)
+    loaded = session.drafts[drafter].model
+    if isinstance(loaded, HybridModel):
+        memory = HybridMemory.for_model(loaded.config, *sizes)
+        return SimpleModel(loaded, target.config.n_vocab, memory, n_ubatch)
+    config: Any = loaded.config
+    if drafter == "draft-eagle3":
+        memory = HybridMemory.for_layers(config.cells(), *sizes)
+        return Eagle3Model(loaded.model, loaded.vocabulary.ids, memory, n_ubatch)
+    memory = HybridMemory.for_layers(config.cells(), *sizes, ahead=not config.causal)
+    return BlockModel(loaded.model, options.spec.n_max, memory, n_ubatch)
+
+
+def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
+    """Layers whose rows the drafters of these options read, by their files, ascending."""
+    names = [name for name in options.spec.types if name in session.drafts]
+    configs = (getattr(session.drafts[name].model, "config", None) for name in names)
+    return tuple(sorted({tap for config in configs for tap in getattr(config, "taps", ())}))
+
+
+def _taps(rows: TargetRows, layers: Sequence[int]) -> torch.Tensor:
+    return torch.cat([rows.taps[layer] for layer in layers], -1)
+
+
+def _orders(layers: Sequence[int]) -> list[tuple[int, ...]]:
+    n = len(layers)
+    turned = [tuple(np.roll(layers, i).tolist()) for i in range(1, n)]
+    return [tuple(layers[::-1]), *turned, *((layer,) * n for layer in layers)]
+
+
+def _ubatch(
+    positions: Sequence[int], tokens: Sequence[int], seq: int, *, n_outputs: int = 0
+) -> UBatch:
+    """Tokens of one sequence; logits are wanted of the last n_outputs."""
+    n = len(tokens)
+    outputs = np.arange(n - n_outputs, n)
+    return UBatch(np.array([tokens]), np.array([positions]), (seq,), outputs)
+
+
+def _candidates(logits: torch.Tensor, ids: torch.Tensor | None) -> list[Candidates]:
+    """The best of rows [n, n_drafted]. ids: the target's, by the drafter's."""
+    values, best = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
+    found = read(values, best if ids is None else ids[best])
+    pairs = zip(found[1].tolist(), found[0].tolist(), strict=True)
+    return [dict(zip(tokens, row, strict=True)) for tokens, row in pairs]

@@ -1,0 +1,312 @@
+"""The audit of drafts that are looked up: new drafters are shown the text as the run was, round by
+round, and must draft the same.
+
+What they share with the run's own drafters is the code that looks up. So each draft is also looked
+for in the texts: what it drafts must have followed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit
+from engine.draft.drafter import Drafter, DraftRequest
+from engine.draft.history import History
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.registry import DRAFTERS
+from engine.model.taps import TargetRows
+from engine.trace.records import MISSING
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.options import RunOptions
+    from engine.session import Session
+
+_MOST_ROUNDS = 512
+_NO_ROWS = TargetRows(torch.empty(0))
+_COPIES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
+_SHARED = ("ngram-mod", "suffix")
+
+
+class _Part(NamedTuple):
+    """One sequence in one round. width: tokens of its batch. tokens: drafted ones. n_chosen: tokens
+    that the target accepted or chose, emitted or not."""
+
+    seq: int
+    pos0: int
+    width: int
+    is_prompt: bool
+    drafter: str
+    tokens: list[int]
+    n_accepted: int
+    n_chosen: int
+
+
+class _Asked(NamedTuple):
+    """One drafter asked in one round for one sequence."""
+
+    seq: int
+    drafter: str
+    n: int
+    reason: str
+    match_pos: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Showing:
+    """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
+    ones; n_lost: without so many of the newest; forgets: they forget when a sequence ends."""
+
+    what: str = ""
+    about: str = ""
+    rejected: bool = False
+    n_lost: int = 0
+    stale: bool = False
+    forgets: bool = True
+
+
+_SHOWINGS = (
+    _Showing(KEPT, "it learned rejected tokens", rejected=True),
+    _Showing(BEHIND, "it misses the newest token of each round", n_lost=1),
+    _Showing(BEHIND, "it goes on from the token before the newest", stale=True),
+    _Showing(OTHER, "it has the text of the sequence before in its slot", forgets=False),
+)
+
+
+def audit_lookups(
+    session: Session,
+    options: RunOptions,
+    run_id: int,
+    trace: TraceStore,
+    texts: Mapping[int, Sequence[int]],
+) -> list[DraftAudit]:
+    """What is wrong with drafters of a run that look tokens up; see audit_drafts.
+
+    Raises LookupCacheError where a file of ngram-cache has gone since.
+    """
+    names = [name for name in DRAFTERS if name in options.spec.types and not DRAFTERS[name].needs]
+    if not names or trace.runs[run_id].get("lane"):
+        return []  # lanes are asked in one run and verify in others
+    rounds = _Rounds(trace, run_id)
+    spec = replace(options.spec, types=tuple(names))
+    its_options = replace(options, spec=spec, faults=())
+
+    def shown(showing: _Showing) -> dict[tuple[str, int], int]:
+        drafters = session.make_drafters(its_options, len(texts), rounds.n_ctx)
+        return _Play(drafters, options, rounds, texts, showing).wrong()
+
+    wrong = shown(_Showing())
+    foreign = _foreign(rounds, options, texts)
+    found = []
+    for key in {**foreign, **wrong}:
+        about = "new drafters that are shown the text draft otherwise"
+        number, what, about = foreign.get(key, (wrong.get(key, 0), DIFFERS, about))
+        if key in wrong:
+            fits = (showing for showing in _SHOWINGS if key not in shown(showing))
+            if showing := next(fits, None):
+                what, about = showing.what, showing.about
+        found.append(DraftAudit(key[1], min(number, wrong.get(key, number)), key[0], what, about))
+    return found
+
+
+class _Rounds:
+    """The rounds of a run in order. n_ctx: cells of each sequence."""
+
+    def __init__(self, trace: TraceStore, run_id: int) -> None:
+        rounds = RunColumns(trace, "rounds", run_id)
+        tokens = RunColumns(trace, "tokens", run_id)
+        asked = RunColumns(trace, "drafts", run_id)
+        is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt
+        self.n_ctx = int(trace.runs[run_id]["n_ctx"])
+        self.parts: dict[int, list[_Part]] = {}
+        self.asked: dict[int, list[_Asked]] = {}
+        drafted: dict[tuple[int, int], list[int]] = {}
+        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
+        columns = (tokens[name][mine].tolist() for name in ("round", "seq_id", "token_id"))
+        for number, seq, token in zip(*columns, strict=True):
+            drafted.setdefault((number, seq), []).append(token)
+        counts = "num_accepted_draft_tokens", "num_target_tokens"
+        names = "round", "seq_id", "pos0", "verify_width", *counts
+        rows = zip(*(rounds[name].tolist() for name in names), strict=True)
+        drafters = rounds.texts("drafter", np.arange(rounds.n))
+        for i, (number, seq, pos0, width, n_accepted, n_own) in enumerate(rows):
+            n, its_tokens = max(n_accepted, 0) + n_own, drafted.get((number, seq), [])
+            is_first = bool(is_prompt[i])
+            part = _Part(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
+            self.parts.setdefault(number, []).append(part)
+        everything = np.arange(asked.n)
+        columns = (asked[n].tolist() for n in ("round", "seq_id", "num_draft_tokens", "match_pos"))
+        texts = (asked.texts(name, everything) for name in ("drafter", "reason"))
+        for number, seq, n, at, name, reason in zip(*columns, *texts, strict=True):
+            self.asked.setdefault(number, []).append(_Asked(seq, name, n, reason, at))
+        self.last = {part.seq: number for number, parts in self.parts.items() for part in parts}
+        self._in_order(RunColumns(trace, "ubatches", run_id))
+
+    def _in_order(self, ubatches: RunColumns) -> None:
+        """Sequences of a round in the order in which they were verified."""
+        mine = np.flatnonzero(ubatches.is_text("purpose", "verify"))
+        order: dict[int, list[str]] = {}
+        texts = ubatches.texts("seq_ids", mine)
+        for number, text in zip(ubatches["round"][mine].tolist(), texts, strict=True):
+            order.setdefault(number, []).extend(text.split())
+        for number, seqs in order.items():
+            self.parts[number].sort(key=lambda part: _index(seqs, str(part.seq)))
+
+
+class _Play:
+    """New drafters, shown what the run's were shown."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        options: RunOptions,
+        rounds: _Rounds,
+        texts: Mapping[int, Sequence[int]],
+        showing: _Showing,
+    ) -> None:
+        self._drafters, self._options, self._rounds = drafters, options, rounds
+        self._texts, self._showing = texts, showing
+        self._slots: dict[int, int] = {}
+        self._free = list(range(options.parallel))
+        self._n_prompt: dict[int, int] = {}
+        self._wrong: dict[tuple[str, int], int] = {}
+
+    def wrong(self) -> dict[tuple[str, int], int]:
+        """The first round with another draft, by drafter and sequence."""
+        for number, parts in list(self._rounds.parts.items())[: self._n_played()]:
+            for part in sorted(parts):
+                if part.seq not in self._slots:
+                    self._slots[part.seq] = self._free.pop(0) if self._free else -1 - part.seq
+            decoding = [part for part in parts if not part.is_prompt]
+            asked = self._rounds.asked.get(number, [])
+            for drafter in self._drafters:
+                self._draft(number, drafter, [a for a in asked if a.drafter == drafter.name])
+            for part in decoding:
+                self._observe(part)
+            for part in parts:
+                if part.is_prompt and part.n_chosen:
+                    n = self._n_prompt[part.seq] = part.pos0 + part.width
+                    for drafter in self._drafters:
+                        drafter.begin(self._slots[part.seq], self._texts[part.seq][:n])
+            for part in parts:
+                if self._rounds.last[part.seq] == number:
+                    self._end(part.seq)
+        return self._wrong
+
+    def _n_played(self) -> int:
+        """Rounds that are played. To look a suffix up is a part of a run's time."""
+        n_part = len(self._rounds.parts) // 4
+        is_dear = any(drafter.name == "suffix" for drafter in self._drafters)
+        return max(24, min(_MOST_ROUNDS, n_part)) if is_dear else _MOST_ROUNDS
+
+    def _draft(self, number: int, drafter: Drafter, asked: Sequence[_Asked]) -> None:
+        parts = {part.seq: part for part in self._rounds.parts[number]}
+        requests = [self._request(parts[one.seq]) for one in asked]
+        if not requests:
+            return
+        for one, request, draft in zip(asked, requests, drafter.draft(requests), strict=True):
+            part = parts[one.seq]
+            recorded = part.tokens if part.drafter == drafter.name else []
+            draft.cut(request.n_max, "limit")
+            is_same = draft.tokens == recorded
+            if one.reason == "grammar" or self._is_cut(part):
+                is_same = draft.tokens[: len(recorded)] == recorded
+            if not is_same:
+                self._wrong.setdefault((drafter.name, one.seq), number)
+
+    def _is_cut(self, part: _Part) -> bool:
+        """Whether a draft may have been dropped whole, unverified."""
+        return self._options.spec.verify_max == 0 and not part.drafter
+
+    def _request(self, part: _Part) -> DraftRequest:
+        text, options = self._texts[part.seq], self._options
+        first = self._n_prompt.get(part.seq, 0)
+        n_emitted = part.pos0 + 1 - first
+        limit = min(options.spec.longest, self._rounds.n_ctx - part.pos0 - 2)
+        if options.n_predict >= 0:
+            limit = min(limit, options.n_predict - n_emitted - 1)
+        last = text[max(first, part.pos0 - self._showing.stale)]
+        return DraftRequest(self._slots[part.seq], part.pos0, last, max(1, limit))
+
+    def _observe(self, part: _Part) -> None:
+        text, slot = self._texts[part.seq], self._slots[part.seq]
+        n = part.n_chosen - self._showing.n_lost
+        tokens = list(text[part.pos0 : part.pos0 + n])
+        if self._showing.rejected:
+            tokens = [text[part.pos0], *part.tokens]
+        for drafter in self._drafters:
+            if part.drafter:
+                drafter.accept(slot, part.n_accepted, is_other=part.drafter != drafter.name)
+            drafter.observe(slot, part.pos0, tokens, _NO_ROWS)
+
+    def _end(self, seq: int) -> None:
+        self._free.append(self._slots[seq])
+        for drafter in self._drafters:
+            if self._showing.forgets:
+                drafter.forget(self._slots[seq])
+
+
+def _foreign(
+    rounds: _Rounds, options: RunOptions, texts: Mapping[int, Sequence[int]]
+) -> dict[tuple[str, int], tuple[int, str, str]]:
+    """Drafted tokens that have not followed in the text, by drafter and sequence: the first round,
+    what is wrong, and the tokens."""
+    known = {seq: History(text) for seq, text in texts.items()}
+    rejected: dict[tuple[str, int], History] = {}
+    found: dict[tuple[str, int], tuple[int, str, str]] = {}
+    for number, parts in list(rounds.parts.items())[:_MOST_ROUNDS]:
+        at = {(one.drafter, one.seq): one.match_pos for one in rounds.asked.get(number, [])}
+        for part in parts:
+            key = part.drafter, part.seq
+            n = _looked_up(options, part.drafter)
+            if key in found or not part.tokens or not n:
+                continue
+            own, drafts = known[part.seq], rejected.setdefault(key, History())
+            text = [*own.part(0, part.pos0 + 1), *part.tokens]
+            stop = part.pos0 + 1
+            for i in range(stop, len(text)):
+                ngram = text[max(0, i - n) : i + 1]
+                if part.drafter in _COPIES:
+                    start = at[key] + i - stop
+                    follows = start + n < stop and own.holds(ngram, start)
+                else:
+                    follows = own.find_last(ngram, 0, stop - len(ngram)) >= 0
+                    if part.drafter in _SHARED:
+                        follows |= any(k.find_last(ngram, 0, len(k)) >= 0 for k in known.values())
+                if not follows:
+                    what, about = DIFFERS, f"{ngram} has not occurred in the text"
+                    others = [seq for seq in known if seq != part.seq]
+                    if drafts.find_last(ngram[-2:], 0, len(drafts)) >= 0:
+                        what, about = KEPT, f"{ngram[-2:]} is only in tokens that were drafted"
+                    for seq in others:
+                        if known[seq].find_last(ngram, 0, len(known[seq])) >= 0:
+                            what, about = OTHER, f"{ngram} is in the text of sequence {seq} alone"
+                    found[key] = number, what, about
+                    break
+            drafts.write(len(drafts), [text[part.pos0], *part.tokens])
+    return found
+
+
+def _looked_up(options: RunOptions, drafter: str) -> int:
+    """Tokens before a drafted one that have occurred before it in a text; 0 where a draft may be
+    of something else than texts."""
+    spec = options.spec
+    if drafter in _COPIES:
+        sizes: NgramSizes = getattr(spec, drafter.replace("-", "_"))
+        return sizes.size_n
+    if drafter == "ngram-mod":
+        return spec.ngram_mod.n_match
+    if drafter == "ngram-cache" and (spec.lookup_cache_static or spec.lookup_cache_dynamic):
+        return 0
+    return 1 if drafter in ("ngram-cache", "suffix") else 0
+
+
+def _index(values: Sequence[str], value: str) -> int:
+    return values.index(value) if value in values else len(values)

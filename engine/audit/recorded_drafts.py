@@ -1,0 +1,126 @@
+"""What a trace has of the drafts of a run, and what their audit says of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+
+AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
+    "ahead",
+    "behind",
+    "rejected-kept",
+    "shifted",
+    "wrong-layers",
+    "other-text",
+    "differs",
+)
+"""What may be wrong with a drafter's state; DIFFERS: no hypothesis gives the recorded drafts."""
+
+JUDGED, NOT_JUDGED = "judged", "not-judged"
+"""Nothing is wrong, or it cannot be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAudit:
+    """What the audit says of one drafter's drafts for one sequence. round: the first wrong one,
+    None where nothing is wrong. what: one of the above. evidence: the numbers behind it."""
+
+    seq_id: int
+    round: int | None
+    drafter: str
+    what: str
+    evidence: str
+
+
+class RecordedDraft(NamedTuple):
+    """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
+    candidates and their shares. depth: tokens undone in the round before."""
+
+    round: int
+    pos0: int
+    tokens: list[int]
+    tops: list[dict[int, float]]
+    n_accepted: int
+    depth: int
+
+
+class RecordedDrafts:
+    """What a trace says of the drafts of one run."""
+
+    def __init__(self, trace: TraceStore, run_id: int) -> None:
+        self._rounds = RunColumns(trace, "rounds", run_id)
+        self._tokens = RunColumns(trace, "tokens", run_id)
+        self._asked = RunColumns(trace, "drafts", run_id)
+        self._is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt[: self._rounds.n]
+        tokens = self._tokens
+        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
+        self._by_round: dict[tuple[int, int], list[int]] = {}
+        rows = np.flatnonzero(mine)
+        keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
+        for key, row in zip(keys, rows.tolist(), strict=True):
+            self._by_round.setdefault(key, []).append(row)
+
+    @property
+    def n_rounds(self) -> int:
+        return int((~self._is_prompt).sum())
+
+    def of(self, drafter: str) -> dict[int, list[RecordedDraft]]:
+        """The drafts of a drafter that were verified, by sequence."""
+        rounds = self._rounds
+        is_own = rounds.is_text("drafter", drafter)
+        found: dict[int, list[RecordedDraft]] = {}
+        for seq, rows in rounds.by_sequence(~self._is_prompt):
+            depths = [0, *rounds["rollback_depth"][rows[:-1]].tolist()]
+            drafts = [
+                self._draft(row, seq, depth)
+                for row, depth in zip(rows.tolist(), depths, strict=True)
+                if is_own[row]
+            ]
+            if drafts:
+                found[seq] = drafts
+        return found
+
+    def starts(self, seq: int) -> list[int]:
+        """Positions that the batches of a sequence's rounds begin at."""
+        mine = (self._rounds["seq_id"] == seq) & ~self._is_prompt
+        found: list[int] = self._rounds["pos0"][mine].tolist()
+        return found
+
+    def _draft(self, row: int, seq: int, depth: int) -> RecordedDraft:
+        rounds, tokens = self._rounds, self._tokens
+        number = int(rounds["round"][row])
+        rows = self._by_round.get((number, seq), [])
+        ids, shares = tokens["draft_top_id"][rows], tokens["draft_top_p"][rows]
+        tops = [
+            {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
+            for pair in zip(ids.tolist(), shares.tolist(), strict=True)
+        ]
+        return RecordedDraft(
+            number,
+            int(rounds["pos0"][row]),
+            tokens["token_id"][rows].tolist(),
+            tops,
+            int(rounds["num_accepted_draft_tokens"][row]),
+            depth,
+        )
+
+    def is_named(self, drafter: str, seq: int) -> bool:
+        """Whether the drafter's own checks have counted wrong rows or tokens."""
+        asked = self._asked
+        wrong = (asked["num_wrong_rows"] > 0) | (asked["num_wrong_tokens"] > 0)
+        return bool((wrong & (asked["seq_id"] == seq) & asked.is_text("drafter", drafter)).any())
+
+    def target_p(self, seq: int) -> dict[int, tuple[int, float]]:
+        """The target's probability of each emitted token, by its position, with the token."""
+        tokens = self._tokens
+        rows = np.flatnonzero((tokens["seq_id"] == seq) & tokens.is_text("kind", *EMITTED_KINDS))
+        columns = (tokens[name][rows].tolist() for name in ("pos", "token_id", "target_p"))
+        return {pos: (token, p) for pos, token, p in zip(*columns, strict=True)}

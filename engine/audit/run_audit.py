@@ -1,0 +1,337 @@
+"""The audit of a run: its text is decoded once more, plainly, and compared with what was recorded.
+
+While the run goes on, the sampler and the acceptance of every round are checked on the run's own
+logits, and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh
+memory in wide passes. What the trace recorded of the target at every emitted token, the token
+itself and the copied states are compared with what these passes give. Wide passes round otherwise
+than narrow ones, so what differs is only a suspect: the run is repeated up to there, next to a
+memory that decodes its text token by token (engine.audit.repetition), and that decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engine.audit.draft_models import taps_of
+from engine.audit.drafts import audit_drafts
+from engine.audit.plain_pass import PlainPass
+from engine.audit.repetition import Repetition
+from engine.audit.sampler_check import SamplerCheck
+from engine.audit.state_samples import StateSample, StateSamples
+from engine.audit.text_check import (
+    AuditedTexts,
+    EmittedRow,
+    Redraw,
+    TextCheck,
+    emitted_rows,
+    state_errors,
+)
+from engine.decode.round_facts import RoundFacts
+from engine.decode.sequences import DecodingSequence
+from engine.draft.drafter import Draft
+from engine.draft.registry import model_drafters
+from engine.memory.hybrid import HybridMemory
+from engine.model.taps import TargetRows, join_rows
+from engine.options import Prompt, RunOptions, StateTypes
+from engine.trace.audit_text import FACT, GOING_ON
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+SHORT_RUN = 2048
+"""Tokens of all texts of a run together, prompts included, up to which it is short."""
+SHARE_OF_RUN = 0.06
+"""Of a run's time, what decoding its text again may take where the audit was not asked for."""
+_LEAST_PART = 8
+"""Tokens after the prompt that are decoded again in any case, and those of a further pass at
+least."""
+_SAMPLES, _FEW_SAMPLES = 12, 4
+"""Rounds whose states are copied, in a whole audit and within that time."""
+_LOGITS_BYTES = 32 << 20
+_FEW_ROWS = 2
+
+
+def is_short(prompts: Sequence[Prompt], options: RunOptions) -> bool:
+    """Whether a run is audited unless something else is asked for: SHORT_RUN tokens at most, and no
+    more of them to be read than to be written, since reading is all that an audit does."""
+    n_read = sum(len(prompt.tokens) for prompt in prompts)
+    n_written = options.n_predict * len(prompts)
+    return n_read <= n_written <= SHORT_RUN - n_read
+
+
+def audit_of(
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: RunOptions,
+    *,
+    asked: bool | None = True,
+    can_repeat: bool = True,
+) -> RunAudit | None:
+    """The audit of a run that is about to start. asked: None = only of a short run, and within a
+    small part of its time. can_repeat: the run begins with an empty memory."""
+    if asked is False or (asked is None and not is_short(prompts, options)):
+        return None
+    return RunAudit(session, prompts, options, can_repeat=can_repeat, is_whole=asked is not None)
+
+
+class RunAudit:
+    """Observes one run, round by round, and judges it at its end by `steps`; `result` is the fact.
+
+    Observing is cheap: a draw more for each token, and copies of states that are bounded in number
+    and bytes.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[Prompt],
+        options: RunOptions,
+        *,
+        can_repeat: bool = True,
+        is_whole: bool = True,
+    ) -> None:
+        """can_repeat: the run began with an empty memory, so that it can be repeated. is_whole:
+        all of the text is decoded again, and drafts are made again; else as much of the text as
+        SHARE_OF_RUN of the run's time allows."""
+        self._session, self._prompts, self._options = session, list(prompts), options
+        self._can_repeat, self._is_whole = can_repeat, is_whole
+        self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
+        self._samples: StateSamples | None = None
+        self._check: SamplerCheck | None = None
+        self._undone = False
+        self._checks: dict[int, TextCheck] = {}
+        self._not_judged: list[str] = []
+        self._texts = AuditedTexts.of(session, prompts, options)
+        self._rows: dict[int, list[TargetRows]] = {}
+        self._taps = taps_of(session, options)
+        # drafts depend on states as a run rounds them, which no plain pass repeats
+        self._has_drafters = options.state_types == StateTypes() and any(
+            name in options.spec.types for name in model_drafters()
+        )
+
+    # -- while the run goes on -------------------------------------------------------------
+
+    def begin(
+        self,
+        sequences: Sequence[DecodingSequence],
+        memory: HybridMemory,
+        end_tokens: Collection[int],
+    ) -> None:
+        """The run is about to start."""
+        self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
+        self._check = SamplerCheck(sequences, self._options, end_tokens)
+
+    def judged(
+        self,
+        number: int,
+        sequence: DecodingSequence,
+        draft: Draft | None,
+        logits: torch.Tensor,
+        tokens: Sequence[int],
+        facts: RoundFacts,
+    ) -> None:
+        """See engine.decode.scheduler.RoundObserver."""
+        if facts.n_accepted is not None:
+            drafted = draft.tokens if draft else ()
+            self._texts.batches[number, sequence.seq_id] = facts.pos0, [sequence.last, *drafted]
+        self._texts.tokens[sequence.seq_id] += tokens
+        self._undone |= facts.memory_rollback > 0
+        assert self._check is not None
+        self._check.judged(number, sequence, draft, logits, tokens, facts)
+
+    def closed(
+        self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
+    ) -> None:
+        """See engine.decode.scheduler.RoundObserver."""
+        assert self._samples is not None
+        self._samples.look(
+            number,
+            memory,
+            {s.seq_id: (s.index, s.n_tokens) for s in running},
+            [s.seq_id for s in running if s.stop],
+            undone=self._undone,
+        )
+        self._undone = False
+
+    # -- at its end ------------------------------------------------------------------------
+
+    def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
+        """The audit in small parts; at the end, also an early one, the result is in the facts."""
+        trace.runs[run_id][FACT] = {"verdict": GOING_ON}
+        steps = self._steps(trace, run_id)
+        next(steps)  # from here on, closing it leaves a result
+        return steps
+
+    def _steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
+        started, facts = perf_counter(), trace.runs[run_id]
+        result: dict[str, Any] = {"verdict": "not judged"}
+        assert self._samples is not None
+        assert self._check is not None
+        try:
+            yield
+            rows = emitted_rows(trace, run_id)
+            if not self._is_whole:
+                t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
+                self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
+            for seq_id in self._texts.tokens:
+                check = self._checks[seq_id] = TextCheck()
+                yield from self._pass(seq_id, check, rows.get(seq_id, []))
+            suspects = {i for i, one in self._checks.items() if self._is_suspect(one)}
+            found: list[dict[str, Any]] = []
+            if suspects:
+                yield from self._decide(suspects, rows, found)
+            origins = [one["state"].pop("origins") for one in found if "state" in one]
+            if origins:
+                facts["state_origins"] = [record for records in origins for record in records]
+            right = {i: rows[i] for i in rows if i not in suspects}
+            result["drafts"] = self._drafts(trace, run_id, right)
+            result["wrong"] = sorted(found, key=lambda one: one["round"])
+            differs = found or self._check.notes
+            if differs or not self._not_judged:
+                result["verdict"] = "differs" if differs else "agrees"
+        except Exception as error:  # an engine that is wrong may fail here, too
+            self._not_judged.append(f"The audit failed: {type(error).__name__}: {error}"[:500])
+        finally:
+            if result["verdict"] == "not judged" and not self._not_judged:
+                self._not_judged.append("The audit was stopped.")
+            texts = self._texts.tokens.items()
+            facts[FACT] = {
+                **result,
+                "n_rounds_sampled": self._samples.n_rounds,
+                "n_tokens": sum(len(one.errors) for one in self._checks.values()),
+                "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
+                "n_drawn": self._check.n_tokens,
+                "logits_error": max(
+                    (e for one in self._checks.values() for e in one.errors.values()), default=0.0
+                ),
+                "state_error": max(
+                    (e for one in self._checks.values() for e, _ in one.states.values()),
+                    default=0.0,
+                ),
+                "sampler": self._check.notes,
+                "not_judged": self._not_judged,
+                "seconds": perf_counter() - started,
+            }
+
+    def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
+        """Decode a text in wide passes and compare."""
+        assert self._samples is not None
+        text, samples = self._texts.tokens[seq_id], self._samples.of(seq_id)
+        n_prompt = len(self._prompts[seq_id].tokens)
+        n_all = max([0, *(row.pos for row in rows), *(s.n_tokens for s in samples)])
+        if not n_all:
+            return
+        width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
+        plain = PlainPass(self._session, self._options, text, self._taps)
+        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows, self._texts)
+        by_length = {sample.n_tokens: sample for sample in samples}
+        while plain.n_tokens < n_all:
+            most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
+            n = self._room(min(most, n_all - plain.n_tokens), n_prompt + _LEAST_PART)
+            if not n:
+                return
+            least = 0 if self._is_whole else n_prompt
+            cuts = [at - plain.n_tokens for at in by_length if at > least]
+            cuts = [at for at in cuts if 0 < at <= n]
+            n = (min if self._is_whole else max)(cuts, default=n)
+            since = perf_counter()
+            part = plain.decode(n, n_prompt - 1)
+            self._texts.compare(check, part, rows)
+            redraw.compare(check, part)
+            if self._has_drafters:
+                self._rows.setdefault(seq_id, []).append(part.rows)
+            if sample := by_length.get(plain.n_tokens):
+                errors = state_errors(plain.memory.inputs((0,))[0], sample.states)
+                worst = max(errors, key=errors.__getitem__)
+                check.states[sample.round] = errors[worst], worst
+            self._n_passed += n
+            self._spent_s += perf_counter() - since
+            yield
+
+    def _room(self, n: int, first: int) -> int:
+        """How many of the next n tokens may be decoded again. first: that many may in any case."""
+        if self._limit_s == math.inf:
+            return n
+        if not self._n_passed:
+            return min(n, first)
+        room = int((self._limit_s - self._spent_s) / self._spent_s * self._n_passed)
+        return min(n, room) if room >= min(n, _LEAST_PART) else 0
+
+    @property
+    def _n_vocab(self) -> int:
+        return self._session.config.n_vocab
+
+    def _is_suspect(self, check: TextCheck) -> bool:
+        wrong = any(not error <= self._texts.logits_limit for error in check.errors.values())
+        wrong |= any(not error <= self._texts.state_limit for error, _ in check.states.values())
+        return wrong or check.token is not None
+
+    def _decide(
+        self,
+        suspects: Collection[int],
+        rows: Mapping[int, Sequence[EmittedRow]],
+        found: list[dict[str, Any]],
+    ) -> Iterator[None]:
+        rounds = {i: self._suspect_rounds(i, rows.get(i, [])) for i in suspects}
+        samples = None if self._can_repeat else {i: self._wrong_sample(i) for i in suspects}
+        repetition = Repetition(
+            self._session,
+            self._prompts,
+            self._options,
+            self._texts,
+            rows,
+            rounds,
+            samples,
+            self._checks,
+        )
+        yield from repetition.steps()
+        for seq_id in sorted(suspects):
+            wrong = repetition.wrong(seq_id)
+            if wrong:
+                found.append({"seq_id": seq_id, **wrong})
+        self._not_judged += repetition.not_judged
+
+    @torch.inference_mode()
+    def _drafts(
+        self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
+    ) -> list[dict[str, Any]]:
+        """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
+        if not self._has_drafters or not rows or not self._is_whole:
+            return []
+        texts = {
+            i: [*self._prompts[i].tokens, *(row.token_id for row in found)]
+            for i, found in rows.items()
+        }
+        audits = audit_drafts(
+            self._session,
+            self._options,
+            run_id,
+            trace,
+            texts,
+            lambda seq: join_rows(self._rows[seq]),
+        )
+        return [asdict(one) for one in audits]
+
+    def _suspect_rounds(self, seq_id: int, rows: Sequence[EmittedRow]) -> list[int]:
+        """Rounds of a sequence in which anything is suspect."""
+        check = self._checks[seq_id]
+        at = {row.pos: row.round for row in rows}
+        found = [at[pos] for pos, e in check.errors.items() if not e <= self._texts.logits_limit]
+        found += [n for n, (e, _) in check.states.items() if not e <= self._texts.state_limit]
+        return sorted([*found, *([at[check.token[0]]] if check.token else [])])
+
+    def _wrong_sample(self, seq_id: int) -> StateSample | None:
+        """The first copied states of a sequence that are suspect."""
+        assert self._samples is not None
+        errors = self._checks[seq_id].states
+        samples = self._samples.of(seq_id)
+        return next((s for s in samples if not errors[s.round][0] <= self._texts.state_limit), None)

@@ -1,0 +1,211 @@
+"""The sampler and the acceptance of a run, checked round by round.
+
+Every sampler of the run has a plain one at its side: it draws from the same logits by the rules of
+engine.decode.plain_acceptance and accepts only tokens that the text has. Both use the same
+arithmetic on the same numbers, so they have to agree exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.decode.plain_acceptance import PLAIN_RULES
+from engine.decode.round_facts import RoundFacts
+from engine.decode.sequences import DecodingSequence
+from engine.draft.drafter import Draft
+from engine.options import RunOptions
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import RowDistribution, Sampler
+
+_SAME_P = 1e-6
+
+
+class SamplerCheck:
+    """Checks every sequence until the first thing that differs, which is noted in `notes`.
+
+    A note has round, seq_id, what and, of a token: pos, token_id, expected_id and about, which says
+    what would give the token that was chosen ("" = nothing that was tried). what: token,
+    probability (what the rule saw of a token), length (of a synthetic draft), or what of the
+    sampler's state is not that of the text (Sampler.differs_from).
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[DecodingSequence],
+        options: RunOptions,
+        end_tokens: Collection[int],
+    ) -> None:
+        self._first = {one.seq_id: one.sampler.clone() for one in sequences}
+        self._plain = {seq_id: sampler.clone() for seq_id, sampler in self._first.items()}
+        self._options, self._end_tokens = options, end_tokens
+        self._rates = options.spec.synthetic
+        self._luck: dict[int, np.random.Generator] = {}
+        self.n_tokens = 0
+        """Tokens that were drawn again."""
+        self.notes: list[dict[str, Any]] = []
+
+    def judged(
+        self,
+        number: int,
+        sequence: DecodingSequence,
+        draft: Draft | None,
+        logits: torch.Tensor,
+        tokens: Sequence[int],
+        facts: RoundFacts,
+    ) -> None:
+        """Round `number` has chosen `tokens`, an accepted list in full, from rows of logits
+        [>= len(tokens), n_vocab]; the sampler is as it goes on."""
+        seq_id = sequence.seq_id
+        plain = self._plain.get(seq_id)
+        if plain is None:
+            return
+        found = self._difference(plain, sequence, draft or Draft(), logits, tokens, facts)
+        self.n_tokens += len(tokens)
+        if found:
+            self.notes.append({"round": number, "seq_id": seq_id, **found})
+            del self._plain[seq_id]
+
+    def _difference(
+        self,
+        plain: Sampler,
+        sequence: DecodingSequence,
+        draft: Draft,
+        logits: torch.Tensor,
+        tokens: Sequence[int],
+        facts: RoundFacts,
+    ) -> dict[str, Any]:
+        first_pos = facts.pos_next
+        known = len(plain.accepted), plain.n_draws
+        rows = plain.rows(logits)
+        seen: list[Distribution] = []
+
+        def row(i: int) -> Distribution:
+            seen.append(rows(i))
+            return seen[i]
+
+        is_prompt = facts.n_accepted is None
+        if self._rates and not is_prompt:
+            n = self._n_by_luck(sequence.seq_id, draft)
+            if not facts.n_replays and n != len(tokens) - 1:
+                return {"what": "length", "n": len(tokens) - 1, "n_expected": n}
+            expected = list(tokens[:-1])
+            for i, token in enumerate(expected):
+                row(i)
+                plain.accept(token)
+            expected.append(plain.draw(row(len(expected))))
+        elif self._options.spec.accept == "match" or is_prompt:
+            # a replay may have chosen one token more than were drafted
+            expected = PLAIN_RULES["match"](Draft(list(tokens[:-1])), row, plain, ())
+        else:
+            expected = PLAIN_RULES["rejection"](draft, row, plain, self._end_tokens)
+        if expected != list(tokens):
+            pairs = enumerate(zip(expected, tokens, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(tokens)))
+            return {
+                "what": "token",
+                "pos": first_pos + at,
+                "token_id": tokens[at] if at < len(tokens) else None,
+                "expected_id": expected[at] if at < len(expected) else None,
+                "about": self._about(
+                    self._before(sequence.seq_id, plain, *known), draft, logits, tokens, at
+                ),
+            }
+        what = sequence.sampler.differs_from(plain)
+        if what:
+            return {"what": what}
+        return {} if facts.n_replays or self._rates else _wrong_p(facts, draft, tokens, seen)
+
+    def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
+        """The plain sampler as it was after so many tokens and random numbers."""
+        sampler = self._first[seq_id].clone()
+        for token in plain.accepted[:n_accepted]:
+            sampler.accept(token)
+        for _ in range(n_draws):
+            sampler.uniform()
+        return sampler
+
+    def _n_by_luck(self, seq_id: int, draft: Draft) -> int:
+        """Tokens of a draft that one random number of the sequence keeps."""
+        seed = (self._options.sampler.seed, 1)
+        luck = self._luck.setdefault(seq_id, np.random.default_rng(seed)).random()
+        n = 0
+        while n < min(len(draft.tokens), len(self._rates)):
+            if draft.tokens[n] in self._end_tokens or luck >= self._rates[n]:
+                break
+            n += 1
+        return n
+
+    def _about(
+        self, before: Sampler, draft: Draft, logits: torch.Tensor, tokens: Sequence[int], at: int
+    ) -> str:
+        """What gives the token `at` of the accepted list that should not have been chosen."""
+        if at >= len(tokens):
+            return ""
+        token, drafted = tokens[at], list(draft.tokens)
+        is_drafted = drafted[at : at + 1] == [token]
+        if self._options.spec.accept == "rejection" and not self._rates:
+            return self._about_rejection(before, draft, logits, tokens, at)
+
+        def drawn(seen: Sequence[int], i: int, n_used: int) -> int:
+            """What row i gives after these tokens and n_used random numbers."""
+            sampler = before.clone()
+            for one in seen:
+                sampler.accept(one)
+            for _ in range(n_used):
+                sampler.uniform()
+            return sampler.draw(sampler.rows(logits)(i))
+
+        seen = list(tokens[:at])
+        for other in range(len(logits)):
+            if other != at and drawn(seen, other, at) == token:
+                return f"row {other} of the batch instead of row {at}"
+        if drawn([*seen, *drafted], at, at) == token:
+            return "the whole draft in the penalties' window, or in the grammar"
+        for used, words in ((at + 1, "a random number too late"), (at - 1, "too early a one")):
+            if used >= 0 and drawn(seen, at, used) == token:
+                return words
+        if is_drafted and int(logits[at].argmax()) == token:
+            return "the drafted token, which is the most probable one, without a draw"
+        return "the drafted token, whatever was drawn" if is_drafted else ""
+
+    def _about_rejection(
+        self, before: Sampler, draft: Draft, logits: torch.Tensor, tokens: Sequence[int], at: int
+    ) -> str:
+        sampler = before.clone()
+        rows: RowDistribution = sampler.rows(logits)
+        for token in tokens[:at]:
+            rows(len(sampler.accepted) - len(before.accepted))
+            sampler.uniform()
+            sampler.accept(token)
+        token, p = tokens[at], rows(at)
+        numbers = [sampler.uniform() for _ in range(2)]
+        if draft.tokens[at : at + 1] == [token]:
+            best = " which is the most probable one," if int(logits[at].argmax()) == token else ""
+            return f"the drafted token,{best} kept where p / q rejects it"
+        if at < len(draft.tokens) and p.at(numbers[1]) == token:
+            return "a draw from p instead of the positive part of p - q"
+        if p.at(numbers[0]) == token:
+            return "a draw from p, without the rule"
+        for other in range(len(logits)):
+            if other != at and sampler.rows(logits)(other).at(numbers[0]) == token:
+                return f"row {other} of the batch instead of row {at}"
+        return ""
+
+
+def _wrong_p(
+    facts: RoundFacts, draft: Draft, tokens: Sequence[int], seen: Sequence[Distribution]
+) -> dict[str, Any]:
+    """The first recorded probability that the rule cannot have seen."""
+    n_own = len(facts.own_kinds)
+    judged = list(draft.tokens[: len(facts.rule_p) - n_own])
+    asked = [*enumerate(judged), *enumerate(tokens[len(tokens) - n_own :], len(tokens) - n_own)]
+    for (i, token), p in zip(asked, facts.rule_p, strict=False):
+        if i < len(seen) and abs(seen[i].of(token) - p) > _SAME_P:
+            expected = seen[i].of(token)
+            pos = facts.pos_next + i
+            return {"what": "probability", "pos": pos, "token_id": token, "p": p, "plain": expected}
+    return {}

@@ -1,0 +1,209 @@
+"""What was recorded of a text, compared with the logits and states of plain passes over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engine.audit.plain_pass import PassedPart
+from engine.model.recurrence import StateKey
+from engine.options import Prompt, RunOptions, StateTypes
+from engine.sampling.sampler import Sampler
+from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
+from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+from engine.transfer import read
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+_FEW_ROWS = 3
+_LEAST_P = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRow:
+    """What the trace has of an emitted token: its round, position, id, and the target's most
+    probable tokens there with their probabilities."""
+
+    round: int
+    pos: int
+    token_id: int
+    top_ids: np.ndarray
+    top_p: np.ndarray
+
+
+@dataclass(slots=True)
+class TextCheck:
+    """What a pass over the text of one sequence found. errors: by position of an emitted token the
+    error of what was recorded of the logits, as an NMSE; states: by round the largest relative
+    error and where; token: position of the first token that plain drawing does not give, with the
+    one that it gives. log_p: by position what the error was taken from, what this pass gives the
+    recorded tokens, in units of the root mean square of its logits."""
+
+    errors: dict[int, float] = field(default_factory=dict)
+    log_p: dict[int, np.ndarray] = field(default_factory=dict)
+    states: dict[int, tuple[float, StateKey]] = field(default_factory=dict)
+    token: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedTexts:
+    """The texts of a run, and what rounding may do to them in its compute mode.
+
+    tokens: by sequence, prompt and accepted ones; those after a stop were not emitted. batches: by
+    round and sequence the batch that was judged, its position and tokens. logits_limit: NMSE;
+    state_limit: relative error of a state. has_ties: whether rounding can tip a choice inside the
+    model, so that a row may be off by much.
+    """
+
+    tokens: dict[int, list[int]]
+    batches: dict[tuple[int, int], tuple[int, list[int]]]
+    logits_limit: float
+    state_limit: float
+    has_ties: bool
+
+    @classmethod
+    def of(cls, session: Session, prompts: Sequence[Prompt], options: RunOptions) -> AuditedTexts:
+        """The prompts alone, to be added to."""
+        # states of shorter types round as activations do in that mode
+        mode = session.compute if options.state_types == StateTypes() else "bf16"
+        return cls(
+            {i: list(prompt.tokens) for i, prompt in enumerate(prompts)},
+            {},
+            logits_ceiling(mode),
+            state_ceiling(mode),
+            tipped_share(mode, ranks=session.config.ranks) > 0,
+        )
+
+    def compare(self, check: TextCheck, part: PassedPart, rows: Sequence[EmittedRow]) -> None:
+        """Compare the rows whose logits a pass has given."""
+        first = part.first_output + 1  # of the token that the first logits choose
+        here = [row for row in rows if first <= row.pos < first + len(part.logits)]
+        if here:
+            at = [row.pos - first for row in here]
+            errors, log_p = recorded_error(part.logits[at], here)
+            check.errors |= dict(zip((row.pos for row in here), errors.tolist(), strict=True))
+            check.log_p |= dict(zip((row.pos for row in here), log_p, strict=True))
+
+    def is_wrong(self, errors: Mapping[int, float]) -> int | None:
+        """The first position of which what was recorded cannot be rounding. errors: by position.
+
+        Where ties inside the model can be tipped, a row may be off by much; then it takes a few
+        rows, and more than a part of all."""
+        wrong = sorted(pos for pos, error in errors.items() if not error <= self.logits_limit)
+        few = max(_FEW_ROWS, TIPPED * len(errors)) if self.has_ties else 0
+        return wrong[0] if len(wrong) > few else None
+
+    def noise(self, one: TextCheck, other: TextCheck) -> float:
+        """The largest NMSE by which two plain passes over a text differ in what was recorded."""
+        both = one.log_p.keys() & other.log_p.keys()
+        apart = (np.mean(np.square(one.log_p[pos] - other.log_p[pos])) for pos in both)
+        return max((float(x) for x in apart), default=0.0)
+
+
+class Redraw:
+    """Draws the tokens of a text again from clean logits, as plain decoding does: with the seed, a
+    random number per token, and penalties and grammar that know the text alone."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: RunOptions,
+        prompt: Prompt,
+        rows: Sequence[EmittedRow],
+        texts: AuditedTexts,
+    ) -> None:
+        grammar = session.grammar(options)
+        self._sampler = Sampler(
+            options.sampler,
+            session.tokenizer.eog_ids if options.ignore_eos else (),
+            prompt.tokens,
+            grammar.start() if grammar else None,
+        )
+        self._rows = {row.pos: row for row in rows}
+        self._next = len(prompt.tokens)
+        self._margin = 4 * float(np.sqrt(texts.logits_limit))
+        # other passes' logits say nothing of a draw where they may be off by much
+        self._draws = options.spec.accept == "match" and not options.spec.synthetic
+        self._draws &= not texts.has_ties
+
+    def compare(self, check: TextCheck, part: PassedPart) -> None:
+        """Draw the tokens that a pass gives logits for; the first other one is noted."""
+        if not self._draws or check.token is not None:
+            return
+        for i in range(len(part.logits)):
+            pos = part.first_output + 1 + i
+            row = self._rows.get(pos)
+            if row is None or pos != self._next:
+                return
+            p = self._sampler.rows(part.logits[i : i + 1])(0)
+            number = self._sampler.uniform()
+            token = p.at(number)
+            if token != row.token_id and not self._is_near(p, number, row, part.logits[i], token):
+                check.token = pos, token
+                return
+            self._sampler.accept(row.token_id)
+            self._next += 1
+
+    def _is_near(
+        self, p: Any, number: float, row: EmittedRow, logits: torch.Tensor, token: int
+    ) -> bool:
+        """Whether rounding may have chosen the token of the text."""
+        if len(p.ids) == 1:
+            gap = float((logits[token] - logits[row.token_id]).abs())
+            return gap <= self._margin * float(logits.square().mean().sqrt())
+        near = {p.at(min(max(number + d, 0.0), 1 - 1e-12)) for d in (-self._margin, self._margin)}
+        return row.token_id in near
+
+
+def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
+    """What a trace has of the emitted tokens of a run, by sequence, in order of their positions."""
+    tokens = RunColumns(trace, "tokens", run_id)
+    chosen = np.flatnonzero(tokens.is_text("kind", *EMITTED_KINDS))
+    names = ("seq_id", "round", "pos", "token_id", "target_top_id", "target_top_p")
+    columns = [tokens[name][chosen] for name in names]
+    found: dict[int, list[EmittedRow]] = {}
+    for seq_id, *rest in zip(*columns, strict=True):
+        number, pos, token, ids, p = rest
+        row = EmittedRow(int(number), int(pos), int(token), ids, p)
+        found.setdefault(int(seq_id), []).append(row)
+    return {seq_id: sorted(rows, key=lambda row: row.pos) for seq_id, rows in found.items()}
+
+
+def recorded_error(
+    logits: torch.Tensor, rows: Sequence[EmittedRow]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Per row the mean squared difference of what was recorded, the logarithms of the most
+    probable tokens' probabilities, from that of logits [n, n_vocab], over the mean square of the
+    logits: float64 [n]; and these logarithms by the logits, over its root: [n, N_TOP]. Logits that
+    are not finite are right.
+    """
+    clean = logits.double()
+    ids = torch.from_numpy(np.stack([np.maximum(row.top_ids, 0) for row in rows]).astype(np.int64))
+    p = np.stack([row.top_p for row in rows]).astype(np.float64)
+    log_p = torch.log_softmax(clean, 1).gather(1, ids.to(clean.device))
+    mine, power = read(log_p, clean.square().mean(1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seen = np.isfinite(p) & (p > _LEAST_P)
+        apart = np.where(seen, np.square(mine - np.log(p)), 0.0)
+        error = apart.sum(1) / np.maximum(seen.sum(1), 1) / power
+        scaled = np.where(seen, mine, 0.0) / np.sqrt(power)[:, None]
+    return np.where(np.isfinite(power), error, 0.0), np.nan_to_num(scaled)
+
+
+def state_errors(
+    clean: Mapping[StateKey, torch.Tensor], found: Mapping[StateKey, torch.Tensor]
+) -> dict[StateKey, float]:
+    """Relative error of every state; infinite where one is not finite."""
+    apart, sizes = (
+        torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors])
+        for tensors in ([clean[key] - found[key] for key in clean], list(clean.values()))
+    )
+    errors = torch.where(apart == 0, apart, apart / sizes).nan_to_num(torch.inf, torch.inf)
+    return dict(zip(clean, errors.tolist(), strict=True))

@@ -1,0 +1,294 @@
+"""The origin of a wrong recurrent state: which tokens it was made from, found by trying.
+
+The text is decoded anew, token by token in a memory of its own, and the inputs of the wrong layer
+are kept. From these the layer's states are made as they would be after other tokens (fewer, more,
+one left out, one twice, from another start), and the wrong one is compared with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.batch import Span, UBatch, make_ubatch, split_seq
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from engine.model.recurrence import Recurrence, RecurrenceInputs, StateKey
+
+TRIED = 12
+"""Positions before the wrong one that are tried."""
+LEAST = 1e-2
+"""Relative error from which a state is looked into: rounding never comes to that at once."""
+_NEAR, _MUCH_NEARER = 0.1, 0.2
+"""Of a match: its relative error, and that against the error of the state that is expected."""
+_N_UBATCH = 512
+_LONGEST = 48
+"""Tokens of a batch that are decoded one by one; of a longer one its last few."""
+
+
+class SequenceText(NamedTuple):
+    """A sequence as it went on in a round: tokens in memory before it, those that the round keeps,
+    those that it decoded, rejected ones included, and the one chosen next."""
+
+    before: Sequence[int]
+    kept: Sequence[int]
+    decoded: Sequence[int]
+    next: int
+
+
+class _Decoded(NamedTuple):
+    """After each of some tokens: the states of one layer, and its inputs for the token."""
+
+    states: list[dict[StateKey, torch.Tensor]]
+    inputs: list[dict[StateKey, RecurrenceInputs]]
+
+
+class _Candidate(NamedTuple):
+    """One explanation: its kind, its number (of tokens, a position, a sequence, a layer)."""
+
+    kind: str
+    number: int
+    state: torch.Tensor
+
+
+class StateOrigin:
+    """Explains wrong states of one sequence of a lane. make_memory: an empty memory of one
+    sequence; model: of the lane that it is measured against."""
+
+    def __init__(self, model: HybridModel, make_memory: Callable[[], HybridMemory]) -> None:
+        self._model, self._make_memory = model, make_memory
+
+    def of(
+        self,
+        text: SequenceText,
+        memory: HybridMemory,
+        seq: int,
+        beside: Sequence[int],
+        layer: int,
+        others: Mapping[int, SequenceText],
+        earlier: Sequence[int] = (),
+    ) -> list[dict[str, Any]]:
+        """What explains the states of a layer that are wrong, a record for each.
+
+        memory: holds sequence `seq` after the round; beside: the sequences of the next pass, with
+        it among them. others: further sequences, by their number in the trace. earlier: tokens of
+        the one that had the slot before.
+
+        A record for the facts of a run has pos (the last one in memory), layer, name, is_window,
+        error, kind and number of what explains the state ("" = nothing does), holds (per snapshot
+        in storage, the one to start from first, the position whose state it is, None = of none
+        that is known) and rows (of a window: the position that each row is of, likewise).
+        """
+        recurrent = memory.recurrent
+        assert recurrent is not None
+        tokens = [*text.before, *text.kept]
+        keys = [key for key in recurrent.layout.states if key.layer == layer]
+        n = max(TRIED, min(len(text.kept) + 1, _LONGEST))
+        ours = self._decode(tokens[:-n], tokens[-n:], keys)
+        rejected = self._decode(tokens, text.decoded[len(text.kept) :], keys)
+        ahead = self._decode(tokens, [text.next], keys)
+        theirs = {
+            other: self._decode(
+                [*its.before, *its.kept][:-n],
+                [*[*its.before, *its.kept][-n:], *its.decoded[len(its.kept) :]],
+                keys,
+            )
+            for other, its in others.items()
+        }
+        lengths = [len(its.before) + len(its.kept) for its in others.values()]
+        if earlier:
+            theirs[-1] = self._decode(earlier[:-n], earlier[-n:], keys)
+        found = memory.inputs(beside)[beside.index(seq)]
+        first = len(tokens) - len(ours.states)
+        records = []
+        for key in keys:
+            right = ours.states[-1][key]
+            error = _error(found[key], right)
+            if not error > LEAST / 2:
+                continue
+            recurrence = recurrent.layout.states[key]
+            known = {first + i: one[key] for i, one in enumerate(ours.states)}
+            known |= {len(tokens) + i: one[key] for i, one in enumerate(rejected.states)}
+            of_layers = [
+                _Candidate("layer", other.layer, state)
+                for other, state in found.items()
+                if other.layer != layer and other.name == key.name
+            ]
+            kind, number = _best(
+                found[key],
+                error,
+                [
+                    # before the sequence's own: texts that begin alike have equal states
+                    *(
+                        _Candidate("sequence", other, decoded.states[min(n, n_text) - 1][key])
+                        for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
+                    ),
+                    *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
+                    *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
+                    *of_layers,
+                    *(
+                        _Candidate("sequence", other, one[key])
+                        for other, decoded in theirs.items()
+                        for one in reversed(decoded.states)
+                    ),
+                ],
+                is_first=not text.before,
+            )
+            record = {"pos": len(tokens) - 1, "layer": layer, "name": key.name}
+            record |= {"is_window": recurrence.is_window, "error": error}
+            record |= {"kind": kind, "number": number, "rows": None}
+            record |= {"holds": [_position(one, known) for one in recurrent.kept(seq, key)]}
+            if recurrence.is_window:
+                newest = {pos: state[-1] for pos, state in known.items()}
+                record["rows"] = [
+                    _position(row, newest, len(tokens) - len(found[key]) + i)
+                    for i, row in enumerate(found[key])
+                ]
+            records.append(record)
+        return records
+
+    def _decode(
+        self, before: Sequence[int], tokens: Sequence[int], keys: Sequence[StateKey]
+    ) -> _Decoded:
+        """Decode `before` at once and `tokens` one by one."""
+        memory = self._make_memory()
+        recurrent = memory.recurrent
+        assert recurrent is not None
+        if before:
+            span = Span(0, 0, list(before), [])
+            for plan in split_seq([span], _N_UBATCH):
+                self._model.forward(make_ubatch([span], plan), memory)
+        found = _Decoded([], [])
+        advance = recurrent.advance
+
+        def noted(key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+            if key in keys:
+                found.inputs[-1][key] = _copied(inputs)
+            return advance(key, inputs)
+
+        recurrent.advance = noted  # type: ignore[method-assign]
+        for pos, token in enumerate(tokens, len(before)):
+            found.inputs.append({})
+            one = UBatch(np.array([[token]]), np.array([[pos]]), (0,), np.arange(0))
+            self._model.forward(one, memory)
+            live = recurrent.live(0)
+            found.states.append({key: live[key].clone() for key in keys})
+        return found
+
+
+def _candidates(
+    key: StateKey,
+    recurrence: Recurrence[Any],
+    ours: _Decoded,
+    rejected: _Decoded,
+    theirs: Mapping[int, _Decoded],
+    n_kept: int,
+) -> Iterator[_Candidate]:
+    """The explanations by the sequence's own tokens, the plainest first. n_kept: tokens of the
+    round, the last of `ours`."""
+    states, inputs = [one[key] for one in ours.states], [one[key] for one in ours.inputs]
+    last = len(states) - 1
+    zero = torch.zeros_like(states[0])
+    yield _Candidate("empty", 0, zero)
+    for back in range(1, last + 1):
+        yield _Candidate("earlier", back, states[last - back])
+    for ahead, after in enumerate(rejected.states, 1):
+        yield _Candidate("rejected", ahead, after[key])
+
+    def after_all(start: torch.Tensor, tokens: Sequence[RecurrenceInputs]) -> torch.Tensor:
+        state = start.unsqueeze(0)
+        for one in tokens:
+            out = torch.empty_like(state)
+            recurrence.into(one, state, [out])
+            state = out
+        return state[0]
+
+    for back in range(1, last):
+        at = last - back
+        yield _Candidate("missing", back, after_all(states[at - 1], inputs[at + 1 :]))
+    for back in range(last):
+        at = last - back
+        yield _Candidate("twice", back, after_all(states[at], inputs[at:]))
+    first = last + 1 - n_kept
+    if first < 0:
+        return
+    # the round's tokens from another start than the state before them
+    mine, start = inputs[first:], states[first - 1] if first else zero
+    if first:
+        yield _Candidate("from nothing", 0, after_all(zero, mine))
+    for back in range(1, first):
+        yield _Candidate("from earlier", back, after_all(states[first - 1 - back], mine))
+    for ahead, other in enumerate(rejected.states, 1):
+        yield _Candidate("from rejected", ahead, after_all(other[key], mine))
+    for seq, decoded in theirs.items():
+        for one in reversed(decoded.states[-TRIED:]):
+            yield _Candidate("from sequence", seq, after_all(one[key], mine))
+    for name, changed in _other_gates(mine):
+        yield _Candidate(name, 0, after_all(start, changed))
+    # what one token left in a log, taken out of it
+    starts = [start, *states[first:]]
+    logs = [recurrence.log(one, state[None])[1] for one, state in zip(mine, starts, strict=False)]
+    for at in range(n_kept - 1):
+        rest = [torch.cat(rows, 1) for rows in zip(*(logs[:at] + logs[at + 1 :]), strict=True)]
+        without = recurrence.fold(start[None], rest, n_kept - 1)[0]
+        yield _Candidate("missing", n_kept - 1 - at, without)
+
+
+def _other_gates(
+    inputs: Sequence[RecurrenceInputs],
+) -> Iterator[tuple[str, list[RecurrenceInputs]]]:
+    """The inputs of tokens with the gates of the first of them, or none."""
+    names = getattr(inputs[0], "_fields", ())
+    for name in ("g", "beta", "dt"):
+        if name in names:
+            first = getattr(inputs[0], name)
+            yield f"first {name}", [one._replace(**{name: first}) for one in inputs]  # type: ignore
+            none = torch.zeros_like(first)
+            yield f"no {name}", [one._replace(**{name: none}) for one in inputs]  # type: ignore
+
+
+def _best(
+    found: torch.Tensor, error: float, candidates: Sequence[_Candidate], *, is_first: bool
+) -> tuple[str, int]:
+    """The plainest of the nearest explanations; ("", 0) where none is near.
+
+    is_first: in the first batch of a sequence. A start from what another one left is then taken
+    from half the error on, because the window was not cleared either, so that the first tokens'
+    inputs were others.
+    """
+    tried = [(_error(found, one.state), one) for one in candidates]
+    near = [(e, one) for e, one in tried if e < _NEAR and e < _MUCH_NEARER * error]
+    if not near and is_first:
+        near = [(e, one) for e, one in tried if e < error / 2 and one.kind == "from sequence"]
+    if not near:
+        return "", 0
+    least = min(e for e, _ in near)
+    best = next(one for e, one in near if e <= max(2 * least, 1e-5))
+    return best.kind, best.number
+
+
+def _position(
+    state: torch.Tensor, known: Mapping[int, torch.Tensor], expected: int | None = None
+) -> int | None:
+    """The position whose state it is, the one nearest to `expected` of those alike."""
+    errors = {pos: _error(state, one) for pos, one in known.items()}
+    near = [pos for pos, error in errors.items() if error < _NEAR]
+    if expected is None:
+        return min(near, key=errors.__getitem__, default=None)
+    return min(near, key=lambda pos: abs(pos - expected), default=None)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|; of nothing from nothing 0, of something 1."""
+    apart = torch.linalg.vector_norm(found - expected, dtype=torch.float64)
+    size = torch.linalg.vector_norm(expected, dtype=torch.float64)
+    return float(apart / size) if size > 0 else float(apart > 0)
+
+
+def _copied(inputs: RecurrenceInputs) -> RecurrenceInputs:
+    """They may be views of memory that the next token's take."""
+    values = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)  # type: ignore
+    return type(inputs)(*values)

@@ -1,0 +1,62 @@
+"""The acceptance rules once more, written without engine.decode.acceptance_rules: to check them by.
+
+The sampler never sees a draft: it draws token after token, each after those that were chosen, and
+stops where plain decoding leaves the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from engine.draft.drafter import Draft
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import RowDistribution, Sampler
+
+PlainRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
+"""Tokens chosen at the rows of a verify batch: 1 .. len(draft.tokens) + 1 of them, each accepted by
+the sampler. Rows are asked for in order, and none beyond the last one chosen from."""
+
+
+def draw_plainly(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> list[int]:
+    """Draw as if there were no draft, up to the first token that is not the drafted one, or an end
+    token before the end of the draft."""
+    chosen: list[int] = []
+    for drafted in (*draft.tokens, None):
+        token = sampler.draw(rows(len(chosen)))
+        chosen.append(token)
+        if token != drafted or (token in end_tokens and len(chosen) < len(draft.tokens)):
+            break
+    return chosen
+
+
+def reject_plainly(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> list[int]:
+    """Keep a drafted token x with probability min(1, p(x) / q(x)), else draw from the positive part
+    of p - q and stop; after a draft that was kept whole draw from p (Leviathan et al. 2023, arXiv
+    2211.17192, algorithm 1). A draft without q was certain of its tokens."""
+    chosen: list[int] = []
+    for i, drafted in enumerate(draft.tokens):
+        row = rows(i)
+        p = dict(zip(row.ids.tolist(), row.probs.tolist(), strict=True))
+        q = {drafted: 1.0}
+        if draft.q:
+            q = dict(zip(draft.q[i].ids.tolist(), draft.q[i].probs.tolist(), strict=True))
+        if sampler.uniform() * q.get(drafted, 0.0) >= p.get(drafted, 0.0):
+            left = {token: max(0.0, mass - q.get(token, 0.0)) for token, mass in p.items()}
+            ids, masses = (np.array(list(x)) for x in zip(*left.items(), strict=True))
+            rest = Distribution.of_weights(ids, masses) if masses.any() else row
+            return [*chosen, sampler.draw(rest)]
+        chosen.append(drafted)
+        sampler.accept(drafted)
+        if drafted in end_tokens and len(chosen) < len(draft.tokens):
+            return chosen
+    return [*chosen, sampler.draw(rows(len(chosen)))]
+
+
+PLAIN_RULES: dict[str, PlainRule] = {"match": draw_plainly, "rejection": reject_plainly}
+"""The keys are those of engine.options.ACCEPT_RULES."""

@@ -1,0 +1,31 @@
+"""The list of mutants: every bug can be switched on, and the page of help has its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.findings.check import RULES
+from tests.support.mutations import MUTATIONS
+from tests.torture.campaigns.mutants import switch_on
+from tests.torture.mutants_list import MUTANTS
+from tests.torture.mutants_table import PAGE, with_table
+
+
+def test_there_are_enough_of_them() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+    assert len([mutant for mutant in MUTANTS if mutant.seen]) + len(MUTATIONS) >= 120
+    for mutant in MUTANTS:
+        assert bool(mutant.seen) != bool(mutant.unseen), mutant.name
+        assert not mutant.named or mutant.named in RULES, mutant.name
+
+
+def test_every_bug_is_still_in_the_code() -> None:
+    for mutant in MUTANTS:
+        with pytest.MonkeyPatch.context() as patch:
+            switch_on(patch, mutant)
+
+
+def test_the_page_of_help_has_their_figures() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page) == page  # python -m tests.torture.mutants_table writes it
