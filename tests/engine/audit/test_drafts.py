@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from engine.audit.recorded_drafts import JUDGED, DraftAudit
+from engine.audit.recorded_drafts import JUDGED, NOT_JUDGED, DraftAudit
 from engine.draft.ngram_drafter import NgramSizes
 from engine.findings.check import find, recorded
 from engine.options import Prompt, RunOptions, SpecOptions
@@ -302,6 +302,13 @@ def test_evidence_says_what_it_costs(monkeypatch):
     assert (found.round, found.what) == (1, "shifted")
     assert "tokens of one position after; 2 of 2 drafts made again differ" in found.evidence
     assert "with a right state" in found.evidence
+
+
+def test_a_target_with_a_wrong_state_is_not_the_drafter_s_fault():
+    options = replace(options_for("draft-mtp"), rollback="checkpoint", faults=("keep-stale-kv",))
+    (found,) = audited(opened("draft-mtp"), play("draft-mtp", options), options)
+    assert found.what == NOT_JUDGED
+    assert "the target's own logits at position" in found.evidence
 
 
 def test_a_difference_elsewhere_is_a_consequence():
