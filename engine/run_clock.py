@@ -1,4 +1,4 @@
-"""The clock of a run: it stands while kernels are compiled, and while a run is looked at."""
+"""The clock of a run: it stops while kernels are compiled and while a run is looked at."""
 
 from __future__ import annotations
 

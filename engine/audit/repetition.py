@@ -1,4 +1,4 @@
-"""A run repeated beside a memory that decodes its text token by token: the second look of an audit.
+"""A run repeated next to a memory that decodes its text one by one: the second look of an audit.
 
 It says in which round a state or logits are wrong for the first time, and what explains the state.
 """
@@ -162,7 +162,7 @@ class Repetition:
         others: Mapping[int, SequenceText],
     ) -> None:
         """Note the states of a sequence if any is wrong, with what explains it. memory: has them as
-        sequence `seq`, to be read beside others."""
+        sequence `seq`, as a pass with the sequences `beside` reads it."""
         errors = state_errors(clean, states)
         wrong = [key for key, error in errors.items() if not error <= self._audited.state_limit]
         if not wrong:

@@ -4,8 +4,8 @@ While the run goes on, the sampler and the acceptance of every round are checked
 logits, and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh
 memory in wide passes. What the trace recorded of the target at every emitted token, the token
 itself and the copied states are compared with what these passes give. Wide passes round otherwise
-than narrow ones, so what differs is only a suspect: the run is repeated up to there beside a memory
-that decodes its text token by token (engine.audit.repetition), and that decides.
+than narrow ones, so what differs is only a suspect: the run is repeated up to there, next to a
+memory that decodes its text token by token (engine.audit.repetition), and that decides.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
 SHARE_OF_RUN = 0.06
-"""Of a run's time, what decoding its text again may take where nobody asked for the audit."""
-_FIRST_PART, _LEAST_PART = 48, 16
-"""Tokens of the first pass within that time, and of every further one at least."""
+"""Of a run's time, what decoding its text again may take where the audit was not asked for."""
+_LEAST_PART = 8
+"""Tokens after the prompt that are decoded again in any case, and those of a further pass at
+least."""
 _SAMPLES, _FEW_SAMPLES = 12, 4
 """Rounds whose states are copied, in a whole audit and within that time."""
 _LOGITS_BYTES = 32 << 20
@@ -235,10 +236,11 @@ class RunAudit:
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
-            n = self._room(min(most, n_all - plain.n_tokens))
+            n = self._room(min(most, n_all - plain.n_tokens), n_prompt + _LEAST_PART)
             if not n:
                 return
-            cuts = [at - plain.n_tokens for at in by_length]
+            least = 0 if self._is_whole else n_prompt
+            cuts = [at - plain.n_tokens for at in by_length if at > least]
             cuts = [at for at in cuts if 0 < at <= n]
             n = (min if self._is_whole else max)(cuts, default=n)
             since = perf_counter()
@@ -255,12 +257,12 @@ class RunAudit:
             self._spent_s += perf_counter() - since
             yield
 
-    def _room(self, n: int) -> int:
-        """How many of the next n tokens may be decoded again."""
+    def _room(self, n: int, first: int) -> int:
+        """How many of the next n tokens may be decoded again. first: that many may in any case."""
         if self._limit_s == math.inf:
             return n
         if not self._n_passed:
-            return min(n, _FIRST_PART)
+            return min(n, first)
         room = int((self._limit_s - self._spent_s) / self._spent_s * self._n_passed)
         return min(n, room) if room >= min(n, _LEAST_PART) else 0
 

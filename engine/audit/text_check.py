@@ -108,7 +108,7 @@ class AuditedTexts:
 
 
 class Redraw:
-    """Draws the tokens of a text anew from clean logits, as plain decoding does: with the seed, a
+    """Draws the tokens of a text again from clean logits, as plain decoding does: with the seed, a
     random number per token, and penalties and grammar that know the text alone."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The acceptance rules once more, written without engine.decode.acceptance_rules: to check them by.
 
-The sampler never sees a draft: it draws token after token, each behind those that were chosen, and
+The sampler never sees a draft: it draws token after token, each after those that were chosen, and
 stops where plain decoding leaves the draft.
 """
 
@@ -37,7 +37,7 @@ def reject_plainly(
     draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
 ) -> list[int]:
     """Keep a drafted token x with probability min(1, p(x) / q(x)), else draw from the positive part
-    of p - q and stop; behind a draft that was kept whole draw from p (Leviathan et al. 2023, arXiv
+    of p - q and stop; after a draft that was kept whole draw from p (Leviathan et al. 2023, arXiv
     2211.17192, algorithm 1). A draft without q was certain of its tokens."""
     chosen: list[int] = []
     for i, drafted in enumerate(draft.tokens):

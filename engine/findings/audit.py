@@ -227,7 +227,7 @@ RULES = (
         "text-not-plain",
         ERROR,
         "Text unlike plain decoding",
-        "Drawn anew from the same logits with the same seed, the text would be another one: what "
+        "Drawn again from the same logits with the same seed, the text would be another one: what "
         "draws or accepts tokens is wrong, not what computes logits.",
         "Look at the sampler, its penalties and its random numbers in the round named.",
         _text_wrong,
