@@ -35,16 +35,21 @@ from engine.audit.recorded_drafts import (
 from engine.draft.registry import model_drafters
 from engine.model.taps import TargetRows
 from engine.trace.store import TraceStore
+from engine.transfer import read
 
 if TYPE_CHECKING:
     from engine.options import RunOptions
     from engine.session import Session
 
-_TOLERANCE = {"f32": 1e-3, "blocks": 1e-3}
-_ROUNDED = 0.02
+_EXACT = ("f32", "blocks")
+_TOLERANCE, _ROUNDED = 1e-3, 0.02
+"""Shares by which a draft may differ in exact compute modes, where rounding makes up to 4e-6, and
+in the others, up to 0.01."""
+_TARGET_TOLERANCE, _TARGET_ROUNDED = 1e-2, 0.5
+"""The same of logarithms of the target's probabilities, whose rows drafts are made from."""
 _FEW, _FEW_PER, _MOST, _MOST_PER = 4, 8, 32, 48
 _N_REPLAYED = 16
-_N_LOOKED = 8
+_N_LOOKED, _LEAST_P = 64, 1e-12
 _MOST_COUNTED = 8
 _EXPLAINS, _PERSISTS = 0.25, 4
 
@@ -218,7 +223,9 @@ class _DrafterAudit:
         n_ctx = 2 * max(map(len, texts.values())) + n_left
         self._model = draft_model(session, options, drafter, n_ctx)
         self._draws = options.spec.accept == "rejection" and options.sampler.temp > 0
-        self._tolerance = _TOLERANCE.get(session.compute, _ROUNDED)
+        is_exact = session.compute in _EXACT
+        self._tolerance = _TOLERANCE if is_exact else _ROUNDED
+        self._target_tolerance = _TARGET_TOLERANCE if is_exact else _TARGET_ROUNDED
         self._drafted = recorded.of(drafter)
 
     @torch.inference_mode()
@@ -337,15 +344,18 @@ class _DrafterAudit:
         gives, because the target had a wrong state."""
         if not self._model.reads_rows:
             return ""
-        known = self._recorded.target_p(text.seq_id)
-        places = [p for p in range(max(1, draft.pos0 - _N_LOOKED), draft.pos0 + 1) if p in known]
+        known = self._recorded.target_tops(text.seq_id)
+        # those behind it, too: what a replay gave drafters is not what the trace has
+        first, last = max(1, draft.pos0 - _N_LOOKED), draft.pos0 + 1 + len(draft.tokens)
+        places = [place for place in range(first, last + 1) if place in known]
         if not places:
             return ""
         hidden = self._target_rows(text.seq_id).hidden[[p - 1 for p in places]]
-        shares = torch.softmax(self._session.model.logits_of(hidden), -1)
-        for row, place in zip(shares, places, strict=True):
-            token, p = known[place]
-            if abs(float(row[token]) - p) > self._tolerance:
+        rows = read(torch.log_softmax(self._session.model.logits_of(hidden), -1))[0]
+        for row, place in zip(rows, places, strict=True):
+            top = known[place]
+            apart = [abs(row[token] - math.log(p)) for token, p in top.items() if p > _LEAST_P]
+            if max(apart, default=0.0) > self._target_tolerance:
                 return f"the target's own logits at position {place} are not those of the text"
         return ""
 

@@ -98,11 +98,7 @@ class RecordedDrafts:
         rounds, tokens = self._rounds, self._tokens
         number = int(rounds["round"][row])
         rows = self._by_round.get((number, seq), [])
-        ids, shares = tokens["draft_top_id"][rows], tokens["draft_top_p"][rows]
-        tops = [
-            {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
-            for pair in zip(ids.tolist(), shares.tolist(), strict=True)
-        ]
+        tops = _tops(tokens["draft_top_id"][rows], tokens["draft_top_p"][rows])
         return RecordedDraft(
             number,
             int(rounds["pos0"][row]),
@@ -118,9 +114,17 @@ class RecordedDrafts:
         wrong = (asked["num_wrong_rows"] > 0) | (asked["num_wrong_tokens"] > 0)
         return bool((wrong & (asked["seq_id"] == seq) & asked.is_text("drafter", drafter)).any())
 
-    def target_p(self, seq: int) -> dict[int, tuple[int, float]]:
-        """The target's probability of each emitted token, by its position, with the token."""
+    def target_tops(self, seq: int) -> dict[int, dict[int, float]]:
+        """The target's most probable tokens at each emitted one's position, with probabilities."""
         tokens = self._tokens
         rows = np.flatnonzero((tokens["seq_id"] == seq) & tokens.is_text("kind", *EMITTED_KINDS))
-        columns = (tokens[name][rows].tolist() for name in ("pos", "token_id", "target_p"))
-        return {pos: (token, p) for pos, token, p in zip(*columns, strict=True)}
+        ids, probs = tokens["target_top_id"][rows], tokens["target_top_p"][rows]
+        return dict(zip(tokens["pos"][rows].tolist(), _tops(ids, probs), strict=True))
+
+
+def _tops(ids: np.ndarray, shares: np.ndarray) -> list[dict[int, float]]:
+    """Rows [n, N_TOP] of columns as shares by token; what was not observed is left out."""
+    return [
+        {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
+        for pair in zip(ids.tolist(), shares.tolist(), strict=True)
+    ]

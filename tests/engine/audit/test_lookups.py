@@ -21,7 +21,7 @@ LOOKUPS = [name for name, spec in DRAFTERS.items() if not spec.needs]
 _FOLLOW = "engine.decode.scheduler:Scheduler._follow"
 
 
-def options_for(*types: str, n: int = 1, slots: int = 1, n_predict: int = 16) -> RunOptions:
+def options_for(*types: str, n: int = 1, slots: int = 1, n_predict: int = 12) -> RunOptions:
     sizes = NgramSizes(n, 4)
     spec = SpecOptions(
         types=types,
