@@ -40,6 +40,8 @@ def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
     judged = run.is_later & observed(rounds["num_accepted_draft_tokens"])
     judged &= observed(rounds["num_target_tokens"]) & observed(rounds["pos0"])
     judged &= ~rounds.is_text("rollback_path", "", "refused")
+    # what goes back beyond its batch was not undone by a round
+    judged &= rounds["rollback_depth"] <= rounds["verify_width"]
     columns = [rounds[f"{part}_pos_max"] for part in ("attention", "recurrent")]
     known = [judged & observed(column) & (column >= 0) for column in columns]
     cells, state = (
