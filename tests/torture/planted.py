@@ -23,7 +23,7 @@ from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.play import campaign_for
 
 FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process", "freezes")
-_SECONDS, _STALLED_S = 1.5, 0.5
+_SECONDS, _STALLED_S = 3.0, 0.5
 
 
 def _draw(_: np.random.Generator, number: int) -> Case:
@@ -51,10 +51,10 @@ def _play(case: Case, folder: Path) -> Figures:
         if step == "is stopped":
             threading.Thread(target=_beat, daemon=True).start()
             with heart.beating():
-                _stop(3 * _SECONDS)
+                _stop(2 * _SECONDS)
         if step == "freezes":
             with heart.beating():
-                ctypes.PyDLL(None).usleep(1_000_000)  # a PyDLL keeps the interpreter's lock
+                ctypes.PyDLL(None).usleep(2_000_000)  # a PyDLL keeps the interpreter's lock
     return {"steps": len(case["steps"]), "steps_max": len(case["steps"])}
 
 
