@@ -175,7 +175,7 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [min(LAYOUTS), max(LAYOUTS)])
 def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     make_window: Callable[[Bridge], MainWindow],
     engine: FakeEngine,

@@ -47,7 +47,7 @@ def test_logits_on_a_gpu(name):
 def test_logits_in_tritons_interpreter():
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.golden_in_blocks", QUANTISED[0], "cpu", "2", "1"],
+        [sys.executable, "-m", "tests.support.golden_in_blocks", QUANTISED[0], "cpu", "2"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "DRAFTSCOPE_KERNELS": "triton"},
         capture_output=True,
