@@ -82,9 +82,9 @@ def test_keys_of_more_than_one_product(device):
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "n_slots"), [(40, 1), (40, 3), (40, 12), (40, 24), (40, 25), (34, 34)]
+    ("n_tokens", "n_slots", "over"),
+    [(40, 1, 0), (40, 3, None), (40, 12, -1), (40, 24, 0), (40, 25, -1), (34, 34, None)],
 )
-@pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
 def test_the_newest_states_go_into_planes(device, ran, n_tokens, n_slots, over):
     """Within a chunk, over its border, over more than one, and as many as there are tokens."""
     inputs = make(1, 8, n_tokens, 2, lowest_g=-1.0)

@@ -35,8 +35,10 @@ def run(inputs, pool: Pool, grouped: bool = False) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
-@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (3, 1), (3, 3), (5, 2)])
+@pytest.mark.parametrize(
+    ("n_tokens", "n", "over"),
+    [(1, 1, None), (1, 1, 0), (3, 1, -1), (3, 3, None), (3, 3, 0), (3, 3, -1), (5, 2, -1)],
+)
 def test_states_come_from_rows_and_go_to_rows(device, n_tokens, n, over, layout):
     """All others stay as they are, also the row read unless it is written."""
     inputs = make(2, 8, n_tokens, 3, lowest_g=-1.0, d_v=12)

@@ -106,7 +106,7 @@ def test_rows_of_nan_name_experts_that_exist(device):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("n_rows", "n_experts", "n_used"), [(1, 6, 1), (1, 6, 6), (3, 40, 8), (20, 3, 2), (33, 5, 2)]
+    ("n_rows", "n_experts", "n_used"), [(1, 6, 1), (1, 6, 6), (3, 12, 8), (20, 3, 2), (33, 5, 2)]
 )
 def test_experts(device, mode, n_rows, n_experts, n_used):
     """Also experts without rows, and with more than a tile of them."""
@@ -123,8 +123,7 @@ def test_sides_that_fill_no_whole_program(device, d, f):
     assert nmse(y, law) < F32
 
 
-@pytest.mark.parametrize("expert", [0, 3, 5])
-@pytest.mark.parametrize("n_rows", [1, 16, 17, 70])
+@pytest.mark.parametrize(("n_rows", "expert"), [(1, 0), (1, 5), (16, 3), (17, 0), (70, 5)])
 def test_all_rows_to_one_expert(device, n_rows, expert):
     ids = torch.full((n_rows, 1), expert)
     y, law = run(device, torch.randn(n_rows, 40), torch.rand(n_rows, 1), ids, make())
