@@ -230,6 +230,16 @@ RULES = (
         MEMORY,
     ),
     Rule(
+        "replay-livelock",
+        ERROR,
+        "Replay disagrees with itself",
+        "Where logits depend on the width of the batch, a replayed list that is sampled again "
+        "can be rejected again and again (llama.cpp #28061).",
+        "Use --replay trust, which decodes accepted tokens without sampling them again.",
+        _replay_livelock,
+        MEMORY,
+    ),
+    Rule(
         "replay-disagrees",
         WARNING,
         "Replays choose other tokens",
@@ -238,16 +248,6 @@ RULES = (
         "logits depend on the width of the batch.",
         "Restore the sampler together with the checkpoint; --replay trust does not sample again.",
         _replay_disagrees,
-        MEMORY,
-    ),
-    Rule(
-        "replay-livelock",
-        ERROR,
-        "Replay disagrees with itself",
-        "Where logits depend on the width of the batch, a replayed list that is sampled again "
-        "can be rejected again and again (llama.cpp #28061).",
-        "Use --replay trust, which decodes accepted tokens without sampling them again.",
-        _replay_livelock,
         MEMORY,
     ),
 )
