@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
-SHARE_OF_RUN = 0.06
+SHARE_OF_RUN = 0.04
 """Of a run's time, what decoding its text again may take where the audit was not asked for."""
 _LEAST_PART = 8
-"""Tokens after the prompt that are decoded again in any case, and those of a further pass at
+"""Tokens after the prompt that the first pass decodes again, and those of a further pass at
 least."""
 _SAMPLES, _FEW_SAMPLES = 12, 4
 """Rounds whose states are copied, in a whole audit and within that time."""
@@ -182,7 +182,10 @@ class RunAudit:
             if not self._is_whole:
                 t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
                 self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
-            for seq_id in self._texts.tokens:
+                # a first pass takes about as long as the prompt did
+                if float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
+                    self._limit_s = 0.0
+            for seq_id in self._texts.tokens if self._limit_s else ():
                 check = self._checks[seq_id] = TextCheck()
                 yield from self._pass(seq_id, check, rows.get(seq_id, []))
             suspects = {i for i, one in self._checks.items() if self._is_suspect(one)}
