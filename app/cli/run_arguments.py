@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--audit",
         action=argparse.BooleanOptionalAction,
         help="at its end, decode the text of the run plainly and compare tokens, logits and "
-        "recurrent states, and make sampled drafts again (default: as much of the text as 4 %% of "
+        "recurrent states, and make sampled drafts again (default: as much of the text as 3 %% of "
         "the run's time allows, in runs of 2048 tokens at most that write more than they read)",
     )
     output.add_argument(

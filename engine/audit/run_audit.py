@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
-SHARE_OF_RUN = 0.04
+SHARE_OF_RUN = 0.03
 """Of a run's time, what decoding its text again may take where the audit was not asked for."""
 _LEAST_PART = 8
 """Tokens after the prompt that the first pass decodes again, and those of a further pass at
@@ -182,8 +182,8 @@ class RunAudit:
             if not self._is_whole:
                 t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
                 self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
-                # a first pass takes about as long as the prompt did
-                if float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
+                # a first pass, with its memory, takes up to twice as long as the prompt did
+                if 2 * float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
                     self._limit_s = 0.0
             for seq_id in self._texts.tokens if self._limit_s else ():
                 check = self._checks[seq_id] = TextCheck()
