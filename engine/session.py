@@ -43,7 +43,7 @@ from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
 from engine.sampling.grammar import Grammar, GrammarTokens
@@ -345,17 +345,7 @@ class Session:
 
     def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
         """Tokens of plain decoding of one prompt, decoded one by one as they are asked for."""
-        plain = replace(
-            options,
-            parallel=1,
-            spec=SpecOptions(),
-            rollback="checkpoint",
-            n_rs_seq=None,
-            split="equal",
-            kv="per-seq",
-            faults=(),
-        )
-        run, n = self.start([prompt], plain), 0
+        run, n = self.start([prompt], options.plain), 0
         while not run.done:
             run.step()
             (tokens,) = run.emitted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,24 +12,10 @@ from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
-from engine.options import RunOptions, SpecOptions
+from engine.options import RunOptions
 
 if TYPE_CHECKING:
     from engine.session import Session
-
-
-def plain_options(options: RunOptions) -> RunOptions:
-    """The options of a run without anything that speculation brings in."""
-    return replace(
-        options,
-        parallel=1,
-        spec=SpecOptions(),
-        rollback="checkpoint",
-        n_rs_seq=None,
-        split="equal",
-        kv="per-seq",
-        faults=(),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,7 @@ class PlainPass:
     def __init__(
         self, session: Session, options: RunOptions, text: Sequence[int], taps: Sequence[int] = ()
     ) -> None:
-        self._plain = plain_options(options)
+        self._plain = options.plain
         self._model: HybridModel = session.model
         self.memory: HybridMemory = session.make_memory(self._plain, 1, len(text) + 1, 0)
         self._text, self._taps = text, taps

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.audit.plain_pass import PlainPass, plain_options
+from engine.audit.plain_pass import PlainPass
 from engine.audit.state_samples import StateSample
 from engine.audit.text_check import AuditedTexts, EmittedRow, Redraw, TextCheck, state_errors
 from engine.compare.divergence import cells_that_differ
@@ -167,7 +167,7 @@ class Repetition:
         wrong = [key for key, error in errors.items() if not error <= self._audited.state_limit]
         if not wrong:
             return
-        key, plain = min(wrong), plain_options(self._options)
+        key, plain = min(wrong), self._options.plain
         make = partial(self._session.make_memory, plain, 1, n_tokens + _ROOM, 0)
         text = self._sequence_text(number, seq_id, n_tokens)
         where = {"round": number, "seq_id": seq_id}

@@ -52,13 +52,13 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
         return
     rounds = run.rounds
     n_min = run.option("spec", "n_min")
-    told = {seq for seq, _ in _never_drafted(run)} if n_min else set()
+    named = {seq for seq, _ in _never_drafted(run)} if n_min else set()
     for seq, rows in rounds.by_sequence(run.is_later):
         silent = rounds["num_draft_tokens"][rows] == 0
         edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
         starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
-        if seq in told or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
+        if seq in named or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield RuleHit(
@@ -277,17 +277,15 @@ _SAID = {
 def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
     """What the audit found, the first drafter of each sequence. Where it knows the cause in one
     sequence, drafts of the same drafter that only differ elsewhere are a consequence."""
-    audit = run.facts.get("audit")
-    rows = audit.get("drafts") if isinstance(audit, dict) else None
-    rows = [row for row in rows or () if isinstance(row, dict)]
+    rows = run.audited_drafts
     known = {row["drafter"] for row in rows if row["what"] in _SAID and row["what"] != "differs"}
     seen = set()
     for row in rows:
-        is_told = what == "differs" and row["drafter"] in known
-        if row["what"] == what and row["seq_id"] not in seen and not is_told:
+        is_known = what == "differs" and row["drafter"] in known
+        if row["what"] == what and row["seq_id"] not in seen and not is_known:
             seen.add(row["seq_id"])
             said = _SAID[what].format(row["drafter"])
-            yield RuleHit(row["round"], row["seq_id"], said, row["evidence"])
+            yield RuleHit(row.get("round"), row["seq_id"], said, row["evidence"])
 
 
 def _audit_rule(

@@ -148,6 +148,13 @@ class ExaminedRun:
         notes = _objects(self.audit, "sampler")
         return [note for note in notes if _has(note, named)]
 
+    @cached_property
+    def audited_drafts(self) -> list[dict[str, Any]]:
+        """What the audit of drafts found (engine.audit.drafts), likewise."""
+        named = {"seq_id": int, "drafter": str, "what": str, "evidence": str}
+        rows = [one for one in _objects(self.audit, "drafts") if _has(one, named)]
+        return [one for one in rows if isinstance(one.get("round"), int | None)]
+
     @property
     def failure(self) -> dict[str, Any] | None:
         """The error that ended the run, with what memory held (engine.decode.failure)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from engine.draft.registry import DRAFTERS
@@ -209,6 +209,20 @@ class RunOptions:
         if not ROLLBACK_POLICIES[self.rollback].keeps_snapshots:
             return 0
         return n_draft if self.n_rs_seq is None else self.n_rs_seq
+
+    @property
+    def plain(self) -> RunOptions:
+        """These options without anything that speculation brings in, for one sequence."""
+        return replace(
+            self,
+            parallel=1,
+            spec=SpecOptions(),
+            rollback="checkpoint",
+            n_rs_seq=None,
+            split="equal",
+            kv="per-seq",
+            faults=(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
