@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.saved.settings_lock import free_settings
-from app.saved.settings_steps import bring_up_to_date
+from engine.errors import OptionError
+from engine.files import written_whole
 
 N_RECENT = 10
 THEME_CHOICES = ("system", "light", "dark")
@@ -255,3 +258,83 @@ class Settings:
     def _bytes(self, key: str) -> QByteArray:
         value = self._store.value(key)
         return value if isinstance(value, QByteArray) else QByteArray()
+
+
+_UNNAMED_S = 0.5
+"""Naming itself takes a holder that lives much less, on a busy machine, too."""
+
+
+def free_settings(settings: Path) -> None:
+    """Take the lock beside a settings file away if it is empty and stays so."""
+    lock = settings.with_name(f"{settings.name}.lock")
+    with suppress(OSError):
+        found = lock.stat()
+        if found.st_size:
+            return
+        time.sleep(min(_UNNAMED_S, max(0.0, _UNNAMED_S - (time.time() - found.st_mtime))))
+        again = lock.stat()
+        if not again.st_size and again.st_ino == found.st_ino:
+            lock.unlink()
+
+
+VERSION = 2
+VERSION_KEY = "version"
+
+
+def _named_layouts(store: QSettings) -> None:
+    """1 to 2: one layout became three named ones, and the recent list takes traces too."""
+    store.remove("window/layout")  # the docks of version 1 were others
+    recent = store.value("files/recent")
+    if recent is not None:
+        store.setValue("files/recent_models", recent)
+    store.remove("files/recent")
+
+
+STEPS: dict[int, Callable[[QSettings], None]] = {1: _named_layouts}
+"""What makes a file of version n one of version n + 1."""
+
+
+def bring_up_to_date(store: QSettings) -> str:
+    """Take the file to VERSION; a sentence for the user where that cannot be done, else empty.
+
+    A file that is newer, or that names no version that ever was, is copied beside itself and
+    begun anew: guessing at its meaning could spoil it for the program that wrote it.
+    """
+    if not store.allKeys() and store.status() is QSettings.Status.NoError:
+        store.setValue(VERSION_KEY, VERSION)
+        return ""
+    version = _version(store)
+    if version is None or version > VERSION or store.status() is not QSettings.Status.NoError:
+        newer = version is not None and version > VERSION
+        what = (
+            f"were written by a newer Draftscope (format {version}, this one reads {VERSION})"
+            if newer
+            else "could not be read"
+        )
+        return _begin_anew(store, what, f"v{version}" if newer else "unreadable")
+    for step in range(version, VERSION):
+        STEPS[step](store)
+    store.setValue(VERSION_KEY, VERSION)
+    return ""
+
+
+def _version(store: QSettings) -> int | None:
+    try:
+        version = int(str(store.value(VERSION_KEY)))
+    except ValueError:
+        return None
+    return version if version > 0 else None
+
+
+def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
+    path = Path(store.fileName())
+    kept = path.with_suffix(f".{suffix}{path.suffix}")
+    try:
+        with written_whole(kept) as part:
+            shutil.copyfile(path, part)
+        where = f"They are kept as {kept}."
+    except OptionError:
+        where = f"They could not be kept beside {path}."
+    store.clear()
+    store.setValue(VERSION_KEY, VERSION)
+    return f"The settings {what}, so defaults are used. {where}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.compare.lane import ComparisonSetup, EngineFollower, Follower, Leader
@@ -14,10 +16,10 @@ from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.rounds import ReferenceRound, SequenceRound
-from engine.compare.state_blob import RecurrentState, decode_state
-from engine.compare.state_history import StateHistory
+from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.errors import StateBlobError
 from engine.model.mixers import layout_of
+from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
 
@@ -194,3 +196,50 @@ class PeerNoiseLane(EngineFollower):
         self._record_plain(round_, logits, self.memory, wide=False)
         for part in round_.parts:
             self._compare(round_, part, logits[part.seq])
+
+
+_MUCH_NEARER = 4.0
+_NEAR = 0.1
+
+
+class StateHistory:
+    """The last n positions of one sequence."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._known: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+
+    def add(self, state: RecurrentState | None) -> None:
+        """Keep the state of its position."""
+        if state is None or not state.states:
+            return
+        self._known[state.pos] = _of_last_layer(state)
+        while len(self._known) > self._n:
+            self._known.popitem(last=False)
+
+    def position_of(self, state: RecurrentState) -> int | None:
+        """The position of the recurrent state, or of the window where a layer has no other state;
+        None where it is none of those known, or two are too alike to tell."""
+        positions = self.positions_of(state)
+        return positions.get("state", positions.get("window"))
+
+    def positions_of(self, state: RecurrentState) -> dict[str, int | None]:
+        """The same for each state of the last recurrent layer, by its name."""
+        return {name: self._nearest(name, row) for name, row in _of_last_layer(state).items()}
+
+    def _nearest(self, name: str, found: np.ndarray) -> int | None:
+        key = StateKey(0, name)
+        errors = sorted(
+            (relative_errors({key: known[name]}, {key: found})[key], pos)
+            for pos, known in self._known.items()
+        )
+        if not errors or not errors[0][0] < _NEAR:
+            return None
+        if len(errors) > 1 and errors[1][0] <= _MUCH_NEARER * errors[0][0]:
+            return None
+        return errors[0][1]
+
+
+def _of_last_layer(state: RecurrentState) -> dict[str, np.ndarray]:
+    last = max((key.layer for key in state.states), default=-1)
+    return {key.name: row for key, row in state.states.items() if key.layer == last}

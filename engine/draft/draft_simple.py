@@ -3,7 +3,7 @@
 The draft model keeps its own memory, with a ring of states if it is recurrent: it decodes its
 guesses one by one, and those that did not come true are taken back.
 
-Either model may have more ids than the other (engine.draft.vocabulary). Only ids that both have
+Either model may have more ids than the other (engine.draft.draft_files). Only ids that both have
 are drafted. Behind a token that the draft model lacks there is no draft; further back in the text
 it reads STAND_IN in the place of such a token, which costs it accuracy and the output nothing.
 """

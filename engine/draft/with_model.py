@@ -22,7 +22,7 @@ DRAFT_HEADS = {
 class ModelDraftOptions:
     """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
     product; a draft shorter than n_min is thrown away. draft_head: one of DRAFT_HEADS
-    (engine.model.draft_head)."""
+    (engine.model.mtp)."""
 
     GROUP: ClassVar[str] = "speculation"
     n_max: int = option(

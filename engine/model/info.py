@@ -11,7 +11,6 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import loaded_bytes
-from engine.model.peer import llama_cpp_rollback
 from engine.model.tensors import check_tensors
 from engine.size_text import size_text
 
@@ -141,3 +140,13 @@ def _rollback(recurrent: int, state_bytes: int, log_bytes: int) -> str:
     if log_bytes >= state_bytes:
         size += f", {size_text(log_bytes)} a token in the log of replay, which saves nothing"
     return f"partial seq_rm over snapshot planes ({recurrent} recurrent {layers}, {size})"
+
+
+def llama_cpp_rollback(planes: bool | None, state_bytes: int) -> str:
+    """In one line. planes: as engine.model.families.Family has it. state_bytes: of one snapshot."""
+    if planes is None:
+        return "removes any tail (attention cells alone)"
+    size = size_text(state_bytes)
+    if not planes:
+        return f"no partial rollback: a checkpoint of {size} per draft"
+    return f"partial rollback: n_rs_seq + 1 planes of {size}, n_rs_seq < n_ubatch - 1"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.analysis.what_if.first_passes import are_first
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.recorded import RecordedRounds, are_first
 from engine.trace.records import PHASES
 
 

@@ -224,7 +224,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     ),
     "a draft model of another vocabulary's size is refused": (
         "vocab",
-        around("engine.draft.vocabulary:check_vocabularies", _refuses_other_sizes),
+        around("engine.draft.draft_files:check_vocabularies", _refuses_other_sizes),
     ),
 }
 """The campaign that must notice each of them, and what plants it."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QAction
+from PySide6.QtCore import QRect, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QFormLayout,
     QFrame,
+    QGridLayout,
     QLabel,
     QPushButton,
     QScrollArea,
@@ -20,15 +21,14 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.events import ModelFiles, ServerConnected
-from app.looks.theme import Theme
+from app.looks.theme import Theme, figures_font
 from app.panels.model.layer_kinds import LAYER_KINDS
 from app.panels.model.layer_strip import LayerStrip
-from app.panels.model.memory_estimate import estimate
-from app.panels.model.policy_costs import PolicyCosts
+from app.panels.model.memory_estimate import PolicyCost, estimate
 from app.panels.model.server_page import ServerPage
-from app.panels.model.size_bars import SizeBars
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.empty_state import EmptyState
+from engine.memory.policies import POLICIES
 from engine.options import RunOptions
 from engine.report.text import visible
 from engine.size_text import size_text
@@ -245,3 +245,112 @@ def _muted(text: str) -> QLabel:
     label = QLabel(text)
     label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
     return label
+
+
+_NAME, _PRODUCT, _TOTAL = range(3)
+
+
+class PolicyCosts(QWidget):
+    """Bytes of a snapshot × snapshots × sequences, and what that comes to."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._labels = {name: (QLabel(), QLabel(), QLabel()) for name in POLICIES}
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(2)
+        grid.setColumnStretch(_PRODUCT, 1)
+        for row, (name, labels) in enumerate(self._labels.items()):
+            for column, label in enumerate(labels):
+                label.setFont(figures_font())
+                grid.addWidget(label, row, column)
+            labels[_NAME].setText(name)
+            labels[_TOTAL].setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.setAccessibleName("Memory of each rollback policy")
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The line of text about each policy."""
+        return {
+            name: f"{product.text()} = {total.text()}"
+            for name, (_, product, total) in self._labels.items()
+        }
+
+    def set_costs(self, costs: Sequence[PolicyCost], chosen: str) -> None:
+        """Show these costs; none hides the list."""
+        self.setVisible(bool(costs))
+        for cost in costs:
+            name, product, total = self._labels[cost.policy]
+            what = "log entries" if POLICIES[cost.policy].is_log else "snapshots"
+            product.setText(f"{size_text(cost.unit_bytes)} × {cost.n_units} × {cost.n_seqs}")
+            product.setToolTip(f"Bytes × {what} for each sequence × sequences")
+            total.setText(size_text(cost.total))
+            role = QPalette.ColorRole
+            for label in (name, product, total):
+                font = label.font()
+                font.setBold(cost.policy == chosen)
+                label.setFont(font)
+                label.setForegroundRole(
+                    role.WindowText if cost.policy == chosen else role.PlaceholderText
+                )
+        self.setAccessibleDescription(
+            ", ".join(f"{name} {line}" for name, line in self.lines.items())
+        )
+
+
+_BAR_HEIGHT = 6
+_ROW_GAP = 4
+
+
+class SizeBars(QWidget):
+    """One row per entry: name, bar, size. The bars share the scale of the largest entry."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._sizes: dict[str, int] = {}
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Memory estimate")
+
+    def set_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Show these byte counts in this order."""
+        self._sizes = dict(sizes)
+        text = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items())
+        self.setAccessibleDescription(text)
+        self.updateGeometry()
+        self.update()
+
+    def retheme(self, theme: Theme) -> None:
+        self._theme = theme
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(12 * self.fontMetrics().averageCharWidth(), self._row() * len(self._sizes))
+
+    def minimumSizeHint(self) -> QSize:
+        return self.sizeHint()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        metrics = self.fontMetrics()
+        label = max((metrics.horizontalAdvance(f"{n}  ") for n in self._sizes), default=0)
+        figure = metrics.horizontalAdvance("8,888 MiB ")
+        room = max(0, self.width() - label - figure)
+        most = max(self._sizes.values(), default=0)
+        muted = self.palette().color(QPalette.ColorRole.PlaceholderText)
+        for index, (name, n) in enumerate(self._sizes.items()):
+            row = QRect(0, index * self._row(), self.width(), self._row())
+            painter.setPen(muted)
+            painter.drawText(row, Qt.AlignmentFlag.AlignVCenter, name)
+            painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
+            painter.drawText(
+                row, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, size_text(n)
+            )
+            width = max(2, round(room * n / most)) if n and most else 0
+            top = row.center().y() - _BAR_HEIGHT // 2
+            painter.fillRect(label, top, width, _BAR_HEIGHT, self._theme.color("ui.accent"))
+        painter.end()
+
+    def _row(self) -> int:
+        return self.fontMetrics().height() + _ROW_GAP

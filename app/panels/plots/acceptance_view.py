@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
@@ -14,10 +15,9 @@ from app.panels.plots.draft_histogram import DraftHistogram
 from app.panels.plots.overlaid_view import OverlaidView
 from app.panels.plots.pixel_columns import envelope
 from app.panels.plots.position_rates import SWATCHES, PositionRates
-from app.panels.plots.step_curves import WINDOW, StepCurves
 from app.trace_models.number_text import significant
 from app.trace_models.run_axis import RunAxis, RunOverlay
-from app.trace_models.run_rows import RunRows
+from app.trace_models.run_rows import GrowingArray, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,
@@ -30,7 +30,7 @@ from app.widgets.line_styles import (
 from app.widgets.plot_surface import draw_nothing
 from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import per_position
+from engine.trace.step_sums import StepSums, per_position
 
 _RATES_FROM, _BOTH_FROM = 103, 137
 """Characters across from which the rates by index stand beside the lines, and the table as well."""
@@ -254,3 +254,56 @@ def _rates_words(curves: StepCurves, round_: int) -> str:
         float(rate(stop - 1, stop)[0]) for rate in (curves.windowed, curves.lifetime)
     )
     return f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}"
+
+
+WINDOW = 16
+"""Steps that the windowed rate looks at."""
+
+
+class StepCurves:
+    """Grows with the rows of a run; `sums` has the counts behind the other figures.
+
+    rounds: of each step, int64 [n]. windowed, lifetime: accepted / drafted, float64 [n].
+    """
+
+    def __init__(self) -> None:
+        self.sums = StepSums()
+        self._rounds = GrowingArray(np.int64)
+        self._drafted, self._accepted = GrowingArray(np.int64), GrowingArray(np.int64)
+
+    def add(self, rows: RunRows, start: int, stop: int) -> None:
+        """Read rows start .. stop of the run's `rounds` table."""
+        steps = rows.add_to(self.sums, start, stop)
+        drafted = rows.column("num_draft_tokens", start, stop)
+        accepted = rows.column("num_accepted_draft_tokens", start, stop)
+        self._rounds.add(rows.rounds.values[start:stop][steps])
+        for sums, values in ((self._drafted, drafted), (self._accepted, accepted)):
+            before = int(sums.values[-1]) if len(sums) else 0
+            sums.add(before + np.cumsum(np.maximum(values[steps], 0)))
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def rounds(self) -> np.ndarray:
+        return self._rounds.values
+
+    def between(self, first_round: int, stop_round: int) -> tuple[int, int]:
+        """Start and stop, as indices of steps, of rounds first_round .. stop_round - 1."""
+        start, stop = np.searchsorted(self.rounds, (first_round, stop_round))
+        return int(start), int(stop)
+
+    def windowed(self, start: int, stop: int) -> np.ndarray:
+        """The rate over the last WINDOW steps, of steps start..stop."""
+        return self._over(self._accepted, start, stop) / self._over(self._drafted, start, stop)
+
+    def lifetime(self, start: int, stop: int) -> np.ndarray:
+        """The rate over all steps so far, of steps start..stop."""
+        rates: np.ndarray = self._accepted.values[start:stop] / self._drafted.values[start:stop]
+        return rates
+
+    def _over(self, sums: GrowingArray, start: int, stop: int) -> np.ndarray:
+        before = np.arange(start, stop) - WINDOW
+        base = np.where(before < 0, 0, sums.values[np.maximum(before, 0)])
+        counts: np.ndarray = sums.values[start:stop] - base
+        return counts

@@ -11,16 +11,26 @@ from PySide6.QtGui import (
     QGuiApplication,
     QKeyEvent,
     QKeySequence,
+    QPalette,
     QResizeEvent,
     QShortcut,
     QShowEvent,
 )
-from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QMenu,
+    QPushButton,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.panels.runs.run_pair import RunPair
-from app.panels.runs.run_search import RunSearch
 from app.panels.runs.run_table import RunTable
 from app.trace_models.position import Position
 from app.trace_models.run_axis import RunOverlay
@@ -289,3 +299,45 @@ class RunsView(QStackedWidget):
                 width = max(least, min(least + round(share * left), most * character))
                 self.table.setColumnWidth(column, width)
                 self._given[name] = width
+
+
+class RunSearch(QWidget):
+    """`changed`: something else is looked for."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.field = QLineEdit()
+        self.field.setPlaceholderText("Name, prompt, model or drafter")
+        self.field.setAccessibleName("Search runs")
+        self.field.setClearButtonEnabled(True)
+        self.field.textChanged.connect(self.changed)
+        self.stars = QToolButton()
+        self.stars.setText("★")
+        self.stars.setCheckable(True)
+        self.stars.setToolTip("List starred runs alone")
+        self.stars.setAccessibleName("Starred runs alone")
+        self.stars.toggled.connect(self.changed)
+        self._count = QLabel()
+        self._count.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(6, 4, 8, 4)
+        row.setSpacing(6)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.stars)
+        row.addWidget(self._count)
+
+    @property
+    def words(self) -> str:
+        """What is typed."""
+        return self.field.text()
+
+    @property
+    def starred_only(self) -> bool:
+        return self.stars.isChecked()
+
+    def show_count(self, n_found: int, n_known: int) -> None:
+        """Say how many runs are listed, of how many."""
+        of = f"{n_found:,} of " if n_found != n_known else ""
+        self._count.setText(f"{of}{n_known:,} {'run' if n_known == 1 else 'runs'}")

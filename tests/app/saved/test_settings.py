@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.saved.settings import N_RECENT, Settings
-from app.saved.settings_lock import free_settings
-from app.saved.settings_steps import STEPS, VERSION
+from app.saved.settings import N_RECENT, STEPS, VERSION, Settings, free_settings
 
 
 def raw() -> QSettings:

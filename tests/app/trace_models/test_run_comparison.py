@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.panels.runs.run_pair import RunPair
-from app.panels.runs.run_pair_table import RunPairTable
+from app.panels.runs.run_pair import RunPair, RunPairTable
 from app.trace_models import run_comparison
 from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_comparison import FigurePair, compare_runs

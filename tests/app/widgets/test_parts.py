@@ -14,8 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import DraftFile, ModelFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
 from app.panels.model.layer_strip import LayerStrip
-from app.panels.model.model_map import ModelMapView
-from app.panels.model.size_bars import SizeBars
+from app.panels.model.model_map import ModelMapView, SizeBars
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.widgets.fitted_labels import MOST_LINES

@@ -7,8 +7,8 @@ from PySide6.QtGui import QPainter, QPicture
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
+from app.widgets.plot_surface import wider_step
 from app.widgets.round_plot import RoundPlot
-from app.widgets.value_axis import wider_step
 
 
 def test_round_steps() -> None:

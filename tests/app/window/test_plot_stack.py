@@ -80,7 +80,7 @@ def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindo
 
 
 def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
-    from app.window.plot_caption import PlotCaption
+    from app.window.plot_export import PlotCaption
 
     store = TraceStore()
     options = {"rollback": "ring", "spec": {"types": ["draft-mtp"], "n_max": 3}}

@@ -23,7 +23,7 @@ from app.panels.tokens.run_end import (
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.plain_speed import plain_run
 from app.trace_models.run_facts import ModelRuns
-from app.window.run_progress import duration_text, progress_text
+from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary

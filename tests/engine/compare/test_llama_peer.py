@@ -29,11 +29,11 @@ from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script_parser import memory_scripts
+from engine.compare.peer_lane import StateHistory
 from engine.compare.rollback_check import KNOWN, check_rollback
 from engine.compare.scenario import find_scenario
 from engine.compare.scenario_job import start_comparison
 from engine.compare.state_blob import decode_state, relative_errors
-from engine.compare.state_history import StateHistory
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.model.mixers import layout_of
 from engine.options import Prompt

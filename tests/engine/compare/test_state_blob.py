@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.compare.peer_lane import StateHistory
 from engine.compare.state_blob import (
     RecurrentState,
     decode_state,
     relative_errors,
     state_difference,
 )
-from engine.compare.state_history import StateHistory
 from engine.errors import StateBlobError
 from engine.model.conv_window import ConvWindow
 from engine.model.delta_state import DeltaState

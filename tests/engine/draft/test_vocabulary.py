@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from engine.draft.vocabulary import check_vocabularies
+from engine.draft.draft_files import check_vocabularies
 from engine.errors import VocabularyMismatchError
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model import draft_head
-from engine.model.draft_head import N_CANDIDATES, DraftHead
+from engine.model import mtp as draft_head
 from engine.model.layers import OutputHead
+from engine.model.mtp import N_CANDIDATES, DraftHead
 from engine.model.weights import Projection
 from engine.options import Prompt
 from engine.session import Session

@@ -7,8 +7,7 @@ import pytest
 
 from app.panels.model.layer_kinds import LAYER_KINDS
 from engine.gguf.file import GgufFile
-from engine.model.info import ModelInfo, describe
-from engine.model.peer import llama_cpp_rollback
+from engine.model.info import ModelInfo, describe, llama_cpp_rollback
 from tests.support.golden_files import golden_file, second_set
 
 KINDS = {

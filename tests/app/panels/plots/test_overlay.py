@@ -12,10 +12,9 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 import app.panels.runs.run_pair
-from app.panels.plots.acceptance_view import AcceptanceView
+from app.panels.plots.acceptance_view import WINDOW, AcceptanceView
 from app.panels.plots.bar_view import BarView
 from app.panels.plots.overlaid_view import OverlaidView
-from app.panels.plots.step_curves import WINDOW
 from app.trace_models.run_axis import RunOverlay
 from app.window.window import MainWindow
 from engine.trace.export import export_csv

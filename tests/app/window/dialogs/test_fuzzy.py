@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.window.dialogs.fuzzy import score
+from app.window.dialogs.palette import score
 
 
 def naive(query: str, text: str) -> int | None:

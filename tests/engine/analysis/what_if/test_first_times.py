@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.first_passes import SEEN, are_first
+from engine.analysis.what_if.recorded import SEEN, are_first
 from tests.support.recorded_rounds import recorded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.draft.vocabulary import check_same_vocabulary
+from engine.draft.draft_files import check_same_vocabulary
 from engine.errors import OptionError
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model

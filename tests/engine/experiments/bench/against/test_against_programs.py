@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.against import programs
-from engine.experiments.bench.against.llama_bench import LlamaBench
+from engine.experiments.bench.against.comparison import LlamaBench
 from engine.experiments.bench.against.llama_server import SpeculativeWork, llama_server
 from engine.experiments.bench.against.programs import find_program, started
 from engine.experiments.bench.against.tasks import PassWork, pass_works
@@ -83,7 +83,7 @@ def test_figures_of_another_form_are_refused(fake: FakePrograms, out: str) -> No
 def test_a_llama_bench_that_hangs_is_ended(
     fake: FakePrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.experiments.bench.against.llama_bench.LONGEST_S", 0.2)
+    monkeypatch.setattr("engine.experiments.bench.against.comparison.LONGEST_S", 0.2)
     fake.bench(seconds=60.0)
     with pytest.raises(PeerLibraryError, match="did not end within 0 minutes"):
         LlamaBench(fake.folder, MODEL, 1).measure(PassWork("", 4))
