@@ -37,7 +37,7 @@ from tests.support.golden_runs import (
 )
 
 MTP = MTP_MODELS[0]
-N = 130
+N = 48
 CLEAN = (
     *ROLLBACK_POLICIES,
     "planes,ubatch=3",
