@@ -35,10 +35,14 @@ if "DRAFTSCOPE_KERNEL_CACHE" not in os.environ:
 _LONG = (
     "test_triton_interpreter.py",
     "test_triton_compile.py",
-    "test_rounds_on_cuda.py",
-    "test_comparison.py",
-    "test_app_bench.py",
+    "test_family_runs.py",
+    "test_rollback_runs.py",
     "test_blocks_mode.py",
+    "test_rounds_on_cuda.py",
+    "test_scenario.py",
+    "test_family_faults.py",
+    "test_clean_campaign.py",
+    "test_comparison.py",
 )
 
 

@@ -1,14 +1,14 @@
 """Whole runs of every further family: no token changes, whatever undoes what was drafted.
 
-Each family meets every mix of policy, split and KV mode, by turns greedy and sampled, alone and
-beside others; the first four families and the walks over memories have all of them together.
+Each family meets every policy, split and KV mode, greedy and sampled, alone and with others, and
+each policy every mix of the others; `python -m tests.torture --only truth` draws any of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from tests.support.all_pairs import all_pairs
 from tests.support.golden_files import second_set, with_mtp
 from tests.support.golden_runs import (
     SAMPLED,
@@ -29,7 +30,6 @@ from tests.support.golden_runs import (
 )
 
 MODELS = second_set()
-MIXES = list(product(ROLLBACK_POLICIES, SPLITS, KV_MODES))
 NGRAMS = [name for name in DRAFTERS if name.startswith("ngram")]
 SAMPLERS = (SamplerOptions(), SAMPLED)
 N = 10
@@ -47,15 +47,14 @@ def plain(name: str, sampler: SamplerOptions) -> list[list[int]]:
     return [tokens_of(decode(session(name), [p], options))[0] for p in prompts_of(name)]
 
 
-@pytest.mark.parametrize("at", range(len(MIXES)), ids=["-".join(mix) for mix in MIXES])
-@pytest.mark.parametrize("name", MODELS)
-def test_no_token_changes(name, at):
-    policy, split, kv = MIXES[at]
+@pytest.mark.parametrize(
+    ("name", "policy", "how", "sampler", "parallel"),
+    all_pairs(MODELS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS, (1, 4)),
+)
+def test_no_token_changes(name, policy, how, sampler, parallel):
+    split, kv = how
     own_head = name in with_mtp(MODELS)
     opened = session(name) if own_head else session(name, name)
-    # of the four mixes of a policy each has other circumstances, and other ones for other families
-    turn = at + MODELS.index(name)
-    sampler, parallel = SAMPLERS[turn % 2], (1, 4)[turn // 2 % 2]
     prompts = prompts_of(name)[:parallel]
     options = replace(
         options_of(N, "draft-mtp" if own_head else "draft-simple"),
@@ -89,7 +88,7 @@ def test_wrong_drafts_are_undone(name):
         assert run.trace.rounds.column("rollback_depth").max() > 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_whatever_is_drawn(data):
     """Short drafts and long ones, snapshots that reach and that do not, passes that split."""
@@ -121,17 +120,13 @@ FAULTY = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTY)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "fault"), list(zip(MODELS, cycle(FAULTY))))
 def test_faults_change_the_output(name, fault):
-    """Tokens, or where a model says the same again and again, how sure it is of them."""
+    """Tokens, or where a model says the same again and again, its confidence in them."""
     other = next(one for one in MODELS if one != name)
     base = replace(options_of(20, "draft-simple", n_max=5), **FAULTY[fault])
-    right, wrong = (
-        decode(session(name, other), [prompt_of(name)], replace(base, faults=faults))
-        for faults in ((), (fault,))
-    )
-    assert tokens_of(right) == [golden(name)["greedy"][:20].tolist()]
-    if tokens_of(wrong) == tokens_of(right):
+    wrong = decode(session(name, other), [prompt_of(name)], replace(base, faults=(fault,)))
+    if tokens_of(wrong) == [golden(name)["greedy"][:20].tolist()]:
+        right = decode(session(name, other), [prompt_of(name)], base)
         sure = [tokens_table(run)["target_p"] for run in (right, wrong)]
         assert np.nanmax(np.abs(sure[0] - sure[1])) > 1e-3

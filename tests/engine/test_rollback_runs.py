@@ -16,6 +16,7 @@ from engine.draft.drafter import Draft
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.support.all_pairs import all_pairs
 from tests.support.faults import LARGE_FAULTS
 from tests.support.golden_runs import (
     SAMPLED,
@@ -30,6 +31,7 @@ from tests.support.round_rows import serious
 
 MTP = "qwen35-c-v2x-mtp-f32"
 MIXES = list(product(ROLLBACK_POLICIES, SPLITS, KV_MODES))
+SAMPLERS = (SamplerOptions(), SAMPLED)
 PAIRS = (
     (MTP, None, "draft-mtp"),
     ("qwen35moe-d-v2x-mtp-f32", None, "draft-mtp"),
@@ -50,13 +52,13 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
     return [tokens_of(decode(session(name), [p], options))[0] for p in four_prompts(name)]
 
 
-@pytest.mark.parametrize(("policy", "split", "kv"), MIXES, ids="-".join)
-@pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=lambda v: str(v))
-def test_no_token_changes(name, draft, drafter, policy, split, kv):
+@pytest.mark.parametrize(
+    ("models", "policy", "how", "sampler"),
+    all_pairs(PAIRS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS),
+)
+def test_no_token_changes(models, policy, how, sampler):
+    (name, draft, drafter), (split, kv) = models, how
     opened, prompts = session(name, draft), four_prompts(name)
-    # by turns, other mixes in other pairs
-    turn = MIXES.index((policy, split, kv)) + [pair[0] for pair in PAIRS].index(name)
-    sampler = (SamplerOptions(), SAMPLED)[turn % 2]
     plain = plain_tokens(name, sampler)
     options = replace(
         options_of(14, drafter), sampler=sampler, rollback=policy, split=split, kv=kv, parallel=4
@@ -115,7 +117,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "class Node:\n    def ", "import os\n", "fo
 @pytest.mark.parametrize(("policy", "split", "kv"), MIXES, ids="-".join)
 def test_demo_models_say_the_same(demo, policy, split, kv):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
-    for drafter, sampler in product(("draft-mtp", "draft-simple"), (SamplerOptions(), SAMPLED)):
+    for drafter, sampler in product(("draft-mtp", "draft-simple"), SAMPLERS):
         plain = demo_plain(demo, sampler)
         options = replace(
             options_of(12, drafter),

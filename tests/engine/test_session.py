@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from engine.errors import (
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.session import Session
 from resources import DEMO_TARGET
+from tests.support.all_pairs import all_pairs
 from tests.support.golden_files import second_set, with_mtp
 from tests.support.golden_runs import (
     DATA,
@@ -77,25 +79,30 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
+PAIRS = [
+    *((name, None, "draft-mtp") for name in MTP_MODELS),
+    ("qwen35-b-v2x-tied-f32", "qwen35-a-f32", "draft-simple"),
+    ("qwen35-c-v2x-mtp-f32", "qwen35-c-v2x-mtp-f32", "draft-simple"),
+    ("qwen3next-e-v2x-f32", "qwen3next-e-v2x-f32", "draft-simple"),
+    ("qwen3-f-f32", "qwen3next-e-v2x-f32", "draft-simple"),
+    ("qwen3next-e-v2x-f32", "qwen3-f-f32", "draft-simple"),
+]
+
+
+@cache
+def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
+    options = replace(options_of(30), sampler=sampler)
+    return tokens_of(decode(session(name), [prompt_of(name)], options))
+
+
 @pytest.mark.parametrize(
-    ("name", "draft", "drafter"),
-    [
-        *((name, None, "draft-mtp") for name in MTP_MODELS),
-        ("qwen35-b-v2x-tied-f32", "qwen35-a-f32", "draft-simple"),
-        ("qwen35-c-v2x-mtp-f32", "qwen35-c-v2x-mtp-f32", "draft-simple"),
-        ("qwen3next-e-v2x-f32", "qwen3next-e-v2x-f32", "draft-simple"),
-        ("qwen3-f-f32", "qwen3next-e-v2x-f32", "draft-simple"),
-        ("qwen3next-e-v2x-f32", "qwen3-f-f32", "draft-simple"),
-    ],
+    ("models", "variant", "sampler"), all_pairs(PAIRS, list(VARIANTS), (SamplerOptions(), SAMPLED))
 )
-def test_drafting_changes_no_token(name, draft, drafter, sampler, variant):
-    opened, prompt = session(name, draft), prompt_of(name)
-    plain = decode(opened, [prompt], replace(options_of(30), sampler=sampler))
+def test_drafting_changes_no_token(models, variant, sampler):
+    name, draft, drafter = models
     options = replace(options_of(30, drafter), sampler=sampler, **VARIANTS[variant])
-    run = decode(opened, [prompt], options)
-    assert tokens_of(run) == tokens_of(plain)
+    run = decode(session(name, draft), [prompt_of(name)], options)
+    assert tokens_of(run) == plain_tokens(name, sampler)
     paths = set(run.trace.rounds.texts("rollback_path"))
     if name == "qwen3-f-f32":
         assert paths <= {"none", "seq_rm"}

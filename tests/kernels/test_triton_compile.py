@@ -112,13 +112,16 @@ def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled):
     assert [kernel.name for kernel in compiled] == ["_recurrence"]
 
 
-@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@in_turn("d", [256, 64, 256, 256, 16])
-def test_the_delta_rule_of_prompts(compiled, d, kda):
-    inputs = make(2, d, 500, 1, repeat=2, kda=kda)
-    delta.gated_delta_rule(*inputs, grouped=True)
-    delta.gated_delta_log(*inputs, grouped=False)
-    assert [kernel.name for kernel in compiled] == ["_solve", "_pass"] * 2
+@in_turn("widths", [(256, 16), (64, 256), (256, 64), (256, 256)])
+def test_the_delta_rule_of_prompts(compiled, widths):
+    """Widths with a gate for each channel, which need most registers, and with one for a head."""
+    channels, heads = (
+        make(2, d, 500, 1, repeat=2, kda=kda) for d, kda in zip(widths, (True, False), strict=True)
+    )
+    delta.gated_delta_rule(*channels, grouped=True)
+    delta.gated_delta_log(*channels, grouped=False)
+    delta.gated_delta_log(*heads, grouped=True)
+    assert [kernel.name for kernel in compiled] == ["_solve", "_pass"] * 3
     # plain f32: nothing rounded for the tensor cores
     assert not any("mma" in kernel.ptx for kernel in compiled)
 

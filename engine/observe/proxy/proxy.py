@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 import socket
-import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
@@ -25,7 +24,7 @@ from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_
 from engine.observe.proxy.allowed_hosts import AllowedHosts
 from engine.observe.proxy.exchange_queue import Recording, Tape
 from engine.observe.proxy.json_limits import excess
-from engine.observe.server.address import is_loopback, server_address
+from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import cut_short, unreachable
 from engine.observe.server.reply import CONNECT_S
 
@@ -464,7 +463,7 @@ def _transport(server: _Server) -> httpx.AsyncHTTPTransport:
     if not server.is_local and not proxy_bypass(server.host):
         through = getproxies().get(server.scheme) or getproxies().get("all")
     return httpx.AsyncHTTPTransport(
-        verify=ssl.create_default_context(),  # the system's certificates
+        verify=system_certificates(),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         proxy=through,
     )

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
-from engine.observe.server.address import is_loopback, server_address
+from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
 from engine.observe.server.exchange import exchange
 from engine.observe.server.inbox import Arrival, Inbox
@@ -276,7 +276,7 @@ class ServerClient:
                 base_url=self.address,
                 headers={"Accept-Encoding": "identity"}
                 | ({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}),
-                verify=ssl.create_default_context(),
+                verify=system_certificates(),
                 trust_env=not is_loopback(url.hostname or ""),
                 # a server may close an idle connection just when it is used again
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

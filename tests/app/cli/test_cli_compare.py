@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,16 +164,3 @@ def test_no_prompt_no_model_no_head(cli: Cli) -> None:
     outcome = cli("compare", PLAIN, *QUICK)
     assert outcome.status == 2
     assert "needs an MTP head" in outcome.err
-
-
-def test_neither_qt_nor_torch_before_the_arguments_are_right(
-    python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    done = python(
-        "import sys\nfrom app.__main__ import main\n"
-        "assert main(['compare', '--demo', '-p', 'x', '--lane', 'gdn']) == 2\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert main(['compare', '--demo', '-p', 'x', '-n', '3']) == 0\n"
-        "assert not {'PySide6', 'pyqtgraph'} & set(sys.modules)"
-    )
-    assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,12 +135,3 @@ def test_lanes_of_llama_cpp_join_a_scenario(cli: Cli, monkeypatch: pytest.Monkey
     verdicts = {lane["lane"]: lane["verdict"] for lane in report["lanes"]}
     assert list(verdicts)[-4:] == ["llama.cpp", "llama.cpp,rollback=noise", *lanes[1::2]]
     assert {verdicts[lane] for lane in lanes[1::2]} == {"exact"}
-
-
-def test_listing_needs_no_torch(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = python(
-        "import sys\nfrom app.__main__ import main\n"
-        "assert main(['compare', '--list-scenarios']) == 0\n"
-        "assert not {'torch', 'PySide6'} & set(sys.modules)"
-    )
-    assert done.returncode == 0, done.stderr

@@ -41,8 +41,10 @@ def with_reader_gone(words: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("words", ["info --demo", "tokenize --help"])
-@pytest.mark.parametrize("redirection", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "redirection"),
+    [("info --demo", ">&-"), ("tokenize --help", "<&- >&-"), ("info --demo", "<&- >&- 2>&-")],
+)
 def test_closed_streams(words: str, redirection: str) -> None:
     assert shell(words, redirection) == (0, "")
 
@@ -57,10 +59,10 @@ def test_a_closed_input_is_an_empty_one() -> None:
     assert status == 1 and "Traceback" not in told
 
 
-@pytest.mark.parametrize("words", ["info --demo --json", "--help"])
-def test_a_reader_that_has_gone(words: str) -> None:
+@pytest.mark.parametrize(("words", "expected"), [("info --demo --json", {1}), ("--help", {0, 1})])
+def test_a_reader_that_has_gone(words: str, expected: set[int]) -> None:
     status, told = with_reader_gone(words)
-    assert status in (0, 1) and told == ""
+    assert status in expected and told == ""
 
 
 def test_files_are_written_though_nothing_can_be_printed(tmp_path: Path) -> None:
@@ -84,6 +86,7 @@ def test_an_output_that_is_full(tmp_path: Path, words: str) -> None:
     folder = tmp_path / "trace"
     words = words.format(capture=CAPTURE, folder=folder)
     status, told = shell(words, "> /dev/full")
-    assert status == 1 and "Traceback" not in told
-    assert "The system refuses: No space left on device" in told
+    said = "draftscope: error: The system refuses: No space left on device"
+    assert status == 1 and said in told and "Traceback" not in told
+    assert "import" in words or (told.startswith(said) and told.count("\n") == 1)
     assert folder.exists() == ("import" in words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,18 +247,6 @@ def test_a_conversation_in_the_models_template(cli: Cli) -> None:
 def test_a_draft_model_beside_the_target_is_used(cli: Cli, two: Path) -> None:
     words = ["bench", "-m", DEMO_DRAFT, "-md", DEMO_DRAFT, "--prompts", two, *QUICK, "--json"]
     assert "draft-simple" in names(cli(*words).json)
-
-
-def test_neither_qt_nor_torch_before_the_arguments_are_right(
-    python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    done = python(
-        "import sys\nfrom app.__main__ import main\n"
-        "assert main(['bench', '--demo', '--spec-type', 'x']) == 2\n"
-        "assert main(['match', '--demo', '--spec-type', 'x']) == 2\n"
-        "assert 'torch' not in sys.modules"
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_slots_side_by_side(cli: Cli, two: Path) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from engine.analysis.verdict import LaneVerdict
 from engine.compare.comparison import Comparison
 from engine.compare.scenario import find_scenario
 from engine.compare.scenario_job import start_comparison
@@ -41,6 +42,11 @@ def of_a_golden_model() -> Comparison:
     )
 
 
+@cache
+def clean_verdicts(compare: Callable[[], Comparison]) -> dict[str, LaneVerdict]:
+    return verdicts(compare())
+
+
 def spoilt(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
     collect = PlaneMemory._collect
 
@@ -65,7 +71,7 @@ CHANGES = {
 def test_a_wrong_copy_is_caught(
     compare: Callable[[], Comparison], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean = verdicts(compare())
+    clean = clean_verdicts(compare)
     monkeypatch.setattr(PlaneMemory, "_collect", spoilt(CHANGES[change]))
     wrong = verdicts(compare())
     for lane, verdict in clean.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerO
 from engine.run import Run
 from engine.trace.records import GHOST_KINDS, MISSING
 from engine.trace.store import TraceStore
+from tests.support.all_pairs import all_pairs
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 
 MTP, SMALL, DENSE = "qwen35-c-v2x-mtp-f32", "qwen35-a-f32", "qwen3-f-f32"
@@ -47,10 +48,10 @@ def passes_per_round(trace: TraceStore, purpose: str = "verify") -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "split", "kv"), list(product(ROLLBACK_POLICIES, SPLITS, KV_MODES)), ids="-".join
+    ("models", "policy", "split", "kv"), all_pairs(PAIRS, list(ROLLBACK_POLICIES), SPLITS, KV_MODES)
 )
-@pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=lambda v: str(v))
-def test_drafts_of_unequal_length_change_no_token(name, draft, drafter, policy, split, kv):
+def test_drafts_of_unequal_length_change_no_token(models, policy, split, kv):
+    name, draft, drafter = models
     opened = session(name, draft)
     spec = SpecOptions(types=(drafter,), n_max=4, p_min=0.2)
     for sampler, parallel in ((SamplerOptions(), 1), (SAMPLED, 4), (SamplerOptions(), 5)):
@@ -133,9 +134,9 @@ def test_one_long_draft_does_not_drag_the_others_along(monkeypatch):
     assert found == [("1", 49, 0, "padding dearer than a pass"), ("0 2 3 4", 2, 0, "all tokens")]
 
 
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("n_batch", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("policy", "n_batch", "split"), all_pairs(list(ROLLBACK_POLICIES), [1, 5, 16], SPLITS)
+)
 def test_a_long_prompt_does_not_stall_the_others(policy, split, n_batch):
     options = options_of(12, "draft-mtp", parallel=2, rollback=policy, split=split, n_batch=n_batch)
     run = decode(session(MTP), prompts_of(MTP, 4), options)
@@ -180,9 +181,10 @@ def test_time_is_booked_to_the_sequences_that_it_was_spent_on():
     assert trace.rounds.column("verify_ms")[is_prompt].sum() == pytest.approx(ms[prompts].sum())
 
 
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("policy", "kv", "sampler"),
+    all_pairs(list(ROLLBACK_POLICIES), KV_MODES, (SamplerOptions(), SAMPLED)),
+)
 def test_freed_slots_are_refilled_at_once(policy, kv, sampler):
     options = replace(
         options_of(9, "draft-mtp", parallel=2), rollback=policy, kv=kv, sampler=sampler

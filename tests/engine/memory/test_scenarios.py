@@ -23,6 +23,7 @@ from engine.compare.memory_script_parser import memory_scripts, parse_script
 from engine.memory.hybrid import HybridMemory
 from engine.session import Session
 from resources import MEMORY_SCRIPTS
+from tests.support.all_pairs import all_pairs
 from tests.support.closeness import nmse
 from tests.support.copy_bugs import (
     a_copy_loses_the_pending_rollback,
@@ -44,7 +45,6 @@ SCRIPTS = {script.name: script for script in memory_scripts(MEMORY_SCRIPTS)}
 CASES = [(name, policy) for name, script in SCRIPTS.items() for policy in script.policies]
 FIRST = "1-save-after-rollback"
 
-every_case = pytest.mark.parametrize(("name", "policy"), CASES)
 every_model = pytest.mark.parametrize("model", MODELS)
 
 
@@ -76,18 +76,12 @@ def test_every_script_is_there() -> None:
     assert {policy for _, policy in CASES} == {*ROLLING, "checkpoint"}
 
 
-@every_model
-@every_case
-def test_scenario(model: str, name: str, policy: str) -> None:
-    played = play(model, SCRIPTS[name], policy)
+@pytest.mark.parametrize(("case", "model", "fill"), all_pairs(CASES, MODELS, list(FILLS)))
+def test_scenario(case: tuple[str, str], model: str, fill: str) -> None:
+    name, policy = case
+    played = play(model, SCRIPTS[name], policy, fill)
     assert played.outcomes
     assert wrong(played) == []
-
-
-@pytest.mark.parametrize("fill", ["00", "3E"])
-@every_case
-def test_scenario_over_other_bytes(name: str, policy: str, fill: str) -> None:
-    assert wrong(play(MODELS[0], SCRIPTS[name], policy, fill)) == []
 
 
 @pytest.mark.parametrize("policy", ROLLING)

