@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QMainWindow, QMenuBar
 from app.actions import SPECS
 from app.actions.actions import Actions, submenu_of
 from app.dialogs.help import AboutDialog, ShortcutsDialog
+from app.dialogs.help_pages import open_help
 from app.dialogs.palette import Command, CommandPalette
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
@@ -40,7 +41,7 @@ from engine.trace.run_ref import RunRef
 
 
 class MainWindow(QMainWindow):
-    """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
+    """Everything on screen. The bridge is given, so that a test can connect a fake engine.
 
     `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
     `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
@@ -136,7 +137,7 @@ class MainWindow(QMainWindow):
         self.banners.add(severity, message, remedy)
 
     def show_unexpected(self, summary: str) -> None:
-        """A banner for an error that nobody foresaw."""
+        """A banner for an unforeseen error."""
         self.banners.add(
             "error",
             f"Something unexpected happened: {summary}.",
@@ -145,7 +146,7 @@ class MainWindow(QMainWindow):
         )
 
     def show_crash(self, trace: str) -> None:
-        """A banner for the stack that an earlier run left behind when it died."""
+        """A banner for the stack that an earlier run left when it died."""
         self.banners.add(
             "warning",
             "Draftscope ended abnormally the last time.",
@@ -217,6 +218,7 @@ class MainWindow(QMainWindow):
             "go.find_previous": lambda: self.tokens.step_hit(-1),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
+            "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_environment": copies.environment,
             "help.copy_report": copies.report,

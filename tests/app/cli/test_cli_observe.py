@@ -396,7 +396,7 @@ def test_colours_are_for_terminals(cli: Cli, server: ScriptedServer, monkeypatch
     assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     plain = cli("observe", server.url, *PROMPT).out
-    assert "\x1b[32m" in plain and "\x1b[33m" in plain
+    assert "\x1b[4;38;5;32m" in plain and "\x1b[1;38;5;166m" in plain
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
 

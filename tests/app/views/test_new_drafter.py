@@ -8,7 +8,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.__main__ import main
-from app.cli.common import new_parser
+from app.cli.parser import new_parser
 from app.cli.run_arguments import add_arguments, run_options
 from app.models.why_not import why_not
 from app.views.run_panel import RunPanel
