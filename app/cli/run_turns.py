@@ -48,9 +48,7 @@ def run_turns(
         (args.markdown, "--markdown"),
     ):
         if given:
-            raise OptionError(
-                f"{name} cannot be combined with --turns.", "Leave one of the two out."
-            )
+            raise OptionError(f"{name} cannot be combined with --turns.", "Leave one out.")
     cached = cache_options(args)
     recorded = read_recorded(args.turns)
     print_notes(options, has_cache=cached is not None)

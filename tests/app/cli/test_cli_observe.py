@@ -158,7 +158,10 @@ def test_the_server_s_own_model_judges_what_it_emitted(
     ("words", "said"),
     [
         ((), "There is no prompt."),
-        (("--listen", "0", "--rescore", DEMO_TARGET), "--rescore goes not with --listen."),
+        (
+            ("--listen", "0", "--rescore", DEMO_TARGET),
+            "--rescore cannot be combined with --listen.",
+        ),
         (("-p", "x", "--id-slot", -1), "--id-slot is outside 0..65536."),
         (("-p", "x", "--request", "[1]"), "is not a JSON object"),
         (("-p", "x", "--request", '{"stream": false}'), "--request sets stream"),
