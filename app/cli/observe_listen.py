@@ -82,7 +82,7 @@ class _Told:
         self._seen = len(self._run.requests)
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
-            for seq_id, counts in zip(request.seq_ids, request.counts, strict=True):
+            for seq_id, counts in zip(request.seq_ids, request.told, strict=True):
                 print_line(f"{seq_id} {request.facts['path']}: {_fared(counts, request.facts)}")
 
 

@@ -304,9 +304,9 @@ class HelpPages(QDialog):
         found = document.find(words) if len(words) >= _FEWEST else QTextCursor()
         while not found.isNull():
             mark = QTextEdit.ExtraSelection()
-            mark.cursor = found  # type: ignore[attr-defined]
-            mark.format.setBackground(self.palette().color(QPalette.ColorRole.Accent))  # type: ignore[attr-defined]
-            mark.format.setForeground(self.palette().color(QPalette.ColorRole.Base))  # type: ignore[attr-defined]
+            mark.cursor = found
+            mark.format.setBackground(self.palette().color(QPalette.ColorRole.Accent))
+            mark.format.setForeground(self.palette().color(QPalette.ColorRole.Base))
             marks.append(mark)
             found = document.find(words, found)
         self.browser.setExtraSelections(marks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextTable
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.window.dialogs.help_pages import HelpPages, blocks, heading_position, slug
@@ -131,6 +132,7 @@ def test_a_theme_recolours_the_page_and_keeps_the_place(
     place = bar.value()
     for theme in ("light", "dark"):
         window.set_theme(theme)
+        QApplication.processEvents()  # palettes are passed on by events
         assert bar.value() == place > 0
         image = pages.browser.viewport().grab().toImage()
         corner = image.pixelColor(4, image.height() // 2)
