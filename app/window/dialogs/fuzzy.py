@@ -11,7 +11,7 @@ def score(query: str, text: str) -> int | None:
     """How well the letters of the query, in order, fit into the text; None if they do not.
 
     Spaces and case do not count. Letters at the beginning of a word and letters side by side
-    are worth more; so is a text with little beside them. The best of all placements is taken.
+    are worth more; so is a text with little else in it. The best of all placements is taken.
     """
     letters = query.replace(" ", "").lower()
     body = text.lower()
