@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 
 from app.cli import output
-from app.cli.common import SUBCOMMANDS, module_of, new_parser
 from app.cli.interruption import Interrupted, interrupt, on_signal
+from app.cli.parser import SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError, OptionError
 
 EXIT_FAILED = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def demo_prompts() -> list[DemoPrompt]:
     return [DemoPrompt(entry["name"], entry["text"]) for entry in entries]
 
 
-def help_topics() -> dict[str, Path]:
-    """The pages of help, Markdown that begins with a heading, by topic."""
-    return {path.stem: path for path in sorted(HELP.glob("*.md"))}
+def help_topics() -> dict[str, str]:
+    """The titles of the pages of help, by topic."""
+    return {
+        path.stem: help_page(path.stem).partition("\n")[0][2:] for path in sorted(HELP.glob("*.md"))
+    }
+
+
+def help_page(topic: str) -> str:
+    """A page of help: Markdown that begins with its title as a heading, without comments."""
+    text = (HELP / f"{topic}.md").read_text(encoding="utf-8")
+    return re.sub(r"<!--.*?-->\n", "", text, flags=re.DOTALL)

@@ -93,9 +93,12 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "menu.theme",
         ),
     ),
-    ("&Help", ("help.shortcuts", "help.copy_environment", "help.copy_report", "help.about")),
+    (
+        "&Help",
+        ("help.pages", "help.shortcuts", "help.copy_environment", "help.copy_report", "help.about"),
+    ),
 )
-"""Menu titles and their entries; "menu.…" stands for a submenu that the window fills."""
+"""Menu titles and their entries; "menu.…" is a submenu that the window fills."""
 
 SUBMENUS = {
     "plot.": "Plots",

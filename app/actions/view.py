@@ -157,6 +157,7 @@ PLOT = (
 
 
 HELP = (
+    ActionSpec("help.pages", "&Help Pages", "Read and search the pages of help", "Shift+F1"),
     ActionSpec("help.shortcuts", "Keyboard &Shortcuts", "List all actions and their keys", "F1"),
     ActionSpec(
         "help.copy_report",

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_requests(parser)
     add_sampling(parser)
     add_speculation(
-        parser, default="each that the model makes possible, none beside it", repeatable=True
+        parser, default="each that the model makes possible, none among them", repeatable=True
     )
     add_synthetic(parser)
     memory = parser.add_argument_group("memory and batches")
@@ -91,7 +91,7 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=_widths,
         metavar="N[,N]",
-        help="so many requests side by side: aggregate speed, and its ratio to the first number",
+        help="requests side by side: aggregate speed, and its ratio to the first number",
     )
     one.add_argument(
         "--recording",
@@ -112,7 +112,7 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         help="several sequences in one forward pass against one sequence per pass",
     )
     one.add_argument(
-        "--steps", type=_widths, metavar="N[,N]", help="forward steps of so many tokens"
+        "--steps", type=_widths, metavar="N[,N]", help="forward steps of these numbers of tokens"
     )
     one.add_argument(
         "--against",

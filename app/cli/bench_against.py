@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.device not in ("auto", "cpu"):
         raise OptionError("--against compares on the processor.", "Leave --device out.")
     if args.n_predict < 1:
-        raise OptionError(f"-n {args.n_predict} is no number of tokens.", "Choose one from 1.")
+        raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
     args.device = "cpu"
     args.pairs, args.depth = args.pairs or _N_PAIRS, args.depth or 0
     _, prompts = prompt_set(args, SUITES)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_head(args: argparse.Namespace, target: Path) -> bool:
-    """Whether speculation is compared: the model has an MTP head, and nobody says `none`."""
+    """Whether speculation is compared: the model has an MTP head, and `none` was not asked for."""
     with GgufFile.open(target) as file:
         info = describe(file)
     if info.n_ctx_train <= args.depth + _N_PROMPT:
@@ -178,7 +178,7 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
         "logits of every token, as here."
     )
     if report["depth"]:
-        yield f"All of these behind {report['depth']} tokens."
+        yield f"All of these after {report['depth']} tokens."
     if report["acceptance"]:
         rates = ",".join(f"{rate:g}" for rate in report["speculation"]["rates"])
         theirs, ours = (median(side) for side in zip(*report["acceptance"], strict=True))

@@ -127,7 +127,7 @@ def _split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str
 def _step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
     """One line per width; the time in kernels is a part of the median."""
     yield (
-        f"{_headline(facts)}: behind one token, logits of {facts['outputs']}, "
+        f"{_headline(facts)}: after one token, logits of {facts['outputs']}, "
         f"{facts['repeat']} repetitions"
     )
     yield ""

@@ -123,7 +123,7 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """Say on stderr that so many of the requests are done, and what the last one was."""
+    """Say on stderr how many of the requests are done, and what the last one was."""
     tell(f"[{done:>{len(str(total))}}/{total}] {what}", "")
 
 

@@ -68,4 +68,4 @@ def _lines(rows: list[SlotRow]) -> Iterator[str]:
             f"{row.ratio:.2f}",
         )
     yield ""
-    yield "tok/s: of all slots together, behind the prompts; seconds: prompts included"
+    yield "tok/s: of all slots together, after the prompts; seconds: prompts included"

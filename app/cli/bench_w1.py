@@ -35,7 +35,7 @@ _HEADS = (
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation in every configuration, print and write what was finished."""
     if args.repeat is not None:
-        raise OptionError("--repeat goes not with --w1.", "Leave it out.")
+        raise OptionError("--repeat cannot be combined with --w1.", "Leave it out.")
     cached = cache_options(args)
     set_name, messages = prompt_set(args, CONVERSATIONS)
     opened = open_bench(args)

@@ -154,7 +154,7 @@ def _depths(text: str) -> tuple[int, ...]:
     """Numbers of drafted tokens separated by commas, as an argparse type."""
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= 64 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers from 1 to 64")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from 1 to 64")
     if len(words) > _MOST_DEPTHS:
         raise argparse.ArgumentTypeError(f"{text!r} has more than {_MOST_DEPTHS} depths")
     return tuple(dict.fromkeys(map(int, words)))

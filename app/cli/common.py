@@ -1,4 +1,4 @@
-"""What the subcommands share: parsers, the model argument, value types, output."""
+"""Arguments that several subcommands take, and the types of their values."""
 
 from __future__ import annotations
 
@@ -6,86 +6,18 @@ import argparse
 import math
 import os
 import sys
-from keyword import iskeyword
 from pathlib import Path
-from typing import Any, NoReturn
 
-from app.cli.output import is_terminal, print_line, show_progress, tell
+from app.cli.output import is_terminal, show_progress
 from engine.errors import OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
 from engine.progress import ReportProgress
 from engine.size_text import size_text
-from engine.version import version
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 _MOST_TEXT = 16 << 20
 """Bytes of a prompt."""
-
-SUBCOMMANDS = {
-    "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
-    "tokenize": "token ids and pieces of a text",
-    "logits": "logits at every position of a token sequence, as an .npz file",
-    "run": "decode prompts, speculatively if asked; print text and timings",
-    "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
-    "compare": "rollback policies side by side against plain decoding: where logits diverge",
-    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
-    "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
-    "bench": "the prompt suite with and without speculation; other measurements",
-    "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
-    "tune": "which drafter, n_max and p_min, and is it worth it: recorded, simulated, confirmed",
-    "match": "the same prompts one by one and side by side: is every text the same",
-    "fidelity": "how far each compute mode's logits are from those of f32",
-    "import": "captures, logs and records of other engines, as a trace",
-    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
-    "rescore": "the tokens of any engine's run judged again by this one on the same file",
-    "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
-    "demo-path": "where the bundled demo models are",
-    "help": "pages on what the tool does, such as which faults it sees",
-}
-
-
-def module_of(subcommand: str) -> str:
-    """The module that runs a subcommand, or the window for none."""
-    name = subcommand.replace("-", "_") or "launch"
-    return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print_line(f"draftscope {version()}")
-        parser.exit()
-
-
-class _Parser(argparse.ArgumentParser):
-    """Takes `--option=--` for what it says; argparse would drop the dashes and leave a list."""
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
-            value = self._get_value(action, "--")
-            self._check_value(action, value)
-            return value
-        return super()._get_values(action, arg_strings)
-
-    def error(self, message: str) -> NoReturn:
-        """One line, whatever the message quotes."""
-        self.print_usage(sys.stderr)
-        tell(f"error: {message}", f"{self.prog}: ")
-        self.exit(2)
-
-
-def new_parser(subcommand: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand, or of the window for the empty name."""
-    parser = _Parser(
-        prog=f"draftscope {subcommand}".rstrip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    if subcommand:
-        summary = SUBCOMMANDS[subcommand]
-        parser.description = f"{summary[0].upper()}{summary[1:]}."
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
-    return parser
 
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -255,7 +187,7 @@ def check_output(path: Path, option: str) -> None:
 
 def loading_line() -> ReportProgress | None:
     """A progress callback that keeps one line on a terminal up to date; None elsewhere."""
-    if not is_terminal(sys.stderr):
+    if not is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
         return None
     shown = -1
 

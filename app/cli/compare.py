@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
         "batch-invariant, free (drafts and accepts on its own until it forks) and forks (copies of "
         "each sequence go on in turns with it, in batches of changing order); `llama.cpp` (or "
-        "`peer`) for llama.cpp on the same file, beside three lanes that round as it does and show "
+        "`peer`) for llama.cpp on the same file, with three lanes that round as it does and show "
         "what that explains; `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch]"
         "[,show-planes]`, `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` "
         "for its own rollback, measured against llama.cpp token by token; `noise,key=value…` for "
@@ -262,7 +262,7 @@ def _counts(text: str) -> tuple[int, ...]:
     """Whole numbers separated by commas, as an argparse type."""
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
     return tuple(map(int, words))
 
 

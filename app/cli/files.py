@@ -35,7 +35,7 @@ def check_files(target: Path, drafts: Sequence[Path] = ()) -> None:
 
 
 def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] = ()) -> Session:
-    """Load model files as --compute, --device and --threads say, a terminal told how far it is.
+    """Load model files as --compute, --device and --threads say, with progress on a terminal.
 
     Raises what Session.open does.
     """

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+from difflib import get_close_matches
 
-from app.cli.output import print_lines, print_text
-from resources import help_topics
+from app.cli.markdown_text import plain_text
+from app.cli.output import print_lines, print_pages
+from engine.errors import OptionError
+from resources import help_page, help_topics
+
+_WIDEST = 100
+"""Columns of a page, also where the terminal has more: longer lines are hard to read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    topics = help_topics()
+    parser.epilog = "topics:\n" + "\n".join(_titles())
     parser.add_argument(
-        "topic",
-        metavar="TOPIC",
-        nargs="?",
-        choices=[*topics],
-        help=f"the page to print: {', '.join(topics)}; without it, what there is",
+        "topic", metavar="TOPIC", nargs="?", help="the page to print; without it, what there is"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a page, or the titles of all."""
-    topics = help_topics()
+    """Print a page, or the titles of all. Raises OptionError for an unknown topic."""
     if args.topic is None:
-        texts = {name: path.read_text(encoding="utf-8") for name, path in topics.items()}
-        print_lines(f"{name}: {text.partition(chr(10))[0][2:]}" for name, text in texts.items())
-    else:
-        print_text(topics[args.topic].read_text(encoding="utf-8"))
+        print_lines([*_titles(), "", "draftscope help TOPIC prints a page."])
+        return 0
+    topics = help_topics()
+    topic = args.topic.lower().removesuffix(".md").replace("_", "-").replace(" ", "-")
+    if topic not in topics:
+        near = get_close_matches(topic, topics, n=2, cutoff=0.6)
+        raise OptionError(
+            f"There is no page {args.topic!r}.",
+            f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(topics)}.",
+        )
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    print_pages(plain_text(help_page(topic), width))
     return 0
+
+
+def _titles() -> list[str]:
+    return [f"  {topic:<16} {title}" for topic, title in help_topics().items()]

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's model, for ids of prompts and of chats, which captures have as text",
     )
     parser.add_argument(
-        "--as", dest="name", choices=NAMES, help="what the files are, where it cannot be told"
+        "--as", dest="name", choices=NAMES, help="what the files are, where it cannot be recognised"
     )
     parser.add_argument(
         "--trace", metavar="DIR", type=Path, help="folder that the trace is written to"
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.trace.store import TraceStore
 
     if args.log is not None and len(args.files) != 1:
-        raise OptionError("--log belongs to one capture.", "Name one FILE beside it.")
+        raise OptionError("--log belongs to one capture.", "Name one FILE with it.")
     if args.trace is not None:
         check_trace_folder(args.trace)
     vocabulary = None
@@ -105,7 +105,7 @@ def _line(store: TraceStore, run_id: int) -> str:
     parts = [
         f"{len(figures['stops'])} requests",
         f"{figures['rounds']} rounds",
-        "tokens not told" if tokens is None else f"{tokens:,} tokens",
+        "tokens not known" if tokens is None else f"{tokens:,} tokens",
     ]
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")

@@ -168,7 +168,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A metadata value for JSON; long arrays are told by their length alone."""
+    """A metadata value for JSON; long arrays become their length."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and len(value) > 64:

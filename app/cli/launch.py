@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from app.cli import desktop
-from app.cli.common import SUBCOMMANDS
 from app.cli.display import check_display
+from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import OptionError
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "\n".join(
         [
-            "subcommands (draftscope SUBCOMMAND --help):",
+            "subcommands (draftscope SUBCOMMAND --help; pages: draftscope help):",
             *(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items()),
         ]
     )
@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (*models, *(args.spec_draft_model or [])):
         if not path.is_file():
             raise OptionError(
-                f"{path} is neither a file nor a subcommand.",
-                f"Name a GGUF file or one of {', '.join(SUBCOMMANDS)}.",
+                f"{path} is neither a file nor a subcommand.", unknown_command(str(path))
             )
     if models and args.demo:
         raise OptionError("Both a model and --demo are given.", "Use one of them.")
@@ -102,7 +101,7 @@ def _trace(paths: list[Path]) -> Path | None:
         traces = [path for path in others if recognise_file(path)]
     if folders and not traces:
         raise OptionError(
-            f"{folders[0]} is no exported trace: {SESSION_FILE} is missing.",
+            f"{folders[0]} is not an exported trace: {SESSION_FILE} is missing.",
             "Name the folder that an export wrote.",
         )
     if traces and len(paths) > 1:

@@ -31,12 +31,13 @@ from app.cli.recorded import check_trace_folder, export, keep_capture, record
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import add_prompts
 from app.cli.server import add_key, connect
+from app.cli.token_styles import LEGEND, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
-from engine.report.headline import headline
+from engine.report.headline import figure_lines
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from engine.observe.server.server_run import AnsweredSequence, ServerRun
     from engine.session import Session
 
-_COLOURS = {"accepted": 32, "bonus": 36, "replacement": 33, "unknown": 90}
-"""Of the terminal, by kind of token; the target's own tokens have none."""
 _MOST_PAINTED = 2000
 """Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
 
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "What a request cannot set, such as drafters, the server decides when it is started.\n"
-        "On a terminal accepted tokens are green, replacements yellow, bonus tokens cyan.\n\n"
+        f"{LEGEND}\n\n"
         "exit status: 0 all replies complete, 1 the server failed or, with --rescore, a token is\n"
         "not the model's choice, 2 wrong usage\n\n"
         "example:\n"
@@ -95,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     more = parser.add_argument_group("requests")
     add_options(more, [one for one in options_in(RunOptions) if one.path == ("parallel",)])
     add_options(more, options_in(RequestOptions))
-    for one in options_in(RunOptions):  # known, so that what has no effect is told
+    for one in options_in(RunOptions):  # known, so that a note can say it has no effect
         if why_not_sent(one):
             parser.add_argument(
                 *one.option.flags,
@@ -153,7 +152,8 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
         raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
     if args.rescore is not None:
         raise OptionError(
-            "--rescore goes not with --listen.", "Re-score the trace with `draftscope rescore`."
+            "--rescore cannot be combined with --listen.",
+            "Re-score the trace with `draftscope rescore`.",
         )
     try:
         client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
@@ -298,7 +298,7 @@ class _Stream:
         print_text("\n\n")
 
 
-def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, int | None]]:
+def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
     """Text and colour of each emitted token of the first sequence in rows of `tokens`; empty for
     one whose text comes with a later one."""
     tokens = trace.tokens
@@ -308,7 +308,7 @@ def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, i
     for seq_id, token, text, kind in zip(sequences, ids, own, kinds, strict=True):
         if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
-            yield (text or known.decode("utf-8", "replace"))[:_MOST_PAINTED], _COLOURS.get(kind)
+            yield styled((text or known.decode("utf-8", "replace"))[:_MOST_PAINTED], kind)
 
 
 def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:
@@ -322,7 +322,7 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
         print_lines(lines(rescored))
     print_lines(finding_lines(job.trace))
     totals = job.summary()
-    print_line(headline(totals))
+    print_lines(figure_lines(totals))
     if paths := _paths(job):
         print_line(", ".join(f"{n} {name}" for name, n in paths.items()))
     if job.counted.moved:
@@ -331,7 +331,6 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
             print_line(f"{name:<16} {server:>8.0f} {here:>8}")
     for sentence in filter(None, (job.uncounted, job.unread_log)):
         note(sentence)
-    print_json(totals)
 
 
 def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:

@@ -50,9 +50,9 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
     if not run.is_local:
         tell("warning: other machines can use the server through this port.")
-    told = _Told(run)
+    counts = _Told(run)
     try:
-        record(run, run.advance, args.trace, show=lambda: None if args.json else told.show())
+        record(run, run.advance, args.trace, show=lambda: None if args.json else counts.show())
     except Interrupted as ending:
         if ending.status != 128 + signal.SIGINT:
             raise
@@ -62,7 +62,7 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
         if args.json:
             print_json(_report(run))
         else:
-            told.show()
+            counts.show()
             _print_summary(run)
         if run.unread_log:
             note(run.unread_log)
@@ -82,21 +82,21 @@ class _Told:
         self._seen = len(self._run.requests)
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
-            for seq_id, told in zip(request.seq_ids, request.told, strict=True):
-                print_line(f"{seq_id} {request.facts['path']}: {_fared(told, request.facts)}")
+            for seq_id, counts in zip(request.seq_ids, request.told, strict=True):
+                print_line(f"{seq_id} {request.facts['path']}: {_fared(counts, request.facts)}")
 
 
-def _fared(told: Timings | None, facts: dict[str, Any]) -> str:
-    """What the server itself told last of a request: rounds may still wait for its log."""
-    if told is None:
+def _fared(counts: Timings | None, facts: dict[str, Any]) -> str:
+    """What the server itself reported last of a request: rounds may still wait for its log."""
+    if counts is None:
         line = "no figures"
     else:
-        line = f"{told.predicted_n} tokens"
-        if told.predicted_n > 1 and told.predicted_ms > 0:
-            line += f", {1e3 * (told.predicted_n - 1) / told.predicted_ms:.1f} tokens/s"
-        if told.draft_n:
-            rate = told.draft_n_accepted / told.draft_n
-            line += f"; {told.draft_n_accepted} of {told.draft_n} drafted tokens accepted"
+        line = f"{counts.predicted_n} tokens"
+        if counts.predicted_n > 1 and counts.predicted_ms > 0:
+            line += f", {1e3 * (counts.predicted_n - 1) / counts.predicted_ms:.1f} tokens/s"
+        if counts.draft_n:
+            rate = counts.draft_n_accepted / counts.draft_n
+            line += f"; {counts.draft_n_accepted} of {counts.draft_n} drafted tokens accepted"
             line += f" ({rate:.3f})"
     return line + (f"; {facts['error']}" if "error" in facts else "")
 

@@ -16,12 +16,15 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
+from app.cli.interruption import on_signal
 from engine.terminal_text import TEXT, terminal_text
 
 if TYPE_CHECKING:
@@ -121,17 +124,35 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_text(text: str) -> None:
     """Text of a run, at once and without a line end."""
-    print_texts([(text, None)])
+    print_texts([(text, "")])
 
 
-def print_texts(texts: Iterable[tuple[str, int | None]]) -> None:
-    """The same, each piece in a colour of the terminal, as SGR numbers it, or in none."""
+def print_texts(texts: Iterable[tuple[str, str]]) -> None:
+    """The same, each piece with the SGR parameters of its style on a terminal, empty for none."""
     has_terminal, has_colours = is_terminal(sys.stdout), is_coloured()
     pieces = []
-    for text, colour in texts:
+    for text, style in texts:
         piece = terminal_text(text, TEXT) if has_terminal else text
-        pieces.append(f"\x1b[{colour}m{piece}\x1b[0m" if colour and has_colours else piece)
+        pieces.append(f"\x1b[{style}m{piece}\x1b[0m" if style and has_colours else piece)
     print("".join(pieces), end="", flush=True)
+
+
+def print_pages(text: str) -> None:
+    """A long text of this program, in the user's pager where standard output is a terminal and
+    there is one: $PAGER, else less or more; an empty $PAGER, or cat, is none."""
+    chosen = os.environ.get("PAGER")
+    found = [shutil.which(name) for name in ("less", "more")] if chosen is None else [chosen]
+    command = shlex.split(next(filter(None, found), ""))
+    if not is_terminal(sys.stdout) or not command or shutil.which(command[0]) is None:
+        print_text(text)
+        return
+    flush()
+    # -F: a text that fits is only printed; -R: letters of any language; -X: it stays on the screen
+    environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
+    with on_signal(lambda _: None):  # Ctrl-C is for the pager
+        subprocess.run(
+            command, input=terminal_text(text, TEXT).encode(), env=environment, check=False
+        )
 
 
 def print_json(value: Any) -> None:
@@ -140,7 +161,7 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON: what is printable stands as it is, all else as \\uXXXX."""
+    """Indented JSON: what is printable is kept, all else as \\uXXXX."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     return _NOT_ASCII.sub(lambda found: _json_character(found[0]), text)
 
@@ -181,7 +202,8 @@ def _to_terminal(text: str) -> None:
 
 def is_coloured() -> bool:
     """Whether standard output is a terminal that may be sent colours."""
-    return is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return is_terminal(sys.stdout) and not is_plain
 
 
 def is_terminal(stream: TextIO | None) -> bool:

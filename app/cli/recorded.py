@@ -62,7 +62,7 @@ def decode(
     content: ContentHash | None = None,
     show: Callable[[], None] = lambda: None,
 ) -> None:
-    """As `record`, and the hash of the model's content is begun once tokens come."""
+    """As `record`, and the hash of the model's content starts once tokens come."""
     if folder is not None and content is not None:
         content.start(lambda: job.done or any(job.emitted))
     record(job, advance, folder, content, show)

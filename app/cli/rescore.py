@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
         "request's sampler can draw. What rounding moves is measured on the same text.\n\n"
         "exit status: 0 every token is the target's choice, 1 one is not, or the run is of\n"
-        "another model, 2 wrong usage, or nobody can tell whether the model is the same\n\n"
+        "another model, 2 wrong usage, or it is unknown whether the model is the same\n\n"
         "example:\n"
         "  draftscope rescore trace/ model.gguf --trace rescored/"
     )
@@ -127,7 +127,7 @@ def opened_trace(path: Path) -> TraceStore:
     if folder is not None:
         return open_trace(folder)
     if path.is_dir():
-        raise TraceFileError(f"{path} is no exported trace.", "Name the folder of one.")
+        raise TraceFileError(f"{path} is not an exported trace.", "Name the folder of one.")
     store = TraceStore()
     import_file(store, path)
     return store
@@ -165,7 +165,7 @@ def rescored(
 def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
-    """Of several runs, those that can be; why the others cannot is told."""
+    """Of several runs, those that can be; a note says why the others cannot."""
     from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)

@@ -11,18 +11,27 @@ from app.cli.common import draft_paths, target_path
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
-from app.cli.output import print_json, print_line, print_lines, print_text, tell
+from app.cli.output import (
+    is_coloured,
+    print_json,
+    print_line,
+    print_lines,
+    print_text,
+    print_texts,
+    tell,
+)
 from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
 from app.cli.run_turns import refuse_turns, run_turns
+from app.cli.token_styles import styled
 from engine.analysis.audit_text import audit_text
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
-from engine.report.headline import headline
-from engine.trace.records import EMITTED_KINDS
+from engine.report.headline import figure_lines
+from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -72,14 +81,16 @@ def run(args: argparse.Namespace) -> int:
         print_json(_report(job, session, options, target, drafts))
         return 0
     if not streaming:
-        _print_sequences(job, prompts, echo=not args.chat)
+        for seq_id, prompt in enumerate(prompts):
+            print_line(f"--- sequence {seq_id}")
+            stream = _Stream(trace, session, "" if args.chat else prompt.text, seq_id)
+            stream.show()
+            stream.end()
     print_lines(finding_lines(trace))
     if args.audit:
         for line in audit_text(trace.runs[job.run_id]):
             tell(line)
-    totals = job.summary()
-    print_line(headline(totals))
-    print_json(totals)
+    print_lines(figure_lines(job.summary()))
     return 0
 
 
@@ -113,11 +124,14 @@ def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource
 
 
 class _Stream:
-    """Prints the prompt, and its continuation as the rounds bring it."""
+    """Prints a prompt, and its continuation as the rounds bring it; where there are colours with
+    the drafts that were not accepted in place, elsewhere the text alone."""
 
-    def __init__(self, trace: TraceStore, session: Session, prompt: str) -> None:
-        self._tokens = trace.tokens
+    def __init__(self, trace: TraceStore, session: Session, prompt: str, seq_id: int = 0) -> None:
+        self._tokens, self._seq_id = trace.tokens, seq_id
+        self._tokenizer = session.tokenizer
         self._decoder = StreamDecoder(session.tokenizer)
+        self._kinds = (*EMITTED_KINDS, *GHOST_KINDS) if is_coloured() else EMITTED_KINDS
         self._seen = 0
         print_text(prompt)
 
@@ -126,23 +140,22 @@ class _Stream:
         n = len(self._tokens)
         kinds = self._tokens.texts("kind", self._seen, n)
         ids = self._tokens.column("token_id", self._seen, n).tolist()
+        sequences = self._tokens.column("seq_id", self._seen, n).tolist()
         self._seen = n
-        text = "".join(
-            self._decoder.push(token)
-            for token, kind in zip(ids, kinds, strict=True)
-            if kind in EMITTED_KINDS
+        print_texts(
+            styled(self._text(token, kind), kind)
+            for token, kind, seq_id in zip(ids, kinds, sequences, strict=True)
+            if seq_id == self._seq_id and kind in self._kinds
         )
-        print_text(text)
+
+    def _text(self, token: int, kind: str) -> str:
+        if kind in GHOST_KINDS:
+            return self._tokenizer.decode((token,), special=True)
+        return self._decoder.push(token)
 
     def end(self) -> None:
         """Print what is left of an unfinished character, and an empty line."""
         print_text(self._decoder.flush() + "\n\n")
-
-
-def _print_sequences(job: Run, prompts: list[Prompt], *, echo: bool) -> None:
-    for result, prompt in zip(job.results(), prompts, strict=True):
-        print_line(f"--- sequence {result.seq_id}")
-        print_text((prompt.text if echo else "") + result.text + "\n\n")
 
 
 def _report(

@@ -14,6 +14,7 @@ from typing import Any
 from app.cli.common import add_compute, add_model, read_text, token_ids
 from app.cli.option_arguments import add_options, options_from, reader
 from app.cli.reports import add_report
+from app.cli.token_styles import LEGEND
 from engine.errors import OptionError
 from engine.option_fields import grouped, options_in
 from engine.options import CacheOptions, RunOptions
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       draftscope run (MODEL | --demo) --turns FILE [options]"
     )
     parser.epilog = (
+        f"{LEGEND}\n\n"
         "example:\n"
         '  draftscope run --demo -p "def quicksort(arr):" -n 200 --spec-type draft-mtp --trace out'
     )
@@ -230,7 +232,7 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
         for one in options_in(CacheOptions):
             if getattr(args, one.option.dest) is not None:
                 raise OptionError(
-                    f"{one.option.name} goes not with --no-cache-prompt.",
+                    f"{one.option.name} cannot be combined with --no-cache-prompt.",
                     "Leave one of the two out.",
                 )
         return None

@@ -48,7 +48,7 @@ def run_turns(
         (args.markdown, "--markdown"),
     ):
         if given:
-            raise OptionError(f"{name} goes not with --turns.", "Leave one of the two out.")
+            raise OptionError(f"{name} cannot be combined with --turns.", "Leave one out.")
     cached = cache_options(args)
     recorded = read_recorded(args.turns)
     print_notes(options, has_cache=cached is not None)
@@ -116,7 +116,7 @@ def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:
     title = " ".join(turn.text.split())
     if len(title) > _LONGEST_TITLE:
         title = title[: _LONGEST_TITLE - 1] + "…"
-    where = "" if turn.parent is None else f" behind turn {turn.parent + 1}"
+    where = "" if turn.parent is None else f" after turn {turn.parent + 1}"
     yield f"turn {turn.number + 1}{where}: {title}"
     facts = trace.runs[turn.run_id]
     yield from (f"  {line}" for line in (*turn_facts(turn), *audit_text(facts)))

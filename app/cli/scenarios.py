@@ -40,7 +40,7 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
     """What --scenario names, None without it. `options`: of the arguments.
 
     Lanes of llama.cpp may join those of a scenario. Raises OptionError for an unknown name and for
-    other settings of one's own beside it.
+    other settings of one's own with it.
     """
     if args.scenario is None:
         return None
@@ -50,7 +50,7 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
     if args.sources or not joins or args.chat or options != RunOptions():
         raise OptionError(
             f"Scenario {scenario.name!r} has prompts, options and lanes of its own.",
-            "Give only a model, lanes of llama.cpp beside its lanes, --compute, --threads, "
+            "Give only a model, lanes of llama.cpp in addition to its own, --compute, --threads, "
             "--bound, --json and --trace with it.",
         )
     return replace(scenario, lanes=(*scenario.lanes, *more))

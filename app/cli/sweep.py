@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "without dashes, and these:\n"
         f"{about}\n\n"
         "The same command goes on where an earlier one stopped: finished jobs are rows of\n"
-        "results.sqlite in the folder of --out, their traces lie beside it.\n\n"
+        "results.sqlite in the folder of --out, their traces are next to it.\n\n"
         "examples:\n"
         "  draftscope sweep --demo\n"
         "  draftscope sweep lengths.toml --out lengths\n"

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=positive,
         metavar="N",
-        help="then search threads, rollback policy and split by so many real runs (needs "
+        help="then search threads, rollback policy and split by this many real runs (needs "
         "draftscope[tune])",
     )
     decoding = parser.add_argument_group("decoding")
@@ -134,7 +134,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=positive,
         metavar="N",
-        help="so many prompts, of each category in turn: the first ones, or with --seed any",
+        help="this many prompts, of each category in turn: the first ones, or with --seed any",
     )
     add_chat(group)
 

@@ -1,5 +1,5 @@
 """`draftscope tune --check-simulator` and `--check-grid`: what was simulated, and what was
-recommended, beside real runs."""
+recommended, compared with real runs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from app.trace_models.compared_lanes import lanes_of
 from app.window.appearance import Appearance, first_theme
 from app.window.copies import Copies
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog
+from app.window.dialogs.help_pages import open_help
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.docks import TITLES, Docks, known_layout
 from app.window.dropping import DroppedFiles, DropTarget
@@ -47,7 +48,7 @@ from engine.trace.run_ref import RunRef
 
 
 class MainWindow(QMainWindow):
-    """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
+    """Everything on screen. The bridge is given, so that a test can connect a fake engine.
 
     `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
     `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
@@ -143,7 +144,7 @@ class MainWindow(QMainWindow):
         self.banners.add(severity, message, remedy)
 
     def show_unexpected(self, summary: str) -> None:
-        """A banner for an error that nobody foresaw."""
+        """A banner for an unforeseen error."""
         self.banners.add(
             "error",
             f"Something unexpected happened: {summary}.",
@@ -152,7 +153,7 @@ class MainWindow(QMainWindow):
         )
 
     def show_crash(self, trace: str) -> None:
-        """A banner for the stack that an earlier run left behind when it died."""
+        """A banner for the stack that an earlier run left when it died."""
         self.banners.add(
             "warning",
             "Draftscope ended abnormally the last time.",
@@ -224,6 +225,7 @@ class MainWindow(QMainWindow):
             "go.find_previous": lambda: self.tokens.step_hit(-1),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
+            "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_environment": copies.environment,
             "help.copy_report": copies.report,

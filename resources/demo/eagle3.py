@@ -20,7 +20,7 @@ from kernels.rope import apply_rope, rope_table
 from resources.demo.model import EPS, THETA, Linear, Weight, product
 
 TAPS = (2, 5, 8)
-"""Two layers inside the target and the row behind its final norm."""
+"""Two layers inside the target and the row after its final norm."""
 N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF = 4, 2, 64, 768
 _TOKENIZER = "tokenizer."
 
@@ -50,7 +50,7 @@ class Eagle3Net(nn.Module):
         super().__init__()
         d = table.shape[1]
         self.fc = _linear(len(TAPS) * d, d)
-        with torch.no_grad():  # begins as the row behind the target's final norm
+        with torch.no_grad():  # begins as the row after the target's final norm
             self.fc.weight.mul_(0.2)[:, -d:] = torch.eye(d)
         self.blk = nn.ModuleList([_Block(d)])
         self.output_norm = Weight(d)
@@ -67,7 +67,7 @@ class Eagle3Net(nn.Module):
         """Logits of a draft of n_steps tokens from every position, as drafting makes them.
 
         rows: [B, L, 3 * n_embd] of the target. ids: [B, L]. Step j of the result is [B, T, n_vocab]
-        with T = L - n_steps - 1: from position a, given the text up to a + 1 + j, the token behind
+        with T = L - n_steps - 1: from position a, given the text up to a + 1 + j, the token after
         it. A step sees the pairs up to a as the target's rows make them, and its own steps since.
         """
         block, table = self.block, self._table[0]

@@ -30,7 +30,7 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimiser:
-    """Both update rules behind one `step`; rates are set per step by the schedule."""
+    """Both update rules in one `step`; rates are set per step by the schedule."""
 
     def __init__(self, model: nn.Module, muon_rate: float, adam_rate: float) -> None:
         self.muon_rate = muon_rate

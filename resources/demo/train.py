@@ -1,7 +1,7 @@
 """Make the demo models: `python -m resources.demo.train`.
 
 Everything comes from text that is on the machine anyway, and from grammars (`texts`). The stages
-follow one another and are resumed where they stopped; their checkpoints lie in `work/` beside this
+follow one another and are resumed where they stopped; their checkpoints are in `work/` next to this
 file, the finished pair as well, so that the shipped one is only replaced by hand.
 """
 
@@ -83,7 +83,7 @@ TUNE_PLAN = Plan(
     own_text=0.5,
 )
 N_OWN_TEXTS = 384
-OWN_TEXT = 192  # tokens behind a prompt
+OWN_TEXT = 192  # tokens after a prompt
 STAGES = ("target", "repair", "texts", "mtp", "draft", "draft-texts", "draft-tuned", "export")
 
 

@@ -1,7 +1,7 @@
 """Make the demo target's EAGLE-3 drafter: `python -m resources.demo.train_eagle3`.
 
 The target continues beginnings of the training text greedily, in the engine; the drafter learns
-what the target says there, in chains as it will draft. Texts and checkpoints lie in `work/` beside
+what the target says there, in chains as it will draft. Texts and checkpoints are in `work/` next to
 this file; a stopped run goes on from them.
 """
 

@@ -23,7 +23,7 @@ _TEMPLATE = (
     + IN_A_NAME.replace("\n", "")
     + "') }}{% endif %}{% for one in messages %}{{ one.content }}{% endfor %}"
 )
-_OURS = re.compile(r"\x1b\[\d+m|\r\x1b\[K")
+_OURS = re.compile(r"\x1b\[[\d;]+m|\r\x1b\[K")
 """Colours, and the beginning of a progress line."""
 _HARMLESS = frozenset("\n\t\u200c\u200d")
 

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
-"""Part of the width that names take at most: what a command does stands behind its name."""
+"""Part of the width that names take at most: what a command does comes after its name."""
 _ROWS = 14
 _ROW_PADDING = 8
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
@@ -57,7 +57,7 @@ class Command:
         return f"{self.group}: {self.text}" if self.group else self.text
 
     def fits(self, query: str) -> int | None:
-        """How well the letters typed fit the name, alone or behind its group; None: not."""
+        """How well the letters typed fit the name, alone or after its group; None: not."""
         found = [score(query, text) for text in {self.text, self.line}]
         return max((points for points in found if points is not None), default=None)
 
@@ -242,7 +242,7 @@ def score(query: str, text: str) -> int | None:
     """How well the letters of the query, in order, fit into the text; None if they do not.
 
     Spaces and case do not count. Letters at the beginning of a word and letters side by side
-    are worth more; so is a text with little beside them. The best of all placements is taken.
+    are worth more; so is a text with little else in it. The best of all placements is taken.
     """
     letters = query.replace(" ", "").lower()
     body = text.lower()

@@ -83,7 +83,7 @@ def import_file(
     if kind is None:
         raise TraceFileError(
             f"{path.name} is nothing that another engine is known to write.",
-            "Choose a file that one of the engines in the README wrote, or say --as NAME.",
+            "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
         )
     if later is not None:
         file = f"{path.name}, {later.name}"

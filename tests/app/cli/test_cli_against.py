@@ -40,7 +40,7 @@ def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
     rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
     assert [row[0] for row in rows] == ["tokens/s", *WORKS[:4]]
     assert all(len(row) == 6 for row in rows)
-    assert "All of these behind 3 tokens." in table
+    assert "All of these after 3 tokens." in table
 
 
 def test_json_has_every_pair(cli: Cli, fake: FakePrograms) -> None:
@@ -92,7 +92,7 @@ def test_what_was_measured_before_ctrl_c_is_told(
         (["--against", "no/such/folder"], "There is no llama-bench in no/such/folder"),
         (["--against", ".", "--markdown", "--json"], "--markdown and --json are both given"),
         (["--against", ".", "--device", "cuda"], "compares on the processor"),
-        (["--against", ".", "-n", "0"], "-n 0 is no number of tokens"),
+        (["--against", ".", "-n", "0"], "-n 0 is not a number of tokens"),
         (["--against", ".", "--depth", "4000"], "more than the trained context of 4096"),
         (["--against", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
         (["--against", ".", "--out", "x"], "--out goes with the suite"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.common import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
 from tests.support.hostile_words import IN_A_NAME, left_of

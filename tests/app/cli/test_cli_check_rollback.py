@@ -134,4 +134,4 @@ def test_a_library_that_ends_fails(
 @pytest.mark.parametrize("depths", ["0", "a", "65", "1,,2"])
 def test_depths_that_are_none(depths: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-rollback", MODEL, "--depths", depths]) == 2
-    assert "is no list of whole numbers" in capsys.readouterr().err
+    assert "is not a list of whole numbers" in capsys.readouterr().err

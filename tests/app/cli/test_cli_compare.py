@@ -143,7 +143,7 @@ def test_a_draft_model_drafts(cli: Cli) -> None:
         (["--bound", "much"], "is not a number"),
         (["--spec-type", "none"], "No drafter is chosen"),
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
-        (["--draft-accept", "1,x"], "is no list of whole numbers"),
+        (["--draft-accept", "1,x"], "is not a list of whole numbers"),
         (["--draft-accept", "4"], "is not within drafts of 3"),
         (["--draft-accept", "1", "--spec-type", "draft-mtp"], "given together with a drafter"),
         (["--parallel", "0"], "is not a whole number from 1"),

@@ -92,7 +92,7 @@ def test_a_scenario_with_lanes(cli: Cli, tmp_path: Path) -> None:
     words = ["compare", "--demo", "--scenario", "plane-off-by-one", "--compute", "f32"]
     outcome = cli(*words, "--threads", 1, "--trace", tmp_path / "out")
     assert outcome.status == 1
-    assert outcome.out.startswith("The plane beside the right one\n")
+    assert outcome.out.startswith("The plane next to the right one\n")
     assert outcome.out.endswith("expected plane-off-by-one: found\n")
     assert "error: plane-off-by-one (planes,fault=plane-off-by-one, round " in outcome.out
     assert "plane-off-by-one" in open_trace(tmp_path / "out").findings.texts("rule")

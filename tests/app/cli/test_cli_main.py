@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.common import SUBCOMMANDS, module_of
+from app.cli.parser import SUBCOMMANDS, module_of
 from engine.errors import OptionError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
@@ -41,6 +41,10 @@ def test_quick_commands_import_neither_torch_nor_qt(python: Python) -> None:
         ["--help"],
         ["--version"],
         ["run", "--help"],
+        ["run", "--help-all"],
+        ["run", "--draft-max", "3"],
+        ["help"],
+        ["help", "rollback"],
         ["logits", "--help"],
         ["info", "--demo"],
         ["tokenize", "--demo", "a"],

@@ -158,7 +158,10 @@ def test_the_server_s_own_model_judges_what_it_emitted(
     ("words", "said"),
     [
         ((), "There is no prompt."),
-        (("--listen", "0", "--rescore", DEMO_TARGET), "--rescore goes not with --listen."),
+        (
+            ("--listen", "0", "--rescore", DEMO_TARGET),
+            "--rescore cannot be combined with --listen.",
+        ),
         (("-p", "x", "--id-slot", -1), "--id-slot is outside 0..65536."),
         (("-p", "x", "--request", "[1]"), "is not a JSON object"),
         (("-p", "x", "--request", '{"stream": false}'), "--request sets stream"),
@@ -396,7 +399,7 @@ def test_colours_are_for_terminals(cli: Cli, server: ScriptedServer, monkeypatch
     assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     plain = cli("observe", server.url, *PROMPT).out
-    assert "\x1b[32m" in plain and "\x1b[33m" in plain
+    assert "\x1b[4;38;5;32m" in plain and "\x1b[1;38;5;166m" in plain
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in cli("observe", server.url, *PROMPT).out
 

@@ -69,7 +69,7 @@ def test_other_models_runs_and_files_are_refused_in_a_sentence(cli: Cli, traces:
     assert cli("rescore", traces / "right", CAPTURED_TARGET, "--run", 4).status == 2
     assert cli("rescore", traces / "right", CAPTURED_TARGET, "--probe").status == 2
     nothing = cli("rescore", traces, CAPTURED_TARGET)
-    assert nothing.status == 1 and "no exported trace" in nothing.err
+    assert nothing.status == 1 and "not an exported trace" in nothing.err
 
 
 def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -123,28 +124,53 @@ def test_prompts_of_all_kinds_keep_their_order(cli: Cli, tmp_path: Path) -> None
     assert outcome.json["totals"]["predicted_n"] == 6
 
 
-def test_text_is_streamed_then_a_line_and_the_timings(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_streamed_then_three_lines_of_figures(cli: Cli) -> None:
     words = ["run", "--demo", "-p", "def quicksort(arr):", "-n", 12, *QUICK]
     plain = cli(*words)
     spec = cli(*words, "--spec-type", "draft-mtp")
     whole = cli(*words, "--json").json["sequences"][0]["text"]
-
-    def split(out: str) -> tuple[str, str, dict[str, Any]]:
-        text, rest = out.split("\n\n12 tokens", 1)
-        line, figures = rest.split("\n", 1)
-        return text, line, json.loads(figures)
-
-    text, line, figures = split(plain.out)
+    text, _, figures = plain.out.rpartition("\n\n")
     assert text == f"def quicksort(arr):{whole}"
-    assert "tokens/s" in line
-    assert figures["predicted_n"] == 12
-    spec_text, spec_line, spec_figures = split(spec.out)
-    assert spec_text == text
-    assert "drafted tokens accepted" in spec_line
-    assert spec_figures["draft_n"] > 0
+    first, second, third = figures.splitlines()
+    assert first.startswith("12 tokens, ") and first.endswith(" tokens/s")
+    assert second.startswith("prompt: ") and "verify" in second
+    assert third == "drafts: none, plain decoding"
+    text, _, figures = spec.out.rpartition("\n\n")
+    assert text == f"def quicksort(arr):{whole}"
+    first, second, third = figures.splitlines()
+    assert "drafted tokens accepted" in first and "draft " in second
+    assert third.startswith("acceptance by position: ") and "rollback depth (rounds): " in third
     assert plain.err == spec.err == ""
+
+
+STYLED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
+
+
+def test_a_terminal_shows_drafts_in_colour(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    words = ["run", "--demo", "-p", "Once upon a time", "-p", "def f(", "-n", 40]
+    words += ["--spec-type", "draft-mtp", *QUICK]
+    plain = cli(*words, "--trace", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        coloured = cli(*words).out
+        patch.setenv("NO_COLOR", "1")
+        uncoloured = cli(*words).out
+        patch.setenv("NO_COLOR", "")
+        patch.setenv("TERM", "dumb")
+        dumb = cli(*words).out
+    text = plain.out.rpartition("\n\n")[0]
+    for out in (uncoloured, dumb):
+        assert out.rpartition("\n\n")[0] == text
+    kept = STYLED.sub(lambda found: "" if "9" in found[1].split(";") else found[2], coloured)
+    assert kept.rpartition("\n\n")[0] == text, "struck out is what is no part of the text"
+    rows = table(tmp_path / "out" / "tokens.csv")
+    for style, kind in (("4;38;5;32", "accepted"), ("9;38;5;166", "rejected")):
+        n = sum(row["kind"] == kind for row in rows)
+        assert sum(found[0] == style for found in STYLED.findall(coloured)) == n > 0
 
 
 def test_several_sequences_are_printed_one_after_the_other(cli: Cli) -> None:

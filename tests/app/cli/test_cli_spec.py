@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.cli.common import new_parser
+from app.cli.parser import new_parser
 from app.cli.run_arguments import add_arguments, run_options
 from engine.draft.spec import MTP_HEAD
 from engine.options import DRAFTERS, RunOptions, SpecOptions

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.cli.common import SUBCOMMANDS
+from app.cli.parser import SUBCOMMANDS
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.session import Session
 from tests.app.cli.conftest import ROOT, Outcome

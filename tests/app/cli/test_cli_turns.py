@@ -44,7 +44,7 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
     assert tree.messages(1)[:3] == MESSAGES and len(trace.runs) == 2
     assert tree.turns[1].record.n_reused == second["record"]["n_reused"]
     text = cli(*words, "--turns-answers", "anew").out
-    assert "turn 2 behind turn 1: And then?" in text
+    assert "turn 2 after turn 1: And then?" in text
     assert "tokens reused: " in text and "processed from" in text and "context checkpoints:" in text
     assert "2 turns: " in text and "as recorded" not in text
     control = cli(*words, "--no-cache-prompt").out
@@ -53,8 +53,8 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
 
 def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
     for words, problem in (
-        (("--turns", turns, "-p", "x"), "A prompt goes not with --turns."),
-        (("--turns", turns, "--markdown"), "--markdown goes not with --turns."),
+        (("--turns", turns, "-p", "x"), "A prompt cannot be combined with --turns."),
+        (("--turns", turns, "--markdown"), "--markdown cannot be combined with --turns."),
         (("-p", "x", "--turns-answers", "anew"), "--turns-answers goes with --turns only."),
         (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints goes with --turns only."),
         (("--turns", "missing.json"), "missing.json cannot be read"),

@@ -42,14 +42,17 @@ def test_nothing_else_passes(text: str) -> None:
 def test_colours_are_added_behind_the_filter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_texts([("\x1b[31m\n", 32)])
+    print_texts([("\x1b[31m\n", "1;32")])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_texts([("\x1b[31m\n", 32)])
+    print_texts([("\x1b[31m\n", "1;32")])
+    monkeypatch.setenv("TERM", "dumb")
+    print_texts([("\x1b[31m\n", "1;32")])
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    print_texts([("\x1b[31m\n", 32)])
+    print_texts([("\x1b[31m\n", "1;32")])
     show_progress("5 % \x1b[2J")
     said = capsys.readouterr()
-    assert said.out == "\x1b[31m\n" + "\x1b[32m\\x1b[31m\n\x1b[0m" + "\\x1b[31m\n"
+    assert said.out == "\x1b[31m\n" + "\x1b[1;32m\\x1b[31m\n\x1b[0m" + "\\x1b[31m\n" * 2
     assert said.err == "\r\x1b[K5 % \\x1b[2J"
 
 

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import numpy as np
 
 from app.__main__ import main
-from app.cli.common import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import SUBCOMMANDS, module_of, new_parser
 from engine.run import Run
 from tests.support.golden_files import DATA
 from tests.torture.campaign import Campaign, Case, Figures

@@ -31,7 +31,7 @@ from engine.observe.files.records.writing import write_requests
 from engine.trace.store import TraceStore
 
 METRICS = "prometheus"
-_REMEDY = "Choose a file that one of the engines in the README wrote."
+_REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (AIPERF, VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, LLAMA_SERVER)

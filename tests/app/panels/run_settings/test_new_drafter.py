@@ -8,7 +8,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.__main__ import main
-from app.cli.common import new_parser
+from app.cli.parser import new_parser
 from app.cli.run_arguments import add_arguments, run_options
 from app.panels.run_settings.run_panel import RunPanel
 from app.window.why_not import why_not

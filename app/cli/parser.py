@@ -1,0 +1,181 @@
+"""The argument parser of all commands: a short and a full help, errors that name the remedy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from keyword import iskeyword
+from typing import Any, NoReturn
+
+from app.cli.foreign_options import COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE
+from app.cli.output import print_line, tell
+from engine.version import version
+
+SUBCOMMANDS = {
+    "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
+    "tokenize": "token ids and pieces of a text",
+    "logits": "logits at every position of a token sequence, as an .npz file",
+    "run": "decode prompts, speculatively if asked; print text and figures",
+    "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
+    "compare": "rollback policies side by side against plain decoding: where logits diverge",
+    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
+    "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
+    "bench": "the prompt suite with and without speculation; other measurements",
+    "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
+    "tune": "which drafter, n_max and p_min, and is it worth it: recorded, simulated, confirmed",
+    "match": "the same prompts one by one and side by side: is every text the same",
+    "fidelity": "how far each compute mode's logits are from those of f32",
+    "import": "captures, logs and records of other engines, as a trace",
+    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
+    "rescore": "the tokens of any engine's run judged again by this one on the same file",
+    "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
+    "demo-path": "where the bundled demo models are",
+    "help": "pages on drafting, rollback, the window, other engines, and what words mean",
+}
+
+FIRST_OPTIONS = {
+    "run": "--demo -md -p -n --temp --spec-type --spec-draft-n-max --rollback --trace --json",
+    "compare": "--demo -p -n --lane --scenario --list-scenarios --spec-type --draft-accept "
+    "--trace --json",
+    "observe": "-p -n --temp --parallel --listen --log --rescore --capture --trace --json",
+    "bench": "--demo -md --spec-type --rollback --steps --slots --against --write-random-model "
+    "--compare --json",
+    "tune": "--demo -md --prompts --limit -n --spec-type --rollback --out --report --json",
+    "match": "--demo --steps --prompts --parallel -n --spec-type --spec-draft-n-max --rollback "
+    "--exact --json",
+}
+"""The ten options of each long command that people use first; --help shows these alone."""
+
+
+def module_of(subcommand: str) -> str:
+    """The module that runs a subcommand, or the window for none."""
+    name = subcommand.replace("-", "_") or "launch"
+    return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
+
+
+_FLASH = [("-fa", value) for value in ("on", "off", "auto", "0", "1")]
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print_line(f"draftscope {version()}")
+        parser.exit()
+
+
+class _FullHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        if isinstance(parser, _Parser):
+            parser.first = ()
+        parser.print_help()
+        parser.exit()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes `--option=--` for what it says; argparse would drop the dashes and leave a list.
+
+    first: option strings that --help is limited to; empty for all.
+    """
+
+    first: Sequence[str] = ()
+    _words: Sequence[str] = ()
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, with the words kept for the error."""
+        self._words = list(args or ())
+        if any(pair in _FLASH for pair in pairwise(self._words)):  # -f with a file named "a"
+            self.error("")
+        return super().parse_intermixed_args(args, namespace)
+
+    def format_help(self) -> str:
+        """The help: all options in their groups, or the first ones alone."""
+        if not self.first:
+            return super().format_help()
+        of = self._option_string_actions
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section("options that people use first")
+        formatter.add_arguments(action for action in self._actions if not action.option_strings)
+        formatter.add_arguments(of[name] for name in self.first)
+        formatter.end_section()
+        n_all = len({id(of[name]) for name in of if of[name].help != argparse.SUPPRESS})
+        formatter.add_text(f"All {n_all} options: {self.prog} --help-all")
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """One line, whatever the message quotes, and what to write instead where that is known."""
+        self.print_usage(sys.stderr)
+        tell(
+            f"error: {' '.join(self._elsewhere()) or self._with_nearest(message)}", f"{self.prog}: "
+        )
+        self.exit(2)
+
+    def _given(self) -> Iterator[str]:
+        """The names of the options that were given and that this parser lacks."""
+        for word in self._words:
+            if word == "--":
+                return
+            name = word.partition("=")[0]
+            if name.startswith("-") and name not in self._option_string_actions:
+                yield name
+
+    def _elsewhere(self) -> Iterator[str]:
+        """A sentence for each option of another engine that was given."""
+        for name in dict.fromkeys(self._given()):
+            found = OPTIONS_ELSEWHERE.get(name)
+            if found is None:
+                continue
+            if not found.startswith("-"):
+                yield f"{name} has no counterpart here: {found}"
+            elif found.split()[0] in self._option_string_actions:
+                yield f"{name} is {found} here."
+            else:
+                yield f"{name} is {found} here, which {self.prog} does not take."
+
+    def _with_nearest(self, message: str) -> str:
+        """The message, with the option that was most likely meant."""
+        for name in self._given():
+            if near := get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7):
+                return f"{message}. Did you mean {near[0]}?"
+        return message
+
+
+def new_parser(subcommand: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand, or of the window for the empty name."""
+    parser = _Parser(
+        prog=f"draftscope {subcommand}".rstrip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if subcommand:
+        summary = SUBCOMMANDS[subcommand]
+        parser.description = f"{summary[0].upper()}{summary[1:]}."
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    if subcommand in FIRST_OPTIONS:
+        parser.first = FIRST_OPTIONS[subcommand].split()
+        parser.add_argument(
+            "--help-all", action=_FullHelp, nargs=0, help="show all options, and exit"
+        )
+    return parser
+
+
+def unknown_command(word: str) -> str:
+    """What to write in place of a word that is neither a file nor a subcommand, as a remedy."""
+    if word in COMMANDS_ELSEWHERE:
+        return COMMANDS_ELSEWHERE[word]
+    if word in SUBCOMMANDS:
+        return f"Write the subcommand first: draftscope {word} …"
+    if near := get_close_matches(word, SUBCOMMANDS, n=1):
+        return f"Did you mean draftscope {near[0]}?"
+    return f"Name a GGUF file or one of {', '.join(SUBCOMMANDS)}."

@@ -1,0 +1,90 @@
+"""The parsers: a short help that hides nothing for good, and names known from other engines."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+
+from app.cli.foreign_options import COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE
+from app.cli.parser import FIRST_OPTIONS, SUBCOMMANDS, module_of, new_parser
+from tests.app.cli.conftest import Outcome
+
+Cli = Callable[..., Outcome]
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    parser = new_parser(name)
+    import_module(module_of(name)).add_arguments(parser)
+    return parser
+
+
+def options_of(name: str) -> set[str]:
+    return set(parser_of(name)._option_string_actions)
+
+
+@pytest.mark.parametrize("name", [*SUBCOMMANDS, ""])
+def test_the_whole_help_has_every_option(cli: Cli, name: str) -> None:
+    parser = parser_of(name)
+    words = [name] if name else []
+    flag = "--help-all" if name in FIRST_OPTIONS else "--help"
+    outcome = cli(*words, flag)
+    assert outcome.status == 0
+    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", outcome.out))
+    shown = [a for a in parser._actions if a.help != argparse.SUPPRESS]
+    assert {flags[-1] for a in shown if (flags := a.option_strings)} <= named
+
+
+@pytest.mark.parametrize("name", FIRST_OPTIONS)
+def test_the_short_help_has_ten_options(cli: Cli, name: str) -> None:
+    first = FIRST_OPTIONS[name].split()
+    assert len(first) == 10 and set(first) <= options_of(name)
+    out = cli(name, "--help").out
+    listed = re.findall(r"^  (--?[\w-]+)", out.partition("All ")[0], re.MULTILINE)
+    assert listed == first
+    assert f"draftscope {name} --help-all" in out
+    assert len(out.splitlines()) < len(cli(name, "--help-all").out.splitlines()) / 1.6
+
+
+def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
+    ours = set().union(*(options_of(name) for name in SUBCOMMANDS))
+    assert not set(OPTIONS_ELSEWHERE) & options_of("run")
+    for name, found in OPTIONS_ELSEWHERE.items():
+        for option in re.findall(r"(?<!\w)--?[a-z][\w-]*", found):
+            assert option in ours, (name, option)
+    assert not set(COMMANDS_ELSEWHERE) & set(SUBCOMMANDS)
+    for name, said in COMMANDS_ELSEWHERE.items():
+        for word in re.findall(r"draftscope ([a-z][\w-]*)", said):
+            assert word in SUBCOMMANDS or word == "without", name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--draft-max", "3"], "--draft-max is --spec-draft-n-max here."),
+        (["run", "--demo", "--draft-min=3", "-p", "a"], "--draft-min is --spec-draft-n-min here."),
+        (["run", "--demo", "-ngl", "99", "-p", "a"], "-ngl is --device cuda"),
+        (["run", "--demo", "-fa", "on", "-p", "a"], "-fa has no counterpart here: attention"),
+        (["run", "--demo", "-np", "2", "-p", "a"], "-np is --parallel here."),
+        (["run", "--speculative-config", "{}"], "is --spec-type and --spec-draft-n-max here."),
+        (["tokenize", "--n-gpu-layers", "1"], "here, which draftscope tokenize does not take."),
+        (["run", "--spec-draft-nmax", "3"], "Did you mean --spec-draft-n-max?"),
+        (["bench", "--demo", "--step", "3"], "Did you mean --steps?"),
+        (["inof", "m.gguf"], "Did you mean draftscope info?"),
+        (["serve"], "draftscope observe URL --listen PORT"),
+        (["--demo", "run"], "Write the subcommand first: draftscope run"),
+        (["run", "--demo", "-p", "a", "--draft\x1b[2Jmax", "3"], r"--draft\x1b[2Jmax"),
+    ],
+)
+def test_an_error_names_what_to_write(cli: Cli, words: list[str], message: str) -> None:
+    outcome = cli(*words)
+    assert outcome.status == 2
+    assert message in outcome.err.splitlines()[-1]
+    assert outcome.out == "" and "\x1b" not in outcome.err
+
+
+def test_words_after_two_dashes_are_no_options(cli: Cli) -> None:
+    assert "has no counterpart" not in cli("tokenize", "--demo", "--", "-fa", "x").err

@@ -1,0 +1,147 @@
+"""README and the pages of help: short enough, and everything that they name is there."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from resources import HELP, help_topics
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = {"README": README, **{topic: HELP / f"{topic}.md" for topic in help_topics()}}
+_OPTION = re.compile(r"(?<![\w`/-])(--?[a-z][\w-]*\w|-[a-z])(?![\w…-])")
+FOREIGN_OPTIONS = {
+    # llama-server, llama-bench, vLLM
+    *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd"),
+    "--per-request-spec-decode-metrics",
+    # pytest, bench of the window and of kernels, campaigns
+    *("--only", "--pairs", "--readme", "--seed", "--minutes"),
+    # bootstrap's own tools, pip and cmake in the recipe of a server; flags of compilers
+    *("-mno-amx-tile", "-e", "--no-binary", "--no-deps"),
+}
+"""Options on these pages that are not the program's."""
+
+
+@cache
+def parser_of(name: str) -> argparse.ArgumentParser:
+    parser = new_parser(name)
+    import_module(module_of(name)).add_arguments(parser)
+    return parser
+
+
+@cache
+def options() -> frozenset[str]:
+    return frozenset().union(*(parser_of(n)._option_string_actions for n in ("", *SUBCOMMANDS)))
+
+
+def text_of(name: str) -> str:
+    return PAGES[name].read_text(encoding="utf-8")
+
+
+def code_of(name: str) -> list[str]:
+    """What is set as code, in lines."""
+    text = text_of(name)
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return [*inline, *(line for block in fenced for line in block.splitlines())]
+
+
+def test_readme_is_short() -> None:
+    assert len(text_of("README").splitlines()) <= 200
+    assert README.stat().st_size <= 10 * 1024
+
+
+def test_readme_keeps_the_set_up_commands() -> None:
+    start = text_of("README").partition("## Start")[2]
+    for goal in ("demo", "test", "help"):
+        assert re.search(rf"^sh bootstrap {goal} +# ", start, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_to_files_resolve(name: str) -> None:
+    for address in re.findall(r"\]\(([^)\s]+)\)", text_of(name)):
+        if address.startswith("http"):
+            continue
+        path, _, fragment = address.partition("#")
+        target = (PAGES[name].parent / path) if path else PAGES[name]
+        assert target.is_file(), address
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert fragment in slugs, address
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        Path(address).stem
+        for name in PAGES
+        for address in re.findall(r"\]\(([\w/-]+\.md)", text_of(name))
+        if Path(address).stem != name
+    }
+    assert set(help_topics()) <= linked
+
+
+@pytest.mark.parametrize("topic", help_topics())
+def test_a_page_begins_with_its_title(topic: str) -> None:
+    first, second, *_ = text_of(topic).splitlines()
+    assert first.startswith("# ") and second == ""
+    assert len(first) <= 66, "the list of pages has it in a line"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_named_options_exist(name: str) -> None:
+    for code in code_of(name):
+        if code.lstrip().startswith(("cmake", "-D", "pip", "tar", "LLAMA", ".venv/bin/", "#")):
+            continue
+        for option in _OPTION.findall(code):
+            assert option in options() | FOREIGN_OPTIONS, (code, option)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_named_commands_exist(name: str) -> None:
+    for code in code_of(name):
+        for word in re.findall(r"(?:^|/)draftscope ([a-z][a-z-]*)(?![\w./-])", code):
+            assert word in SUBCOMMANDS, code
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_example_commands_parse(name: str) -> None:
+    """Whole lines of code: each is taken by the parser as it is."""
+    for code in code_of(name):
+        if not re.match(r"(\.venv/bin/)?draftscope [a-z]", code):
+            continue
+        words = shlex.split(code, comments=True)
+        # a command by its name alone, or with places to fill in
+        if len(words) < 3 or re.search(r"[…\[|]|\b[A-Z]{3,}\b|--help", code):
+            continue
+        parser_of(words[1]).parse_intermixed_args(words[2:])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_named_files_exist(name: str) -> None:
+    tops = "app|engine|kernels|resources|tests|\\.ci"
+    for code in code_of(name):
+        for path in re.findall(rf"(?<![\w/])((?:{tops})/[\w./-]*[\w/])", code):
+            assert (ROOT / path).exists(), path
+        for module in re.findall(r"python -m ([\w.]+)", code):
+            if module.split(".")[0] in ("app", "engine", "kernels", "tests"):
+                path = ROOT / module.replace(".", "/")
+                assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_glossary_terms_are_linked_from_the_pages() -> None:
+    linked = {
+        fragment
+        for name in PAGES
+        for fragment in re.findall(r"glossary\.md#([\w-]+)\)", text_of(name))
+    }
+    wanted = {"plane", "carry", "ring", "noise-lane", "ghost-token", "valid-depth", "peer"}
+    assert wanted <= linked
