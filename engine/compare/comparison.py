@@ -20,10 +20,10 @@ from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollback
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
 from engine.decode.sequences import DecodingSequence, SlotAssignment
-from engine.decode.verify import OF_DRAFTER, TRUNK, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter

@@ -12,6 +12,7 @@ from engine.compare.divergence import ReferenceLogits
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
@@ -100,12 +101,11 @@ class FreeLane(EngineFollower):
     def _is_behind(self, seq_id: int) -> bool:
         return bool(self._theirs[seq_id]) and not self._scheduler.sequences[seq_id].stop
 
-    def _watch(
-        self, number: int, seq_id: int, first_pos: int, tokens: Sequence[int], rows: torch.Tensor
-    ) -> None:
-        mine = self._mine.setdefault(seq_id, {})
-        for pos, (token, logits) in enumerate(zip(tokens, rows, strict=True), first_pos):
-            mine[pos] = _TokenChoice(number, token, logits)
+    def _watch(self, round_: Round) -> None:
+        mine = self._mine.setdefault(round_.seq_id, {})
+        chosen = zip(round_.emitted, round_.rows, strict=False)
+        for pos, (token, logits) in enumerate(chosen, round_.pos_next):
+            mine[pos] = _TokenChoice(round_.number, token, logits)
 
     def _compare_what_both_have(self, round_: ReferenceRound) -> None:
         for seq_id, mine in self._mine.items():

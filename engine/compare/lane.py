@@ -23,8 +23,9 @@ from engine.compare.rows import DivergenceRows
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
-from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import round_facts
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
+from engine.decode.round import Round
 from engine.decode.verify_loop import valid_depth
 from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedError, StateBlobError
 from engine.memory.hybrid import HybridMemory
@@ -117,21 +118,22 @@ class Lane:
         for part in round_.parts:
             if part.is_prompt:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
-            tokens = part.chosen[: part.n_emitted]
+            tokens = list(part.chosen[: part.n_emitted])
             rounds.append(
-                round_facts(
-                    seq_id=part.seq_id,
-                    seq=part.seq,
-                    pos0=part.pos0,
-                    width=len(part.tokens) if wide or part.is_prompt else 1,
+                Round(
+                    round_.number,
+                    part.seq_id,
+                    part.seq,
+                    part.pos0,
+                    part.tokens if wide or part.is_prompt else part.tokens[:1],
                     is_prompt=part.is_prompt,
-                    tokens=tokens,
-                    n_own=len(tokens),
                     logits=logits[part.seq],
                     valid_depth=valid_depth(memory, part.seq) if memory else None,
+                    accepted=tokens,
+                    n_own=len(tokens),
                 )
             )
-        self._recorder.round(round_.number, rounds, memory, self._clock)
+        self._recorder.round(rounds, memory, self._clock)
 
 
 class EngineLane(Lane):

@@ -16,7 +16,7 @@ from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
 from engine.compare.rounds import ReferenceRound, SequenceRound
 from engine.compare.state_blob import state_difference
-from engine.decode.round_facts import RoundFacts, round_facts
+from engine.decode.round import Round
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import RunOptions
 from engine.trace.records import MISSING, NOISE, POLICY
@@ -162,17 +162,16 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._clock.stop("save")
         logits = _by_sequence(round_, self._verified(round_))
         self._clock.stop("verify")
-        facts, refusals = [], []
+        rounds, refusals = [], []
         for part in round_.parts:
-            facts.append(self._facts(part, logits[part.seq], saved[part.seq]))
+            mine = self._verified_round(round_.number, part, logits[part.seq], saved[part.seq])
+            rounds.append(mine)
             try:
-                self._undo(part, facts[-1], logits, saved[part.seq])
+                self._undo(part, mine, logits, saved[part.seq])
             except RollbackRefusedError as error:
-                facts[-1].rollback_path = "refused"
+                mine.rollback_path = "refused"
                 refusals.append(error)
-        self._recorder.round(
-            round_.number, facts, None, self._clock, told={"n_rs_seq": self.n_rs_seq}
-        )
+        self._recorder.round(rounds, None, self._clock, told={"n_rs_seq": self.n_rs_seq})
         self._record_slots(round_.number)
         if refusals:
             raise refusals[0]
@@ -199,30 +198,30 @@ class LlamaRollbackLane(_JudgedByPlain):
     def _flags(self) -> int:
         return PARTIAL | (ON_DEVICE if self._way.on_device else 0)
 
-    def _facts(self, part: SequenceRound, logits: torch.Tensor, saved: bytes | None) -> RoundFacts:
+    def _verified_round(
+        self, number: int, part: SequenceRound, logits: torch.Tensor, saved: bytes | None
+    ) -> Round:
         """A round before anything is undone of it."""
-        facts = round_facts(
-            seq_id=part.seq_id,
-            seq=part.seq,
-            pos0=part.pos0,
-            width=len(part.tokens),
-            draft=part.draft,
-            tokens=part.chosen,
+        n_rejected = len(part.tokens) - len(part.chosen)
+        return Round(
+            number,
+            part.seq_id,
+            part.seq,
+            part.pos0,
+            part.tokens,
+            part.draft,
+            logits=logits,
+            accepted=list(part.chosen),
             n_own=1,
             n_emitted=part.n_emitted,
-            n_kept=len(part.chosen),
-            logits=logits,
+            accept_rule=self._rule if part.draft else "",
+            rollback_depth=n_rejected,
+            memory_rollback=n_rejected,
+            checkpoint_bytes=0 if saved is None else len(saved),
         )
-        facts.accept_rule = self._rule if part.draft else ""
-        facts.checkpoint_bytes = 0 if saved is None else len(saved)
-        return facts
 
     def _undo(
-        self,
-        part: SequenceRound,
-        facts: RoundFacts,
-        logits: dict[int, torch.Tensor],
-        saved: bytes | None,
+        self, part: SequenceRound, mine: Round, logits: dict[int, torch.Tensor], saved: bytes | None
     ) -> None:
         """Undo what was rejected. logits of the sequence become those that it goes on from.
         Raises RollbackRefusedError."""
@@ -234,17 +233,17 @@ class LlamaRollbackLane(_JudgedByPlain):
         if saved is not None:
             self.engine.load(self.context, part.seq, saved, self._flags)
             self._remove(part, part.pos0)
-            facts.rollback_path, facts.restored_bytes = "restore", len(saved)
+            mine.rollback_path, mine.restored_bytes = "restore", len(saved)
             self._clock.stop("restore", [part.seq])
         else:
             depth = n if self._way.undoes_batch else n - kept
             self._remove(part, part.pos0 + n - depth)
-            facts.rollback_path, facts.memory_rollback = "seq_rm", depth
+            mine.rollback_path, mine.memory_rollback = "seq_rm", depth
             self._clock.stop("rollback", [part.seq])
             self._tell_plane(part, depth)
             if not self._way.undoes_batch:
                 return
-        facts.n_replays = 1
+        mine.n_replays = 1
         logits[part.seq] = self.decode([TokenSpan(part.seq, part.pos0, part.tokens[:kept], kept)])
         self._clock.stop("replay", [part.seq])
 

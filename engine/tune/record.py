@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.bench.request import Configuration, run_to_end
-from engine.decode.acceptance_rules import accepted_by_chance
+from engine.decode.acceptance import accepted_by_chance
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.what_if.cost_curve import CostCurve

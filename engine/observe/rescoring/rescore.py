@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.decode.verify import TargetFacts, target_facts
+from engine.decode.target_facts import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.findings.check import record_findings
 from engine.gguf.binary import check_cancelled, never

@@ -65,8 +65,8 @@ PLANTED = {
     "learns rejected tokens": (
         "suffix",
         _FOLLOW,
-        "[attempt.last, *final[:-1]]",
-        "[attempt.last, *(attempt.draft.tokens if attempt.draft else ())]",
+        "[round_.tokens[0], *accepted[:-1]]",
+        "round_.tokens",
         "drafter-not-rewound",
         1,
         1,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.decode.acceptance_rules import RULES
+from engine.decode.acceptance import RULES
 from engine.findings.check import with_consequences
 from engine.graphs import VARIABLE
 from tests.support.golden_runs import session
