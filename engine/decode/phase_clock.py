@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.run_clock import run_clock
+from engine.machine.clock import run_clock
 from engine.trace.records import PHASES
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.decode.target_facts import all_target_facts
 from engine.decode.token_rows import token_rows
 from engine.gguf.model_files import ModelFiles
-from engine.run_clock import run_clock
+from engine.machine.clock import run_clock
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 

@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from engine.machine.transfer import read, upload
 from engine.trace.records import N_TOP
-from engine.transfer import read, upload
-from kernels.softmax_sums import LEAST, softmax_sums
-from kernels.top_k import top_k
+from kernels.rows.softmax_sums import LEAST, softmax_sums
+from kernels.rows.top_k import top_k
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.relu2 import naive as relu2_law
-from kernels.relu2 import relu2
-from kernels.situ import naive as situ_law
-from kernels.situ import situ
-from kernels.swiglu import naive as swiglu_law
-from kernels.swiglu import swiglu
+from kernels.pointwise.relu2 import naive as relu2_law
+from kernels.pointwise.relu2 import relu2
+from kernels.pointwise.situ import naive as situ_law
+from kernels.pointwise.situ import situ
+from kernels.pointwise.swiglu import naive as swiglu_law
+from kernels.pointwise.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def swiglu_within(limit: float | None) -> Activation:
-    """SwiGLU with a limit, if there is one; see kernels.swiglu."""
+    """SwiGLU with a limit, if there is one; see kernels.pointwise.swiglu."""
     return Activation(
         "swiglu" if limit is None else f"swiglu within {limit}",
         True,
@@ -50,7 +50,7 @@ def swiglu_within(limit: float | None) -> Activation:
 
 
 def situ_activation(beta: float, linear_beta: float) -> Activation:
-    """See kernels.situ."""
+    """See kernels.pointwise.situ."""
     return Activation(
         f"situ {beta} {linear_beta}",
         True,

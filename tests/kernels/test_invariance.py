@@ -8,28 +8,28 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels import delta_rule
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
 from kernels.attention import with_llvm as llvm_attention
 from kernels.attention import with_torch as torch_attention
-from kernels.conv import causal_conv
-from kernels.conv import naive as naive_conv
-from kernels.conv import with_torch as torch_conv
-from kernels.delta_rule import log_with_torch, with_llvm, with_torch
-from kernels.delta_rule import naive as naive_delta
-from kernels.gates import delta_gates, step_gates
-from kernels.gates import with_torch as torch_gates
 from kernels.linear import MODES
 from kernels.linear.integers import weight_levels
+from kernels.llvm.pointwise import pointwise
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.norm import with_torch as torch_norm
-from kernels.pointwise import pointwise
-from kernels.relu2 import relu2
-from kernels.swiglu import swiglu
-from kernels.swiglu import with_torch as torch_swiglu
+from kernels.pointwise.gates import delta_gates, step_gates
+from kernels.pointwise.gates import with_torch as torch_gates
+from kernels.pointwise.relu2 import relu2
+from kernels.pointwise.swiglu import swiglu
+from kernels.pointwise.swiglu import with_torch as torch_swiglu
+from kernels.recurrence import delta_rule
+from kernels.recurrence.conv import causal_conv
+from kernels.recurrence.conv import naive as naive_conv
+from kernels.recurrence.conv import with_torch as torch_conv
+from kernels.recurrence.delta_rule import log_with_torch, with_llvm, with_torch
+from kernels.recurrence.delta_rule import naive as naive_delta
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 

@@ -20,21 +20,21 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
 from kernels.attention import with_triton as attention
-from kernels.block_linear import TYPES
-from kernels.block_linear import with_triton as blocks_op
-from kernels.channel_gates import with_triton as gates
-from kernels.conv import with_triton as conv
-from kernels.delta_rule import DeltaLog
-from kernels.delta_rule import with_triton as delta
-from kernels.head_linear import with_triton as heads
+from kernels.linear.block_linear import TYPES
+from kernels.linear.block_linear import with_triton as blocks_op
+from kernels.linear.head_linear import with_triton as heads
 from kernels.moe import RELU2, SWIGLU, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
-from kernels.relu2 import with_triton as relu2
+from kernels.pointwise.relu2 import with_triton as relu2
+from kernels.pointwise.situ import with_triton as situ
+from kernels.pointwise.swiglu import with_triton as swiglu
+from kernels.recurrence.channel_gates import with_triton as gates
+from kernels.recurrence.conv import with_triton as conv
+from kernels.recurrence.delta_rule import DeltaLog
+from kernels.recurrence.delta_rule import with_triton as delta
+from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
-from kernels.situ import with_triton as situ
-from kernels.ssd import with_triton as ssd
-from kernels.swiglu import with_triton as swiglu
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered

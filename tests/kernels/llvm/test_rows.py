@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.conv import with_llvm as conv
-from kernels.gates import with_llvm as gates
 from kernels.llvm import rows as rows_module
 from kernels.llvm.rows import rows
 from kernels.norm import with_llvm as norm
+from kernels.pointwise.gates import with_llvm as gates
+from kernels.pointwise.swiglu import with_llvm as swiglu
+from kernels.recurrence.conv import with_llvm as conv
 from kernels.rope import with_llvm as rope
-from kernels.swiglu import with_llvm as swiglu
 
 Form = Callable[[slice], torch.Tensor]
 

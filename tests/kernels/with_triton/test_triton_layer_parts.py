@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.channel_gates import naive as gates_law
-from kernels.channel_gates import with_triton as gates
-from kernels.conv import naive as conv_law
-from kernels.conv import with_triton as conv
-from kernels.head_linear import naive as heads_law
-from kernels.head_linear import with_triton as heads
+from kernels.linear.head_linear import naive as heads_law
+from kernels.linear.head_linear import with_triton as heads
 from kernels.norm import naive as norm_law
 from kernels.norm import with_triton as norm
-from kernels.relu2 import with_triton as relu2
+from kernels.pointwise.relu2 import with_triton as relu2
+from kernels.pointwise.situ import naive as situ_law
+from kernels.pointwise.situ import with_triton as situ
+from kernels.pointwise.swiglu import naive as swiglu_law
+from kernels.pointwise.swiglu import with_triton as swiglu
+from kernels.recurrence.channel_gates import naive as gates_law
+from kernels.recurrence.channel_gates import with_triton as gates
+from kernels.recurrence.conv import naive as conv_law
+from kernels.recurrence.conv import with_triton as conv
 from kernels.rope import naive as rope_law
 from kernels.rope import with_triton as rope
-from kernels.situ import naive as situ_law
-from kernels.situ import with_triton as situ
-from kernels.swiglu import naive as swiglu_law
-from kernels.swiglu import with_triton as swiglu
 from tests.support.closeness import nmse
 
 F32 = 1e-12

@@ -1,0 +1,1 @@
+"""Operations on one number after another."""

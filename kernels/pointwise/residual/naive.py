@@ -1,0 +1,10 @@
+"""Sums as their formula reads."""
+
+from __future__ import annotations
+
+import torch
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """See kernels.pointwise.residual.add."""
+    return x - (-y)
