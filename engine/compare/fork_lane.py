@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.divergence import (
+    LogitsDifference,
+    MemoryDifference,
+    ReferenceLogits,
+    ReferenceMemory,
+)
 from engine.compare.lane import ComparisonSetup, Leader
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.policy_lane import PolicyLane
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound
 from engine.decode.forward import Forward
 from engine.decode.round import Round
 from engine.decode.verify_loop import VerifyLoop, pending_of
@@ -48,10 +53,11 @@ _MORE = 4.0
 
 @dataclass(slots=True)
 class _OpenRound:
-    """A round of the leader until all members have verified it. held: the leader's memory."""
+    """A round of the leader until all members have verified it. measure, held: the leader's logits
+    and memory."""
 
-    number: int
-    part: SequenceRound
+    part: Round
+    measure: ReferenceLogits
     held: ReferenceMemory
     logits: LogitsDifference | None = None
     memory: MemoryDifference | None = None
@@ -131,7 +137,7 @@ class ForkLane(PolicyLane):
                 del members[1:]
                 if times < _FIRST or times % _EVERY == 0:
                     self._copy(members, part, round_.number)
-            new = _OpenRound(round_.number, part, round_.held(part.seq))
+            new = _OpenRound(part, round_.measure(part), round_.held(part.seq))
             self._waiting.append(new)
             for member in members:
                 member.left.append(new)
@@ -157,7 +163,7 @@ class ForkLane(PolicyLane):
         self._recorder.round(in_order, self.memory, self._clock)
         self._write()
 
-    def _copy(self, members: list[_Member], part: SequenceRound, number: int) -> None:
+    def _copy(self, members: list[_Member], part: Round, number: int) -> None:
         """Make new copies: one of the sequence, and one of that copy."""
         for i in range(N_COPIES):
             source, seq = members[-1].seq, self._n_texts + part.seq * N_COPIES + i
@@ -190,7 +196,7 @@ class ForkLane(PolicyLane):
         """Compare what a member came to, and note it if it is further off than any before it."""
         round_ = member.left[0]
         part = round_.part
-        logits = part.measure.difference(mine.rows)
+        logits = round_.measure.difference(mine.rows)
         memory = round_.held.difference(self.memory, member.seq)
         round_.logits = logits if round_.logits is None else _worse(round_.logits, logits)
         if round_.memory is None or _size(memory) > _size(round_.memory):
@@ -203,7 +209,7 @@ class ForkLane(PolicyLane):
         self._notes.append(
             note
             | {
-                "round": round_.number,
+                "round": part.number,
                 "seq_id": part.seq_id,
                 "sequence": member.seq,
                 "source": member.source,
@@ -227,10 +233,10 @@ class ForkLane(PolicyLane):
             part = first.part
             if first.logits is not None:
                 self._rows.append(
-                    first.number,
+                    part.number,
                     part.seq_id,
-                    part.first_pos,
-                    part.chosen,
+                    part.pos_next,
+                    part.accepted,
                     first.logits,
                     first.memory,
                 )

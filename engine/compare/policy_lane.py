@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound
 from engine.decode.round import Round
 from engine.decode.verify_loop import VerifyLoop
 from engine.model.hybrid import HybridModel
@@ -25,7 +25,7 @@ class PolicyLane(EngineFollower):
     ) -> None:
         super().__init__(setup, spec, options, model, leader, n_rs_seq)
         self._loop = VerifyLoop(self._forward, options, self._take_over)
-        self._parts: dict[int, SequenceRound] = {}
+        self._parts: dict[int, Round] = {}
         """What the leader did, by the memory sequence that verifies it."""
 
     def _follow(self, round_: ReferenceRound) -> None:
@@ -49,6 +49,6 @@ class PolicyLane(EngineFollower):
         """Take the leader's tokens, and choose none again. With the fault stale-logits, the lane
         would choose behind a rejection from the last row of the rejected batch."""
         part, n_drafted = self._parts[round_.seq], len(round_.drafted)
-        round_.accepted, round_.n_own, round_.n_emitted = list(part.chosen), 1, part.n_emitted
-        if "stale-logits" in self.options.faults and len(part.chosen) <= n_drafted:
+        round_.accepted, round_.n_own, round_.n_emitted = part.accepted.copy(), 1, part.n_emitted
+        if "stale-logits" in self.options.faults and len(part.accepted) <= n_drafted:
             round_.own_row = n_drafted

@@ -151,7 +151,6 @@ class Judge:
         self._samplers, self._options, self._end_tokens = samplers, options, end_tokens
         rates = options.spec.synthetic
         self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
-        self._before: Sampler | None = None
         self._forgets = "sampler-not-restored" in options.faults
         is_match = options.spec.accept == "match"
         self.judges_replays = is_match and options.replay == "verify"
@@ -162,7 +161,7 @@ class Judge:
         """Judge the draft of a round by its logits, or choose the first token after a prompt."""
         draft, sampler = round_.draft or Draft(), self._samplers[round_.seq_id]
         if draft.tokens and self.judges_replays:  # only drafts are replayed
-            self._before = sampler.clone()
+            round_.before = sampler.clone()
         seen, row = self._rows(round_)
         if self._synthetic and not round_.is_prompt:
             accepted = self._synthetic.accept(round_.seq_id, draft, row, sampler, self._end_tokens)
@@ -186,8 +185,8 @@ class Judge:
         [len(accepted) + 1, n_vocab] of their replay. The sampler starts where it did at first."""
         sampler, replayed = self._samplers[round_.seq_id], Draft(round_.accepted)
         if not self._forgets:
-            assert self._before is not None  # what is verified again was judged before
-            sampler.copy_from(self._before)
+            assert round_.before is not None  # what is verified again was judged before
+            sampler.copy_from(round_.before)
         seen, row = self._rows(round_)
         n = len(replayed.tokens)
         if self._synthetic:

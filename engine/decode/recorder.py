@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.decode.target_facts import all_target_facts
-from engine.decode.token_rows import token_rows
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
 from engine.trace.store import TraceStore
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.decode.phase_clock import PhaseClock
     from engine.decode.round import Round
-    from engine.draft.chain import DrafterAnswer
+    from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 
@@ -88,15 +87,15 @@ class Recorder:
         self._n_ubatches += 1
 
     def drafts(
-        self, round_: int, asked: Sequence[DrafterAnswer], seq_ids: Mapping[int, int]
+        self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
     ) -> None:
-        """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
-        for answer in asked:
-            draft = answer.draft
+        """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
+        number of each memory sequence's prompt."""
+        for seq, draft in asked:
             self._append(
                 "drafts",
                 round=round_,
-                seq_id=seq_ids[answer.seq],
+                seq_id=seq_ids[seq],
                 drafter=draft.drafter,
                 match_pos=draft.match_pos,
                 num_raw=draft.n_raw,
@@ -106,7 +105,7 @@ class Recorder:
                 num_wrong_tokens=draft.n_wrong_tokens,
                 block_length=draft.block,
                 confidence=_mean(draft.sure or draft.probs),
-                draft_ms=answer.ms,
+                draft_ms=draft.ms,
             )
 
     @property
@@ -242,7 +241,7 @@ class Recorder:
         for part in (round_.draft, round_.unverified):
             for tokens in (part.tokens, *part.top_ids) if part else ():
                 self._writer.learn(tokens, self._piece)
-        for row in token_rows(round_):
+        for row in _token_rows(round_):
             self._writer.append("tokens", **ids, **row)
 
     def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
@@ -286,3 +285,71 @@ def _stop_kind(round_: Round) -> str:
         return ""
     n_own = len(round_.emitted) - min(round_.n_accepted, len(round_.emitted))
     return round_.own_kinds[n_own - 1] if n_own else "end"
+
+
+def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
+    """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
+    are written. Their columns but run_id, round and seq_id."""
+    n_kept = min(round_.n_accepted, len(round_.emitted))
+    own = list(enumerate(zip(round_.own_kinds, round_.emitted[n_kept:], strict=False)))
+    n_judged = round_.n_judged
+    for i, token in enumerate(round_.drafted):
+        kind = "accepted" if i < n_kept else "ignored"
+        if i == round_.n_accepted and i < n_judged:
+            kind = "rejected"
+            if own and token == own[0][1][1]:
+                # an end token inside the draft counts as the target's own (llama.cpp); and a
+                # replay may choose what was drafted where the first verification did not
+                kind = own.pop(0)[1][0]
+        row = {"pos": round_.pos_next + i, "kind": kind, "token_id": token, "draft_index": i}
+        assert round_.draft is not None  # it has this token
+        _add_drafted(row, round_.draft, i)
+        if i < n_judged:
+            _add_target(row, round_, i, i)
+            if round_.draft.probs:
+                row["draft_top_forbidden"] = _forbidden(round_, i, round_.draft.top_ids[i])
+        yield row
+    for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
+        assert round_.unverified is not None  # it has this token
+        index = len(round_.drafted) + i
+        pos = round_.pos_next + index
+        row = {"pos": pos, "kind": "ignored", "token_id": token, "draft_index": index}
+        _add_drafted(row, round_.unverified, i)
+        yield row
+    if round_.n_replays:
+        for i, token in enumerate(round_.emitted[:n_kept]):
+            pos = round_.pos_next + i
+            yield {"pos": pos, "kind": "replayed", "token_id": token, "draft_index": i}
+    for i, (kind, token) in own:
+        row = {"pos": round_.pos_next + n_kept + i, "kind": kind, "token_id": token}
+        _add_target(row, round_, n_judged + i, round_.n_accepted + i)
+        yield row
+
+
+def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
+    if draft.probs:  # else looked up: the drafter has no confidence in it
+        row["draft_p"] = draft.probs[i]
+        row["draft_top_id"] = draft.top_ids[i]
+        row["draft_top_p"] = draft.top_probs[i]
+    if draft.sure:
+        row["draft_conf"] = draft.sure[i]
+
+
+def _add_target(row: dict[str, Any], round_: Round, i: int, logits_row: int) -> None:
+    """Columns about the i-th examined token, judged or chosen by that row of the logits."""
+    target = round_.target
+    assert target is not None  # worked out before rows are written
+    row["target_p"] = target.prob[i]
+    row["rule_p"] = round_.rule_p[i] if i < len(round_.rule_p) else None
+    row["rule_q"] = round_.rule_q[i] if i < len(round_.rule_q) else None
+    row["target_rank"] = target.rank[i]
+    row["target_entropy"] = target.entropy[i]
+    row["target_top_id"] = target.top_ids[i]
+    row["target_top_p"] = target.top_probs[i]
+    row["target_top_forbidden"] = _forbidden(round_, logits_row, target.top_ids[i])
+
+
+def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
+    """1 for each token that the grammar forbids there; None without a grammar."""
+    allowed = round_.allowed.get(logits_row)
+    return None if allowed is None else [int(not allowed.holds(token)) for token in ids]

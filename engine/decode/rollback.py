@@ -90,8 +90,7 @@ class Rollback:
         round_.rollback_path = self._restore_path
         if not self._replay_verified(round_, save, clock):
             self._restore(round_, save, clock)
-            tokens = [round_.tokens[0], *round_.accepted[:-1]]
-            self._replay(round_, Span(round_.seq, round_.pos0, tokens, []), clock)
+            self._replay(round_, Span(round_.seq, round_.pos0, round_.decoded, []), clock)
 
     def _replay_verified(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> bool:
         """Whether the memory is at the end of the accepted tokens; else they are to be trusted."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Draft
     from engine.model.taps import TargetRows
     from engine.sampling.grammar import AllowedTokens
+    from engine.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)
@@ -33,8 +34,9 @@ class Round:
     two after a replay that agreed. own_row: row of the logits that the last of them was chosen
     from, None = the one at its position. rule_p, rule_q: the target's and the drafter's
     probabilities of each token of `examined` as the rule saw them, NaN or missing where it did not
-    look. allowed: what a grammar allowed, by row of the logits. n_emitted: how many of the
-    accepted tokens, from the first, are output; None: all.
+    look. allowed: what a grammar allowed, by row of the logits. before: the sampler as it was
+    before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
+    from the first, are output; None: all.
     Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
     Record: target: the target's softmax at each place of `examined`, None until it is worked out.
     """
@@ -61,6 +63,7 @@ class Round:
     rule_q: Sequence[float] = ()
     allowed: Mapping[int, AllowedTokens] = field(default_factory=dict)
     accept_rule: str = ""
+    before: Sampler | None = None
     n_emitted: int | None = None
     sampler_wrong: int | None = None
     sampler_draws: int | None = None
@@ -82,8 +85,14 @@ class Round:
 
     @property
     def span(self) -> Span:
-        """Its part of the verify batch: every token has logits."""
-        return Span(self.seq, self.pos0, self.tokens, range(len(self.tokens)))
+        """Its part of a batch: every token has logits, of a whole prompt the last one."""
+        n = len(self.tokens)
+        return Span(self.seq, self.pos0, self.tokens, [n - 1] if self.is_prompt else range(n))
+
+    @property
+    def decoded(self) -> list[int]:
+        """The tokens from pos0 on that stay decoded."""
+        return list(self.tokens) if self.is_prompt else [self.tokens[0], *self.accepted[:-1]]
 
     @property
     def pos_next(self) -> int:

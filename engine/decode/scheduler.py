@@ -307,9 +307,9 @@ class Scheduler:
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
         by_index = {sequence.index: sequence for sequence in sequences}
-        for answer in self._chain.asked:
-            if found := answer.draft.non_finite:
-                sequence, name = by_index[answer.seq], answer.draft.drafter
+        for seq, draft in self._chain.asked:
+            if found := draft.non_finite:
+                sequence, name = by_index[seq], draft.drafter
                 where = OF_DRAFTER.get(name, name)
                 self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
         return drafts
@@ -353,11 +353,10 @@ class Scheduler:
         if self._observer:
             with clock_paused():
                 self._observer.judged(sequence, round_)
-        accepted = round_.accepted
-        sequence.n_tokens += len(accepted)
-        sequence.last = accepted[-1]
+        sequence.n_tokens += len(round_.accepted)
+        sequence.last = round_.accepted[-1]
         if round_.draft is not None:
             self._chain.accept(round_.seq, round_.n_accepted)
         assert round_.of_tokens is not None  # it is verified
-        self._observe(round_, [round_.tokens[0], *accepted[:-1]], round_.of_tokens)
+        self._observe(round_, round_.decoded, round_.of_tokens)
         clock.stop("draft", [round_.seq])

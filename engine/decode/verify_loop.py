@@ -42,16 +42,16 @@ class VerifyLoop:
         Raises ContextFullError, and RollbackRefusedError where a tail cannot be undone.
         """
         by_seq = {round_.seq: round_ for round_ in rounds}
-        memory, spans = self._forward.memory, [round_.span for round_ in rounds]
-        for batch in verify_batches(self._forward, spans, self._options.split):
-            seqs = [span.seq for span in batch.spans]
+        memory, wanted = self._forward.memory, [round_.span for round_ in rounds]
+        for spans, ubatches in verify_batches(self._forward, wanted, self._options.split):
+            seqs = [span.seq for span in spans]
             for seq in seqs:
                 by_seq[seq].rs_idx_before = pending_of(memory, seq)
-            saves = self._rollback.checkpoints(batch.spans, batch.ubatches)
+            saves = self._rollback.checkpoints(spans, ubatches)
             clock.stop("save", seqs)
             number = by_seq[seqs[0]].number
-            logits, of_tokens = self._forward.run(batch.ubatches, number, "verify", clock)
-            for span in batch.spans:
+            logits, of_tokens = self._forward.run(ubatches, number, "verify", clock)
+            for span in spans:
                 round_ = by_seq[span.seq]
                 round_.logits = logits[span.seq]
                 self._judge(round_)

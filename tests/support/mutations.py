@@ -379,7 +379,7 @@ def _cells_above_the_checkpoint(patch: Patch) -> None:
 def _sampler_not_restored(patch: Patch) -> None:
     def make(original: Any) -> Any:
         def again(self: Judge, round_: Round) -> Any:
-            self._before = self._samplers[round_.seq_id].clone()
+            round_.before = self._samplers[round_.seq_id].clone()
             return original(self, round_)
 
         return again

@@ -131,8 +131,8 @@ PLANTED = [
         "tokens of rounds shifted",
         "draft-mtp",
         _FOLLOW,
-        "[round_.tokens[0], *accepted[:-1]]",
-        "[*accepted]",
+        "round_.decoded",
+        "round_.accepted",
         "drafter-rows-shifted",
     ),
     Planted(

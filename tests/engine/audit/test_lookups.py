@@ -65,7 +65,7 @@ PLANTED = {
     "learns rejected tokens": (
         "suffix",
         _FOLLOW,
-        "[round_.tokens[0], *accepted[:-1]]",
+        "round_.decoded",
         "round_.tokens",
         "drafter-not-rewound",
         1,
