@@ -47,7 +47,7 @@ class PolicyLane(EngineFollower):
 
     def _take_over(self, round_: Round) -> None:
         """Take the leader's tokens, and choose none again. With the fault stale-logits, the lane
-        would choose behind a rejection from the last row of the rejected batch."""
+        would choose after a rejection from the last row of the rejected batch."""
         part, n_drafted = self._parts[round_.seq], len(round_.drafted)
         round_.accepted, round_.n_own, round_.n_emitted = part.accepted.copy(), 1, part.n_emitted
         if "stale-logits" in self.options.faults and len(part.accepted) <= n_drafted:

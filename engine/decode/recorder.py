@@ -25,7 +25,7 @@ class Recorder:
     """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
     at in every round.
 
-    Rows may wait until several rounds are written together: behind a forward pass, no code and no
+    Rows may wait until several rounds are written together: after a forward pass, no code and no
     table is in the processor's caches any more, and the second round takes a third of the time.
     """
 
@@ -171,7 +171,7 @@ class Recorder:
         found = all_target_facts([(logits, *round_.examined) for round_, logits in asked])
         for (round_, _), target in zip(asked, found, strict=True):
             round_.target = target
-        self._unanswered = []  # only now: whoever interrupts this finds them still to be asked
+        self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting = self._waiting, []
         for write in waiting:
             write()

@@ -50,8 +50,8 @@ class RoundObserver(Protocol):
         """The run is about to start. end_tokens: those that end a text."""
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """A sequence has chosen round_.accepted; behind a draft, its n_tokens and last are still
-        those from before."""
+        """A sequence has chosen round_.accepted. Except after a prompt, its n_tokens and last are
+        still those from before."""
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
