@@ -23,7 +23,7 @@ from kernels.linear import (
 )
 from kernels.linear.dequant import dequantise
 from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_together
-from kernels.pointwise.residual import add
+from kernels.pointwise import add
 from kernels.rows import take_rows
 
 

@@ -8,10 +8,10 @@ import torch
 
 from kernels.linear import PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import with_torch as products
-from kernels.llvm.pointwise import pointwise
 from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.moe.routing import Choice
+from kernels.whole_vectors import pointwise
 
 MIN_SUM = 2.0**-14
 

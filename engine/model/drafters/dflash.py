@@ -26,8 +26,7 @@ from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
-from kernels.pointwise.product import multiply
-from kernels.pointwise.residual import add
+from kernels.pointwise import add, multiply
 from kernels.recurrence.block_conv import block_conv
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]

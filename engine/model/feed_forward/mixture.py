@@ -11,8 +11,7 @@ from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, 
 from engine.model.weights import Weights
 from kernels.moe import RELU2, Choice, experts, route, route_biased
 from kernels.norm import rms_norm
-from kernels.pointwise.gates import output_gate
-from kernels.pointwise.residual import add
+from kernels.pointwise import add, output_gate
 
 
 class MixtureOfExperts:

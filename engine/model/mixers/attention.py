@@ -13,8 +13,7 @@ from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import head_norm
-from kernels.pointwise.gates import output_gate
-from kernels.pointwise.product import multiply
+from kernels.pointwise import multiply, output_gate
 from kernels.rope import apply_rope
 
 

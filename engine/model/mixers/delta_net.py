@@ -14,7 +14,7 @@ from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.norm import gated_rms_norm, l2_norm
-from kernels.pointwise.gates import delta_gates
+from kernels.pointwise import delta_gates
 
 
 def recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:

@@ -11,7 +11,7 @@ from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.linear.head_linear import head_linear
 from kernels.norm import rms_norm
-from kernels.pointwise.gates import output_gate
+from kernels.pointwise import output_gate
 from kernels.rope import apply_rope
 from kernels.rows import join
 

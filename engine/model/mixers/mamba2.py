@@ -14,8 +14,7 @@ from engine.model.recurrence import Recurrence, StateKey
 from engine.model.ssd_state import SsdInputs, SsdState
 from engine.model.weights import Weights
 from kernels.norm import group_rms_norm
-from kernels.pointwise.gates import step_gates
-from kernels.pointwise.swiglu import swiglu
+from kernels.pointwise import step_gates, swiglu
 
 
 def recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:

@@ -16,7 +16,7 @@ from engine.model.recurrence import Recurrence, StateKey
 from engine.model.token_window import TokenInputs, TokenWindow
 from engine.model.weights import Weights
 from kernels.norm import head_norm
-from kernels.pointwise.residual import add
+from kernels.pointwise import add
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
 
 

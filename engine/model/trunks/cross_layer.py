@@ -15,7 +15,7 @@ from engine.model.parts.cross_layer import CrossLayerResidual
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
-from kernels.pointwise.residual import add
+from kernels.pointwise import add
 from kernels.rows import copy_rows
 from kernels.rows.row_mixture import mix_rows
 

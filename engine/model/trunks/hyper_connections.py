@@ -17,7 +17,7 @@ from engine.model.parts.ngram_embedding import TABLE
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm
-from kernels.pointwise.residual import add
+from kernels.pointwise import add
 from kernels.rows import join
 from kernels.rows.streams import add_to_streams, mix_streams, open_low
 

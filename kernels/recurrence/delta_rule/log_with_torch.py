@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.llvm.pointwise import pointwise
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog
 from kernels.recurrence.delta_rule.with_torch import by_token
 from kernels.recurrence.delta_rule.wy import (
@@ -15,6 +14,7 @@ from kernels.recurrence.delta_rule.wy import (
     rows_per_head,
     solve_chunk,
 )
+from kernels.whole_vectors import pointwise
 
 
 def gated_delta_log(

@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from kernels.llvm.pointwise import pointwise
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.recurrence.delta_rule.wy import CHUNK, HeadRows, rows_per_head, solve_chunk
+from kernels.whole_vectors import pointwise
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
 # and gives a token the same bits whether it came alone or with others.

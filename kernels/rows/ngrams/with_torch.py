@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.llvm.pointwise import pointwise
 from kernels.rows.ngrams.hashing import LEAST, NgramHash
+from kernels.whole_vectors import pointwise
 
 
 def recent_tokens(tokens: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.llvm.pointwise import pointwise
 from kernels.norm import rms_norm
+from kernels.whole_vectors import pointwise
 
 
 def mix_rows(

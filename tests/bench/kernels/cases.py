@@ -22,10 +22,8 @@ from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as moe_law
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.norm import naive as norm_law
-from kernels.pointwise.gates import delta_gates
-from kernels.pointwise.gates import naive as gates_law
-from kernels.pointwise.swiglu import naive as swiglu_law
-from kernels.pointwise.swiglu import swiglu
+from kernels.pointwise import delta_gates, swiglu
+from kernels.pointwise import naive as pointwise_law
 from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.conv import naive as conv_law
 from kernels.rope import apply_rope, rope_table
@@ -145,7 +143,7 @@ def _swiglu(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
             "swiglu",
             f"{n}x{d}",
             partial(swiglu, gate, up),
-            partial(swiglu_law.swiglu, gate, up),
+            partial(pointwise_law.swiglu, gate, up),
             count.norm_bytes(n, d, 0, gates=1),
             5 * n * d,
         )
@@ -160,7 +158,7 @@ def _gates(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
             "gates",
             f"{n}x{n_heads}",
             partial(delta_gates, decay, dt, a, beta),
-            partial(gates_law.delta_gates, decay, dt, a, beta),
+            partial(pointwise_law.delta_gates, decay, dt, a, beta),
             2 * count.norm_bytes(n, n_heads, 1),
             12 * n * n_heads,
         )

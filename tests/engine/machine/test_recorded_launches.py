@@ -10,7 +10,7 @@ import torch
 
 from engine.machine.launches import RecordOnProcessor
 from kernels.norm import rms_norm
-from kernels.pointwise.residual import add
+from kernels.pointwise import add
 from kernels.rows import take_rows
 
 

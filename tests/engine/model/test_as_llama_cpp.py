@@ -16,7 +16,7 @@ from engine.model.weights import Weights
 from kernels.linear.as_llama_cpp import round_rows
 from kernels.linear.dequant import dequantise
 from kernels.moe import experts
-from kernels.pointwise.swiglu import swiglu
+from kernels.pointwise import swiglu
 from tests.support.closeness import nmse
 from tests.support.golden_runs import DATA, golden
 from tests.support.random_blocks import random_blocks
