@@ -16,9 +16,8 @@ from engine.audit.state_samples import StateSample
 from engine.audit.text_check import AuditedTexts, EmittedRow, Redraw, TextCheck, state_errors
 from engine.compare.divergence import cells_that_differ
 from engine.compare.state_origin import SequenceText, StateOrigin
-from engine.decode.round_facts import RoundFacts
+from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
-from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory
 from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions
@@ -109,18 +108,10 @@ class Repetition:
     def begin(self, *_: Any) -> None:
         """The run is about to start."""
 
-    def judged(
-        self,
-        _: int,
-        sequence: DecodingSequence,
-        __: Draft | None,
-        ___: torch.Tensor,
-        tokens: Sequence[int],
-        ____: RoundFacts,
-    ) -> None:
+    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
         """See engine.decode.scheduler.RoundObserver."""
         text = self._texts[sequence.seq_id]
-        text += tokens
+        text += round_.accepted
         self._has_parted |= text != self._audited.tokens[sequence.seq_id][: len(text)]
 
     def closed(

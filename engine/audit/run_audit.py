@@ -34,9 +34,8 @@ from engine.audit.text_check import (
     emitted_rows,
     state_errors,
 )
-from engine.decode.round_facts import RoundFacts
+from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
-from engine.draft.drafter import Draft
 from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
 from engine.model.taps import TargetRows, join_rows
@@ -130,23 +129,15 @@ class RunAudit:
         self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
         self._check = SamplerCheck(sequences, self._options, end_tokens)
 
-    def judged(
-        self,
-        number: int,
-        sequence: DecodingSequence,
-        draft: Draft | None,
-        logits: torch.Tensor,
-        tokens: Sequence[int],
-        facts: RoundFacts,
-    ) -> None:
+    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
         """See engine.decode.scheduler.RoundObserver."""
-        if facts.n_accepted is not None:
-            drafted = draft.tokens if draft else ()
-            self._texts.batches[number, sequence.seq_id] = facts.pos0, [sequence.last, *drafted]
-        self._texts.tokens[sequence.seq_id] += tokens
-        self._undone |= facts.memory_rollback > 0
+        if not round_.is_prompt:
+            batch = round_.pos0, list(round_.tokens)
+            self._texts.batches[round_.number, round_.seq_id] = batch
+        self._texts.tokens[round_.seq_id] += round_.accepted
+        self._undone |= round_.memory_rollback > 0
         assert self._check is not None
-        self._check.judged(number, sequence, draft, logits, tokens, facts)
+        self._check.judged(sequence, round_)
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.decode.plain_acceptance import PLAIN_RULES
-from engine.decode.round_facts import RoundFacts
+from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
@@ -48,37 +48,23 @@ class SamplerCheck:
         """Tokens that were drawn again."""
         self.notes: list[dict[str, Any]] = []
 
-    def judged(
-        self,
-        number: int,
-        sequence: DecodingSequence,
-        draft: Draft | None,
-        logits: torch.Tensor,
-        tokens: Sequence[int],
-        facts: RoundFacts,
-    ) -> None:
-        """Round `number` has chosen `tokens`, an accepted list in full, from rows of logits
-        [>= len(tokens), n_vocab]; the sampler is as it goes on."""
+    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
+        """A round has chosen its accepted tokens from its logits; the sampler is as it goes on."""
         seq_id = sequence.seq_id
         plain = self._plain.get(seq_id)
         if plain is None:
             return
-        found = self._difference(plain, sequence, draft or Draft(), logits, tokens, facts)
-        self.n_tokens += len(tokens)
+        found = self._difference(plain, sequence, round_)
+        self.n_tokens += len(round_.accepted)
         if found:
-            self.notes.append({"round": number, "seq_id": seq_id, **found})
+            self.notes.append({"round": round_.number, "seq_id": seq_id, **found})
             del self._plain[seq_id]
 
     def _difference(
-        self,
-        plain: Sampler,
-        sequence: DecodingSequence,
-        draft: Draft,
-        logits: torch.Tensor,
-        tokens: Sequence[int],
-        facts: RoundFacts,
+        self, plain: Sampler, sequence: DecodingSequence, round_: Round
     ) -> dict[str, Any]:
-        first_pos = facts.pos_next
+        draft, tokens, logits = round_.draft or Draft(), round_.accepted, round_.logits
+        assert logits is not None  # tokens were chosen from them
         known = len(plain.accepted), plain.n_draws
         rows = plain.rows(logits)
         seen: list[Distribution] = []
@@ -87,27 +73,26 @@ class SamplerCheck:
             seen.append(rows(i))
             return seen[i]
 
-        is_prompt = facts.n_accepted is None
-        if self._rates and not is_prompt:
+        if self._rates and not round_.is_prompt:
             n = self._n_by_luck(sequence.seq_id, draft)
-            if not facts.n_replays and n != len(tokens) - 1:
+            if not round_.n_replays and n != len(tokens) - 1:
                 return {"what": "length", "n": len(tokens) - 1, "n_expected": n}
             expected = list(tokens[:-1])
             for i, token in enumerate(expected):
                 row(i)
                 plain.accept(token)
             expected.append(plain.draw(row(len(expected))))
-        elif self._options.spec.accept == "match" or is_prompt:
+        elif self._options.spec.accept == "match" or round_.is_prompt:
             # a replay may have chosen one token more than were drafted
-            expected = PLAIN_RULES["match"](Draft(list(tokens[:-1])), row, plain, ())
+            expected = PLAIN_RULES["match"](Draft(tokens[:-1]), row, plain, ())
         else:
             expected = PLAIN_RULES["rejection"](draft, row, plain, self._end_tokens)
-        if expected != list(tokens):
+        if expected != tokens:
             pairs = enumerate(zip(expected, tokens, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(tokens)))
             return {
                 "what": "token",
-                "pos": first_pos + at,
+                "pos": round_.pos_next + at,
                 "token_id": tokens[at] if at < len(tokens) else None,
                 "expected_id": expected[at] if at < len(expected) else None,
                 "about": self._about(
@@ -117,7 +102,7 @@ class SamplerCheck:
         what = sequence.sampler.differs_from(plain)
         if what:
             return {"what": what}
-        return {} if facts.n_replays or self._rates else _wrong_p(facts, draft, tokens, seen)
+        return {} if round_.n_replays or self._rates else _wrong_p(round_, seen)
 
     def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
         """The plain sampler as it was after so many tokens and random numbers."""
@@ -196,16 +181,11 @@ class SamplerCheck:
         return ""
 
 
-def _wrong_p(
-    facts: RoundFacts, draft: Draft, tokens: Sequence[int], seen: Sequence[Distribution]
-) -> dict[str, Any]:
+def _wrong_p(round_: Round, seen: Sequence[Distribution]) -> dict[str, Any]:
     """The first recorded probability that the rule cannot have seen."""
-    n_own = len(facts.own_kinds)
-    judged = list(draft.tokens[: len(facts.rule_p) - n_own])
-    asked = [*enumerate(judged), *enumerate(tokens[len(tokens) - n_own :], len(tokens) - n_own)]
-    for (i, token), p in zip(asked, facts.rule_p, strict=False):
+    for token, i, p in zip(*round_.examined, round_.rule_p, strict=True):
         if i < len(seen) and abs(seen[i].of(token) - p) > _SAME_P:
             expected = seen[i].of(token)
-            pos = facts.pos_next + i
+            pos = round_.pos_next + i
             return {"what": "probability", "pos": pos, "token_id": token, "p": p, "plain": expected}
     return {}

@@ -21,11 +21,12 @@ from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import PolicyLane
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound
+from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
+from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
-from engine.decode.verify import OF_DRAFTER, TRUNK, note_non_finite
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
@@ -282,7 +283,7 @@ class Comparison:
             lane.follow()
         for sequence, part, rows in zip(running, parts, of_tokens, strict=True):
             if part.draft is not None:
-                self._chain.accept(sequence.index, len(part.chosen) - 1)
+                self._chain.accept(sequence.index, len(part.accepted) - 1)
             self._chain.observe(sequence.index, part.pos0, part.decoded, rows)
             if part.is_prompt:
                 self._chain.begin(sequence.index, part.tokens)
@@ -292,9 +293,7 @@ class Comparison:
                 each.forget(index)
         self._round += 1
 
-    def _prompt(
-        self, sequence: DecodingSequence, _: Draft | None
-    ) -> tuple[SequenceRound, TargetRows]:
+    def _prompt(self, sequence: DecodingSequence, _: Draft | None) -> tuple[Round, TargetRows]:
         tokens = sequence.prompt.tokens
         span = Span(sequence.index, 0, tokens, [len(tokens) - 1])
         before = sequence.sampler.clone()
@@ -306,9 +305,7 @@ class Comparison:
         part = self._chosen(sequence, tokens, None, chosen, logits, before, is_prompt=True)
         return part, of_tokens
 
-    def _decode(
-        self, sequence: DecodingSequence, draft: Draft | None
-    ) -> tuple[SequenceRound, TargetRows]:
+    def _decode(self, sequence: DecodingSequence, draft: Draft | None) -> tuple[Round, TargetRows]:
         tokens = [sequence.last, *(draft.tokens if draft else ())]
         before = sequence.sampler.clone()
         rows: list[torch.Tensor] = []
@@ -353,7 +350,7 @@ class Comparison:
         before: Sampler,
         *,
         is_prompt: bool = False,
-    ) -> SequenceRound:
+    ) -> Round:
         """Emit what the reference lane chose. before: the sampler before it did."""
         pos0 = sequence.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
@@ -365,17 +362,19 @@ class Comparison:
                 self._reference.facts, self._round, sequence.seq_id, pos, state.error
             )
         sequence.n_tokens, sequence.last = n_decoded + len(chosen) - 1, chosen[-1]
-        return SequenceRound(
+        return Round(
+            self._round,
             sequence.seq_id,
             sequence.index,
             pos0,
             tokens,
             draft,
-            chosen,
-            n,
-            logits,
-            before,
-            is_prompt,
+            is_prompt=is_prompt,
+            logits=logits,
+            accepted=chosen,
+            n_own=1,
+            before=before,
+            n_emitted=n,
         )
 
     def _draft(self, sequences: Sequence[DecodingSequence]) -> dict[int, Draft]:
@@ -390,9 +389,9 @@ class Comparison:
         drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
         by_index = {sequence.index: sequence for sequence in sequences}
-        for answer in self._chain.asked:
-            if found := answer.draft.non_finite:
-                sequence, (n, largest) = by_index[answer.seq], found
-                where = OF_DRAFTER.get(answer.draft.drafter, answer.draft.drafter)
+        for seq, draft in self._chain.asked:
+            if found := draft.non_finite:
+                sequence, (n, largest) = by_index[seq], found
+                where = OF_DRAFTER.get(draft.drafter, draft.drafter)
                 self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
         return drafts

@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.divergence import (
+    LogitsDifference,
+    MemoryDifference,
+    ReferenceLogits,
+    ReferenceMemory,
+)
 from engine.compare.lane import ComparisonSetup, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.policy_lane import Led, PolicyLane
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.policy_lane import PolicyLane
+from engine.compare.rounds import ReferenceRound
 from engine.decode.forward import Forward
-from engine.decode.round_facts import RoundFacts
-from engine.decode.verify_loop import VerifiedSequence, VerifyAttempt, VerifyLoop, pending_of
+from engine.decode.round import Round
+from engine.decode.verify_loop import VerifyLoop, pending_of
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
@@ -47,11 +52,12 @@ _MORE = 4.0
 
 
 @dataclass(slots=True)
-class _Round:
-    """A round of the leader until all members have verified it. held: the leader's memory."""
+class _OpenRound:
+    """A round of the leader until all members have verified it. measure, held: the leader's logits
+    and memory."""
 
-    number: int
-    part: SequenceRound
+    part: Round
+    measure: ReferenceLogits
     held: ReferenceMemory
     logits: LogitsDifference | None = None
     memory: MemoryDifference | None = None
@@ -69,7 +75,7 @@ class _Member:
     pending: int = 0
     n_verified: int = 0
     n_idle: int = 0
-    left: deque[_Round] = field(default_factory=deque)
+    left: deque[_OpenRound] = field(default_factory=deque)
 
 
 class ForkLane(PolicyLane):
@@ -96,9 +102,9 @@ class ForkLane(PolicyLane):
         short = replace(options, n_ubatch=_SHORT_UBATCH)
         holder = self._holders.__getitem__
         forward = Forward(model, self.memory, short, self._recorder, holder)
-        self._short = VerifyLoop(forward, short)
+        self._short = VerifyLoop(forward, short, self._take_over)
         self._members: dict[int, list[_Member]] = {}
-        self._waiting: deque[_Round] = deque()
+        self._waiting: deque[_OpenRound] = deque()
         self._n_rounds = -1  # the first copies are made behind a draft
         self._largest: dict[int, tuple[float, float]] = {}
         self._notes: list[dict[str, Any]] = []
@@ -131,11 +137,11 @@ class ForkLane(PolicyLane):
                 del members[1:]
                 if times < _FIRST or times % _EVERY == 0:
                     self._copy(members, part, round_.number)
-            new = _Round(round_.number, part, round_.held(part.seq))
+            new = _OpenRound(part, round_.measure(part), round_.held(part.seq))
             self._waiting.append(new)
             for member in members:
                 member.left.append(new)
-        facts: dict[int, RoundFacts] = {}
+        done: dict[int, Round] = {}
         for i, roles in enumerate(_TURNS[turn]):
             chosen = {
                 members[role].seq: members[role]
@@ -146,18 +152,18 @@ class ForkLane(PolicyLane):
             if not chosen:
                 continue
             loop = self._short if len(roles) == 1 and roles[0] != _SOURCE else self._loop
-            facts |= self._verify(round_.number, chosen, loop)
+            done |= self._verify(round_.number, chosen, loop)
             if turn in _TWICE and i == 0:
                 undone = {seq: m for seq, m in chosen.items() if self._undo(m)}
                 self._verify(round_.number, undone, loop, again=True)
             for member in chosen.values():
                 member.left.popleft()
                 member.n_verified, member.n_idle = member.n_verified + 1, 0
-        in_order = [facts[part.seq] for part in round_.parts]
-        self._recorder.round(round_.number, in_order, self.memory, self._clock)
+        in_order = [done[part.seq] for part in round_.parts]
+        self._recorder.round(in_order, self.memory, self._clock)
         self._write()
 
-    def _copy(self, members: list[_Member], part: SequenceRound, number: int) -> None:
+    def _copy(self, members: list[_Member], part: Round, number: int) -> None:
         """Make new copies: one of the sequence, and one of that copy."""
         for i in range(N_COPIES):
             source, seq = members[-1].seq, self._n_texts + part.seq * N_COPIES + i
@@ -174,31 +180,23 @@ class ForkLane(PolicyLane):
 
     def _verify(
         self, number: int, chosen: dict[int, _Member], loop: VerifyLoop, *, again: bool = False
-    ) -> dict[int, RoundFacts]:
+    ) -> dict[int, Round]:
         """Let members verify the first round that they have not had, by sequence."""
-        attempts = []
-        for seq, member in chosen.items():
-            part = member.left[0].part
-            judge = Led(part, self.options.faults)
-            attempts.append(
-                VerifyAttempt(part.seq_id, seq, part.pos0, part.tokens[0], part.draft, judge)
-            )
-        found: dict[int, RoundFacts] = {}
-        for verified in loop.run(number, attempts, self._clock) if attempts else ():
-            seq = verified.attempt.seq
-            found[seq] = verified.facts
+        self._parts = {seq: member.left[0].part for seq, member in chosen.items()}
+        rounds = {seq: self._led(number, seq) for seq in chosen}
+        for round_ in loop.run(list(rounds.values()), self._clock):
             note = {"verified_in": number, "together": list(chosen), "again": again}
-            self._measure(chosen[seq], verified, note)
+            self._measure(chosen[round_.seq], round_, note)
         for members in self._members.values():
             for member in members:
                 member.n_idle += member.seq not in chosen
-        return found
+        return rounds
 
-    def _measure(self, member: _Member, verified: VerifiedSequence, note: dict[str, Any]) -> None:
+    def _measure(self, member: _Member, mine: Round, note: dict[str, Any]) -> None:
         """Compare what a member came to, and note it if it is further off than any before it."""
         round_ = member.left[0]
         part = round_.part
-        logits = part.measure.difference(verified.outcome.rows)
+        logits = round_.measure.difference(mine.rows)
         memory = round_.held.difference(self.memory, member.seq)
         round_.logits = logits if round_.logits is None else _worse(round_.logits, logits)
         if round_.memory is None or _size(memory) > _size(round_.memory):
@@ -211,7 +209,7 @@ class ForkLane(PolicyLane):
         self._notes.append(
             note
             | {
-                "round": round_.number,
+                "round": part.number,
                 "seq_id": part.seq_id,
                 "sequence": member.seq,
                 "source": member.source,
@@ -235,10 +233,10 @@ class ForkLane(PolicyLane):
             part = first.part
             if first.logits is not None:
                 self._rows.append(
-                    first.number,
+                    part.number,
                     part.seq_id,
-                    part.first_pos,
-                    part.chosen,
+                    part.pos_next,
+                    part.accepted,
                     first.logits,
                     first.memory,
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,29 +10,16 @@ import torch
 from engine.compare.divergence import ReferenceLogits
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound
+from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
-
-@dataclass(frozen=True, slots=True)
-class _TokenChoice:
-    """A token and the logits [n_vocab] that chose it. round: of whoever chose it."""
-
-    round: int
-    token: int
-    logits: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _LeaderChoice(_TokenChoice):
-    """A token of the leader's, and where it was chosen."""
-
-    part: SequenceRound
-    index: int
+_Choice = tuple[Round, int]
+"""A round and the index of one of its accepted tokens."""
 
 
 class FreeLane(EngineFollower):
@@ -72,8 +58,8 @@ class FreeLane(EngineFollower):
             self._watch,
             grammar=setup.grammar,
         )
-        self._mine: dict[int, dict[int, _TokenChoice]] = {}
-        self._theirs: dict[int, dict[int, _LeaderChoice]] = {}
+        self._mine: dict[int, dict[int, _Choice]] = {}
+        self._theirs: dict[int, dict[int, _Choice]] = {}
         self._forked: set[int] = set()
 
     def forget(self, seq: int) -> None:
@@ -87,11 +73,8 @@ class FreeLane(EngineFollower):
     def _follow(self, round_: ReferenceRound) -> None:
         for part in round_.parts:
             rows = self._theirs.setdefault(part.seq_id, {})
-            if part.seq_id in self._forked:
-                continue
-            for i, token in enumerate(part.chosen[: part.n_emitted]):
-                row = _LeaderChoice(round_.number, token, part.logits[i], part, i)
-                rows[part.first_pos + i] = row
+            if part.seq_id not in self._forked:
+                rows |= _choices(part)
         self._compare_what_both_have(round_)
         while any(self._is_behind(part.seq_id) for part in round_.parts):
             self._scheduler.step()
@@ -100,26 +83,23 @@ class FreeLane(EngineFollower):
     def _is_behind(self, seq_id: int) -> bool:
         return bool(self._theirs[seq_id]) and not self._scheduler.sequences[seq_id].stop
 
-    def _watch(
-        self, number: int, seq_id: int, first_pos: int, tokens: Sequence[int], rows: torch.Tensor
-    ) -> None:
-        mine = self._mine.setdefault(seq_id, {})
-        for pos, (token, logits) in enumerate(zip(tokens, rows, strict=True), first_pos):
-            mine[pos] = _TokenChoice(number, token, logits)
+    def _watch(self, round_: Round) -> None:
+        mine = self._mine.setdefault(round_.seq_id, {})
+        mine |= _choices(round_)
 
     def _compare_what_both_have(self, round_: ReferenceRound) -> None:
         for seq_id, mine in self._mine.items():
             theirs = self._theirs.get(seq_id, {})
-            run: list[tuple[int, _TokenChoice, _LeaderChoice]] = []
+            run: list[tuple[int, _Choice, _Choice]] = []
             for pos in sorted(mine.keys() & theirs.keys()):
                 if seq_id in self._forked:
                     break
                 own, other = mine.pop(pos), theirs.pop(pos)
-                if run and run[-1][1].round != own.round:
+                if run and run[-1][1][0].number != own[0].number:
                     self._append(round_, seq_id, run)
                     run = []
                 run.append((pos, own, other))
-                if own.token != other.token:
+                if _token(own) != _token(other):
                     self._fork(seq_id, pos, own, other)
             if run:
                 self._append(round_, seq_id, run)
@@ -127,29 +107,50 @@ class FreeLane(EngineFollower):
                 mine.clear()
                 theirs.clear()
 
-    def _fork(self, seq_id: int, pos: int, own: _TokenChoice, other: _LeaderChoice) -> None:
+    def _fork(self, seq_id: int, pos: int, own: _Choice, other: _Choice) -> None:
         self._forked.add(seq_id)
         self._scheduler.cancel(seq_id)
         fork: dict[str, Any] = {"seq_id": seq_id, "pos": pos, "follows": True, "by_mode": False}
         if self._samples:
-            part, i = other.part, other.index
-            fork["follows"] = part.sampled_from(i, own.logits) == own.token
-            fork["by_mode"] = part.sampled_from(i, other.logits) == own.token
+            fork["follows"] = _sampled(other, _logits(own)) == _token(own)
+            fork["by_mode"] = _sampled(other, _logits(other)) == _token(own)
         self.facts["lane_forks"].append(fork)
 
     def _append(
-        self,
-        round_: ReferenceRound,
-        seq_id: int,
-        run: list[tuple[int, _TokenChoice, _LeaderChoice]],
+        self, round_: ReferenceRound, seq_id: int, run: list[tuple[int, _Choice, _Choice]]
     ) -> None:
-        chosen = [theirs.token for _, _, theirs in run]
-        reference = ReferenceLogits(torch.stack([theirs.logits for *_, theirs in run]), chosen)
-        measured = reference.difference(torch.stack([mine.logits for _, mine, _ in run]))
+        chosen = [_token(theirs) for *_, theirs in run]
+        reference = ReferenceLogits(torch.stack([_logits(theirs) for *_, theirs in run]), chosen)
+        measured = reference.difference(torch.stack([_logits(mine) for _, mine, _ in run]))
         held, last = None, run[-1][0]
         slot = self._scheduler.sequences[seq_id]
         for part in round_.parts:
-            ends = part.first_pos + len(part.chosen) - 1
+            ends = part.pos_next + len(part.accepted) - 1
             if part.seq_id == seq_id and slot.index >= 0 and last == ends == slot.n_tokens:
                 held = round_.held(part.seq).difference(self.memory, slot.index)
-        self._rows.append(run[0][1].round, seq_id, run[0][0], chosen, measured, held)
+        self._rows.append(run[0][1][0].number, seq_id, run[0][0], chosen, measured, held)
+
+
+def _choices(round_: Round) -> dict[int, _Choice]:
+    """The emitted tokens of a round by position."""
+    return {round_.pos_next + i: (round_, i) for i in range(len(round_.emitted))}
+
+
+def _token(choice: _Choice) -> int:
+    return choice[0].accepted[choice[1]]
+
+
+def _logits(choice: _Choice) -> torch.Tensor:
+    """[n_vocab], that chose it."""
+    return choice[0].rows[choice[1]]
+
+
+def _sampled(choice: _Choice, logits: torch.Tensor) -> int:
+    """The token that other logits [n_vocab] in place of the leader's would have given, by sampling;
+    drafts that were accepted by rejection were chosen in another way."""
+    part, i = choice
+    assert part.before is not None  # a leader's
+    sampler = part.before.clone()
+    for row in part.rows[:i]:
+        sampler.draw(sampler.rows(row.unsqueeze(0))(0))
+    return sampler.draw(sampler.rows(logits.unsqueeze(0))(0))

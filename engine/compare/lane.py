@@ -19,13 +19,14 @@ from engine.analysis.noise_ceiling import logits_ceiling, state_ceiling
 from engine.batch import Span
 from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound, spans_alone
 from engine.compare.rows import DivergenceRows
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
-from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import round_facts
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
+from engine.decode.round import Round
 from engine.decode.verify_loop import valid_depth
 from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedError, StateBlobError
 from engine.memory.hybrid import HybridMemory
@@ -117,21 +118,22 @@ class Lane:
         for part in round_.parts:
             if part.is_prompt:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
-            tokens = part.chosen[: part.n_emitted]
+            tokens = list(part.emitted)
             rounds.append(
-                round_facts(
-                    seq_id=part.seq_id,
-                    seq=part.seq,
-                    pos0=part.pos0,
-                    width=len(part.tokens) if wide or part.is_prompt else 1,
+                Round(
+                    round_.number,
+                    part.seq_id,
+                    part.seq,
+                    part.pos0,
+                    part.tokens if wide or part.is_prompt else part.tokens[:1],
                     is_prompt=part.is_prompt,
-                    tokens=tokens,
-                    n_own=len(tokens),
                     logits=logits[part.seq],
                     valid_depth=valid_depth(memory, part.seq) if memory else None,
+                    accepted=tokens,
+                    n_own=len(tokens),
                 )
             )
-        self._recorder.round(round_.number, rounds, memory, self._clock)
+        self._recorder.round(rounds, memory, self._clock)
 
 
 class EngineLane(Lane):
@@ -205,7 +207,7 @@ class Follower(Lane):
     def _compare(
         self,
         round_: ReferenceRound,
-        part: SequenceRound,
+        part: Round,
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
     ) -> MemoryDifference | None:
@@ -214,15 +216,15 @@ class Follower(Lane):
         if memory:
             seqs = [each.seq for each in round_.parts]
             held = round_.held(part.seq).difference(memory, part.seq, seqs)
-        measured = part.measure.difference(logits)
+        measured = round_.measure(part).difference(logits)
         limit = logits_ceiling(str(self.facts.get("compute", "")))
         known = self.facts.get("logit_rows", [])
         wrong = next((i for i, nmse in enumerate(measured.nmse) if not nmse <= limit), None)
         if wrong is not None and all(one["seq_id"] != part.seq_id for one in known):
-            of = part.measure.row_of(logits[wrong], limit)
+            of = round_.measure(part).row_of(logits[wrong], limit)
             row = {"round": round_.number, "seq_id": part.seq_id, "row": wrong, "of": of}
             self.facts["logit_rows"] = [*known, row]
-        self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, held)
+        self._rows.append(round_.number, part.seq_id, part.pos_next, part.accepted, measured, held)
         return held
 
 
@@ -260,7 +262,7 @@ class EngineFollower(EngineLane, Follower):
     def _compare(
         self,
         round_: ReferenceRound,
-        part: SequenceRound,
+        part: Round,
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
     ) -> MemoryDifference | None:
@@ -284,9 +286,9 @@ class EngineFollower(EngineLane, Follower):
             self.facts["state_origins"] = [*known, *(where | one for one in found)]
         return held
 
-    def _sequence_text(self, part: SequenceRound) -> SequenceText:
+    def _sequence_text(self, part: Round) -> SequenceText:
         before = self._text.get(part.seq, [])[: part.pos0]
-        return SequenceText(before, part.decoded, part.tokens, part.chosen[-1])
+        return SequenceText(before, part.decoded, part.tokens, part.accepted[-1])
 
     def _one_by_one(self, round_: ReferenceRound) -> RowsBySequence:
         """Decode each sequence alone, as the reference lane does: logits [len(chosen), n_vocab]."""
@@ -294,7 +296,7 @@ class EngineFollower(EngineLane, Follower):
             part.seq: torch.cat(
                 [
                     self._run(round_.number, [span], is_prompt=part.is_prompt)[0][part.seq]
-                    for span in part.spans_alone
+                    for span in spans_alone(part)
                 ]
             )
             for part in round_.parts

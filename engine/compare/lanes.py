@@ -15,7 +15,7 @@ from engine.compare.noise_check import NoiseCheck
 from engine.compare.rounds import ReferenceRound
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward, RowsBySequence
-from engine.draft.chain import DrafterAnswer
+from engine.draft.drafter import Draft
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.options import RunOptions, StateTypes
@@ -44,13 +44,13 @@ class ReferenceLane(EngineLane):
         logits, of_tokens = self._run(number, [span], is_prompt=is_prompt)
         return logits[span.seq], of_tokens[span.seq]
 
-    def record_drafts(self, number: int, asked: Sequence[DrafterAnswer]) -> None:
+    def record_drafts(self, number: int, asked: Sequence[tuple[int, Draft]]) -> None:
         """Every drafter that was asked on behalf of all lanes."""
         self._recorder.drafts(number, asked, self._holders)
 
     def close(self, round_: ReferenceRound) -> None:
         """Record what was chosen."""
-        rows = {part.seq: part.logits for part in round_.parts}
+        rows = {part.seq: part.rows for part in round_.parts}
         self._record_plain(round_, rows, self.memory, wide=False)
         self.round = round_
 
@@ -136,7 +136,9 @@ class NoiseLane(EngineFollower):
         on later ones."""
         found: RowsBySequence = {}
         spans = [part.span for part in round_.parts]
-        for batch in verify_batches(self._verify, spans, self.options.split, rolls_back=False):
-            logits, _ = self._verify.run(batch.ubatches, round_.number, "verify", self._clock)
+        for _, ubatches in verify_batches(
+            self._verify, spans, self.options.split, rolls_back=False
+        ):
+            logits, _ = self._verify.run(ubatches, round_.number, "verify", self._clock)
             found |= logits
-        return {part.seq: found[part.seq][: len(part.chosen)] for part in round_.parts}
+        return {part.seq: found[part.seq][: len(part.accepted)] for part in round_.parts}

@@ -14,9 +14,9 @@ from engine.compare.lane import ComparisonSetup
 from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound
 from engine.compare.state_blob import state_difference
-from engine.decode.round_facts import RoundFacts, round_facts
+from engine.decode.round import Round
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import RunOptions
 from engine.trace.records import MISSING, NOISE, POLICY
@@ -54,16 +54,14 @@ class _JudgedByPlain(LlamaLane):
         self._clock.stop("verify")
         self._record_plain(round_, logits, None, wide=True)
         for part in round_.parts:
-            self._append(round_, part, part.measure.difference(logits[part.seq]))
+            self._append(round_, part, round_.measure(part).difference(logits[part.seq]))
 
-    def _append(
-        self, round_: ReferenceRound, part: SequenceRound, measured: LogitsDifference
-    ) -> None:
+    def _append(self, round_: ReferenceRound, part: Round, measured: LogitsDifference) -> None:
         """The rows of a sequence, with how far its states are from the plain lane's."""
         apart = self._difference(part)
-        self._rows.append(round_.number, part.seq_id, part.first_pos, part.chosen, measured, apart)
+        self._rows.append(round_.number, part.seq_id, part.pos_next, part.accepted, measured, apart)
 
-    def _difference(self, part: SequenceRound) -> MemoryDifference | None:
+    def _difference(self, part: Round) -> MemoryDifference | None:
         """Of the recurrent states; cells cannot be seen."""
         mine, other = self.state(part.seq), self.plain.states[part.seq]
         if mine is None or other is None or self.layout is None:
@@ -106,7 +104,10 @@ class LlamaNoiseLane(_JudgedByPlain):
         self._record_plain(round_, logits, None, wide=True)
         for part in round_.parts:
             kept = TokenSpan(part.seq, part.pos0, part.decoded, len(part.decoded))
-            ways = [part.measure.difference(one) for one in (logits[part.seq], self.decode([kept]))]
+            ways = [
+                round_.measure(part).difference(one)
+                for one in (logits[part.seq], self.decode([kept]))
+            ]
             self._append(round_, part, max(ways, key=lambda way: max(way.nmse)))
 
 
@@ -162,22 +163,21 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._clock.stop("save")
         logits = _by_sequence(round_, self._verified(round_))
         self._clock.stop("verify")
-        facts, refusals = [], []
+        rounds, refusals = [], []
         for part in round_.parts:
-            facts.append(self._facts(part, logits[part.seq], saved[part.seq]))
+            mine = self._verified_round(round_.number, part, logits[part.seq], saved[part.seq])
+            rounds.append(mine)
             try:
-                self._undo(part, facts[-1], logits, saved[part.seq])
+                self._undo(part, mine, logits, saved[part.seq])
             except RollbackRefusedError as error:
-                facts[-1].rollback_path = "refused"
+                mine.rollback_path = "refused"
                 refusals.append(error)
-        self._recorder.round(
-            round_.number, facts, None, self._clock, told={"n_rs_seq": self.n_rs_seq}
-        )
+        self._recorder.round(rounds, None, self._clock, told={"n_rs_seq": self.n_rs_seq})
         self._record_slots(round_.number)
         if refusals:
             raise refusals[0]
         for part in round_.parts:
-            self._append(round_, part, part.measure.difference(logits[part.seq]))
+            self._append(round_, part, round_.measure(part).difference(logits[part.seq]))
 
     def _verified(self, round_: ReferenceRound) -> torch.Tensor:
         if not self._way.step:
@@ -189,7 +189,7 @@ class LlamaRollbackLane(_JudgedByPlain):
                 rows.append(self.decode([TokenSpan(span.seq, span.pos0 + i, tokens, len(tokens))]))
         return torch.cat(rows)
 
-    def _save(self, part: SequenceRound) -> bytes | None:
+    def _save(self, part: Round) -> bytes | None:
         """A checkpoint, where a rejection would need one."""
         if self._way.by != "checkpoint" or self.layout is None or part.draft is None:
             return None
@@ -199,34 +199,34 @@ class LlamaRollbackLane(_JudgedByPlain):
     def _flags(self) -> int:
         return PARTIAL | (ON_DEVICE if self._way.on_device else 0)
 
-    def _facts(self, part: SequenceRound, logits: torch.Tensor, saved: bytes | None) -> RoundFacts:
+    def _verified_round(
+        self, number: int, part: Round, logits: torch.Tensor, saved: bytes | None
+    ) -> Round:
         """A round before anything is undone of it."""
-        facts = round_facts(
-            seq_id=part.seq_id,
-            seq=part.seq,
-            pos0=part.pos0,
-            width=len(part.tokens),
-            draft=part.draft,
-            tokens=part.chosen,
+        n_rejected = len(part.tokens) - len(part.accepted)
+        return Round(
+            number,
+            part.seq_id,
+            part.seq,
+            part.pos0,
+            part.tokens,
+            part.draft,
+            logits=logits,
+            accepted=part.accepted.copy(),
             n_own=1,
             n_emitted=part.n_emitted,
-            n_kept=len(part.chosen),
-            logits=logits,
+            accept_rule=self._rule if part.draft else "",
+            rollback_depth=n_rejected,
+            memory_rollback=n_rejected,
+            checkpoint_bytes=0 if saved is None else len(saved),
         )
-        facts.accept_rule = self._rule if part.draft else ""
-        facts.checkpoint_bytes = 0 if saved is None else len(saved)
-        return facts
 
     def _undo(
-        self,
-        part: SequenceRound,
-        facts: RoundFacts,
-        logits: dict[int, torch.Tensor],
-        saved: bytes | None,
+        self, part: Round, mine: Round, logits: dict[int, torch.Tensor], saved: bytes | None
     ) -> None:
         """Undo what was rejected. logits of the sequence become those that it goes on from.
         Raises RollbackRefusedError."""
-        n, kept = len(part.tokens), len(part.chosen)
+        n, kept = len(part.tokens), len(part.accepted)
         if self._way.shows_planes:
             self._show_planes(part)
         if kept == n:
@@ -234,21 +234,21 @@ class LlamaRollbackLane(_JudgedByPlain):
         if saved is not None:
             self.engine.load(self.context, part.seq, saved, self._flags)
             self._remove(part, part.pos0)
-            facts.rollback_path, facts.restored_bytes = "restore", len(saved)
+            mine.rollback_path, mine.restored_bytes = "restore", len(saved)
             self._clock.stop("restore", [part.seq])
         else:
             depth = n if self._way.undoes_batch else n - kept
             self._remove(part, part.pos0 + n - depth)
-            facts.rollback_path, facts.memory_rollback = "seq_rm", depth
+            mine.rollback_path, mine.memory_rollback = "seq_rm", depth
             self._clock.stop("rollback", [part.seq])
             self._tell_plane(part, depth)
             if not self._way.undoes_batch:
                 return
-        facts.n_replays = 1
+        mine.n_replays = 1
         logits[part.seq] = self.decode([TokenSpan(part.seq, part.pos0, part.tokens[:kept], kept)])
         self._clock.stop("replay", [part.seq])
 
-    def _remove(self, part: SequenceRound, p0: int) -> None:
+    def _remove(self, part: Round, p0: int) -> None:
         """Raises RollbackRefusedError."""
         if self.engine.seq_rm(self.context, part.seq, p0):
             return
@@ -259,7 +259,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             "Raise n_rs_seq, or use rollback=checkpoint.",
         )
 
-    def _tell_plane(self, part: SequenceRound, depth: int) -> None:
+    def _tell_plane(self, part: Round, depth: int) -> None:
         """The plane that a removal of so many tokens makes the next batch read."""
         state = self.state(part.seq)
         if state is None:
@@ -269,7 +269,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         age = None if pos is None else last - pos
         self._slots[part.seq_id][depth] = "pending", age
 
-    def _show_planes(self, part: SequenceRound) -> None:
+    def _show_planes(self, part: Round) -> None:
         """Which position each plane holds behind the batch, before anything is removed."""
         if self.layout is None:
             return
@@ -303,6 +303,6 @@ def _by_sequence(round_: ReferenceRound, rows: torch.Tensor) -> dict[int, torch.
     its spans."""
     found, start = {}, 0
     for part in round_.parts:
-        found[part.seq] = rows[start : start + len(part.chosen)]
+        found[part.seq] = rows[start : start + len(part.accepted)]
         start += len(part.tokens)
     return found

@@ -20,9 +20,10 @@ from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
 from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward
-from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import RoundFacts, round_facts
-from engine.decode.verify import target_facts
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
+from engine.decode.round import Round
+from engine.decode.target_facts import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.planes import PlaneMemory
@@ -100,8 +101,8 @@ class SessionContext:
         self._engine, self._spec = engine, spec
         self._recorder = Recorder(trace, self.run_id, session.tokenizer.piece, session.files)
         self._forward = Forward(session.model, memory, options, self._recorder, lambda seq: seq)
-        self._clock, self._number = PhaseClock(), 0
-        self._open: list[RoundFacts] = []
+        self._clock = PhaseClock()
+        self._open: list[Round] = []
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
         self.close_round()
@@ -119,21 +120,19 @@ class SessionContext:
                 f"in {spec.n_ctx} cells.",
                 "Raise its n_ctx.",
             )
-        self._number, self._clock = self._engine.next_round(), PhaseClock()
+        number, self._clock = self._engine.next_round(), PhaseClock()
         self._recorder.resume()
         self._clock.start()
-        logits, _ = self._forward.run(ubatches, self._number, "prompt", self._clock)
+        logits, _ = self._forward.run(ubatches, number, "prompt", self._clock)
         for span in spans:
-            self._recorder.prompt(self._number, span.seq, span.pos0, span.tokens)
+            self._recorder.prompt(number, span.seq, span.pos0, span.tokens)
         self._open = [
-            round_facts(
-                seq_id=span.seq,
-                seq=span.seq,
-                pos0=span.pos0,
-                width=len(span.tokens),
-                tokens=(),
-                n_own=0,
-                logits=None,
+            Round(
+                number,
+                span.seq,
+                span.seq,
+                span.pos0,
+                span.tokens,
                 is_prompt=True,
                 valid_depth=self.fact(span.seq, "valid"),
             )
@@ -144,20 +143,20 @@ class SessionContext:
     def close_round(self) -> None:
         """Record the last batch with what was undone of it."""
         if self._open:
-            self._recorder.round(self._number, self._open, self.memory, self._clock)
+            self._recorder.round(self._open, self.memory, self._clock)
         self._open = []
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         pos, pending = self.memory.seq_pos_max(seq), self.fact(seq, "pending")
         accepted = self.memory.seq_rm(seq, p0, p1)
-        for facts in self._open:
-            if facts.seq == seq and not accepted and not facts.rollback_depth:
-                facts.rollback_path = "refused"
-            elif facts.seq == seq and accepted and 0 < p0 <= pos:
-                facts.rollback_path = "seq_rm"
-                facts.rollback_depth += pos - self.memory.seq_pos_max(seq)
-                facts.memory_rollback = facts.rollback_depth
-                facts.rs_idx_before, facts.rs_idx_after = pending, self.fact(seq, "pending")
+        for round_ in self._open:
+            if round_.seq == seq and not accepted and not round_.rollback_depth:
+                round_.rollback_path = "refused"
+            elif round_.seq == seq and accepted and 0 < p0 <= pos:
+                round_.rollback_path = "seq_rm"
+                round_.rollback_depth += pos - self.memory.seq_pos_max(seq)
+                round_.memory_rollback = round_.rollback_depth
+                round_.rs_idx_before, round_.rs_idx_after = pending, self.fact(seq, "pending")
         return accepted
 
     def seq_cp(self, src: int, dst: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from engine.analysis.noise_ceiling import rows_beyond
 from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.rounds import SequenceRound
+from engine.decode.round import Round
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 from engine.session import Session
@@ -63,7 +63,7 @@ class NoiseCheck:
         self._texts: dict[int, _Text] = {}
         self._n_checked = 0
 
-    def observe(self, part: SequenceRound) -> None:
+    def observe(self, part: Round) -> None:
         """A round of the leader."""
         if part.seq_id not in self._texts:
             if not part.is_prompt or len(self._texts) + self._n_checked >= _MOST_TEXTS:
@@ -71,7 +71,7 @@ class NoiseCheck:
             self._texts[part.seq_id] = _Text()
         text = self._texts[part.seq_id]
         text.tokens += part.decoded
-        for pos, row in enumerate(part.logits, part.first_pos - 1):
+        for pos, row in enumerate(part.rows, part.pos_next - 1):
             if len(text.rows) < _MOST_ROWS and (
                 text.n_seen < _ALL_OF_FIRST or text.n_seen % _EVERY == 0
             ):

@@ -15,8 +15,9 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
-from engine.compare.rounds import ReferenceRound, SequenceRound
+from engine.compare.rounds import ReferenceRound, spans_alone
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
+from engine.decode.round import Round
 from engine.errors import StateBlobError
 from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
@@ -92,7 +93,7 @@ class LlamaLane(Follower):
         """Logits [n, n_vocab] of the rows asked for."""
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
-    def prompt_of(self, part: SequenceRound) -> torch.Tensor:
+    def prompt_of(self, part: Round) -> torch.Tensor:
         """Decode a prompt alone: logits [1, n_vocab] behind it."""
         return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
 
@@ -140,13 +141,13 @@ class PeerLane(LlamaLane):
             if self._n_remembered:
                 self.states[part.seq] = self.state(part.seq)
         self._clock.stop("verify")
-        rows = {part.seq: part.logits for part in parts}
+        rows = {part.seq: part.rows for part in parts}
         self._record_plain(round_, rows, None, wide=False)
         for part in round_.parts:
             self._compare(round_, part, rows[part.seq])
         self.round = ReferenceRound(round_.number, parts, round_.memory)
 
-    def _prompt(self, part: SequenceRound) -> torch.Tensor:
+    def _prompt(self, part: Round) -> torch.Tensor:
         history = self.histories[part.seq] = StateHistory(self._n_remembered)
         if self._n_remembered and self.layout:
             # in batches of one, to know the states of its last positions
@@ -159,11 +160,11 @@ class PeerLane(LlamaLane):
             self.forget(part.seq)
         return self.prompt_of(part)
 
-    def _one_by_one(self, part: SequenceRound) -> torch.Tensor:
+    def _one_by_one(self, part: Round) -> torch.Tensor:
         if self._n_remembered:
             self.before[part.seq] = self.engine.save(self.context, part.seq, WHOLE)
         rows = []
-        for span in part.spans_alone:
+        for span in spans_alone(part):
             rows.append(self.decode([TokenSpan(part.seq, span.pos0, span.tokens, 1)]))
             if self._n_remembered and self.layout:
                 self.histories[part.seq].add(self.state(part.seq))

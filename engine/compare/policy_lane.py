@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
-import torch
-
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound, SequenceRound
-from engine.decode.verify import Acceptance
-from engine.decode.verify_loop import VerifyAttempt, VerifyLoop
-from engine.draft.drafter import Draft
+from engine.compare.rounds import ReferenceRound
+from engine.decode.round import Round
+from engine.decode.verify_loop import VerifyLoop
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Led:
-    """The judge of a lane that takes its leader's tokens, and chooses none again."""
-
-    part: SequenceRound
-    faults: Collection[str]
-    again: None = None
-
-    def accept(self, draft: Draft, logits: torch.Tensor) -> Acceptance:
-        """With the fault stale-logits, the lane would choose behind a rejection from the last row
-        of the rejected batch."""
-        n_drafted, chosen = len(draft.tokens), list(self.part.chosen)
-        is_stale = "stale-logits" in self.faults and len(chosen) <= n_drafted
-        return Acceptance(chosen, own_row=n_drafted if is_stale else None)
-
-    def emit(self, tokens: list[int]) -> int:
-        return self.part.n_emitted
 
 
 class PolicyLane(EngineFollower):
@@ -49,26 +24,31 @@ class PolicyLane(EngineFollower):
         n_rs_seq: int,
     ) -> None:
         super().__init__(setup, spec, options, model, leader, n_rs_seq)
-        self._loop = VerifyLoop(self._forward, options)
+        self._loop = VerifyLoop(self._forward, options, self._take_over)
+        self._parts: dict[int, Round] = {}
+        """What the leader did, by the memory sequence that verifies it."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
             self._prompt(round_)
             return
-        faults = self.options.faults
-        attempts = [
-            VerifyAttempt(
-                part.seq_id, part.seq, part.pos0, part.tokens[0], part.draft, Led(part, faults)
-            )
-            for part in round_.parts
-        ]
-        verified = {
-            found.attempt.seq: found
-            for found in self._loop.run(round_.number, attempts, self._clock)
-        }
-        in_order = [verified[part.seq] for part in round_.parts]
-        self._recorder.round(
-            round_.number, [found.facts for found in in_order], self.memory, self._clock
-        )
-        for part, found in zip(round_.parts, in_order, strict=True):
-            self._compare(round_, part, found.outcome.rows, self.memory)
+        self._parts = {part.seq: part for part in round_.parts}
+        rounds = [self._led(round_.number, seq) for seq in self._parts]
+        for _ in self._loop.run(rounds, self._clock):
+            pass
+        self._recorder.round(rounds, self.memory, self._clock)
+        for part, mine in zip(round_.parts, rounds, strict=True):
+            self._compare(round_, part, mine.rows, self.memory)
+
+    def _led(self, number: int, seq: int) -> Round:
+        """Round `number` of a sequence, with the leader's draft."""
+        part = self._parts[seq]
+        return Round(number, part.seq_id, seq, part.pos0, part.tokens, part.draft)
+
+    def _take_over(self, round_: Round) -> None:
+        """Take the leader's tokens, and choose none again. With the fault stale-logits, the lane
+        would choose after a rejection from the last row of the rejected batch."""
+        part, n_drafted = self._parts[round_.seq], len(round_.drafted)
+        round_.accepted, round_.n_own, round_.n_emitted = part.accepted.copy(), 1, part.n_emitted
+        if "stale-logits" in self.options.faults and len(part.accepted) <= n_drafted:
+            round_.own_row = n_drafted

@@ -49,15 +49,6 @@ class SpanGroup:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyBatch:
-    """Spans to be decoded together, filled up to one length, and their ubatches: a single one,
-    unless one sequence alone has more tokens than a ubatch may have."""
-
-    spans: list[Span]
-    ubatches: list[UBatch]
-
-
 def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[SpanGroup]:
     """Groups in order of falling width whose cost, PASS_COST per group and 1 per token, is least.
 
@@ -98,8 +89,10 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Spa
 
 def verify_batches(
     forward: Forward, spans: Sequence[Span], split: str, *, rolls_back: bool = True
-) -> list[VerifyBatch]:
-    """The batches of a round, to be decoded and rolled back one after the other.
+) -> list[tuple[list[Span], list[UBatch]]]:
+    """The batches of a round, to be decoded and rolled back one after the other: spans, filled up
+    to one length, and their ubatches: a single one, unless one sequence alone has more tokens than
+    a ubatch may have.
 
     split: "seq" for one sequence per pass, else "equal". Rolling back before the next batch is
     decoded matters: a pass without a sequence may move its state, which then loses its snapshots.
@@ -107,9 +100,9 @@ def verify_batches(
     """
     memory = forward.memory
     if split == "seq":
-        return [VerifyBatch([span], forward.split([span])) for span in spans]
+        return [([span], forward.split([span])) for span in spans]
     if memory.is_pool:
-        return [VerifyBatch(list(spans), forward.split(spans))]
+        return [(list(spans), forward.split(spans))]
     batches = []
     lengths = [len(span.tokens) for span in spans]
     obstacle = partial(_obstacle, memory, spans, rolls_back)
@@ -118,7 +111,7 @@ def verify_batches(
         *early, last = forward.split(padded)
         if last.reason != found.reason:
             last = replace(last, reason=found.reason)
-        batches.append(VerifyBatch(padded, [*early, last]))
+        batches.append((padded, [*early, last]))
     return batches
 
 

@@ -1,13 +1,14 @@
-"""The failure of a run: what its memory and its drafters held when an error ended it."""
+"""The failure of a run: what was held when an error ended it, and logits that are no numbers."""
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import ContextFullError, DraftscopeError, RollbackRefusedError
+from engine.errors import ContextFullError, DraftscopeError, NonFiniteError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -60,3 +61,35 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if Path(f.filename).is_relative_to(_ROOT)] or frames
     return f"{Path(ours[-1].filename).stem}.{ours[-1].name}" if ours else ""
+
+
+TRUNK = "trunk"
+"""The target's name in messages."""
+OF_DRAFTER = {
+    "draft-mtp": "MTP head",
+    "draft-simple": "draft model",
+    "draft-eagle3": "EAGLE-3 drafter",
+    "draft-dflash": "DFlash drafter",
+    "draft-dspark": "DSpark drafter",
+}
+"""Names of drafters in messages."""
+
+
+def note_non_finite(
+    facts: dict[str, Any], round_: int, seq_id: int, pos: int, where: str, largest: float
+) -> NonFiniteError:
+    """Note a row of logits under facts["non_finite"], the first of each sequence; the error that
+    ends the run.
+
+    pos: of the token that the row is to choose. largest: of the row, NaN if any logit is.
+    """
+    what = "NaN" if math.isnan(largest) else "infinity"
+    rows = facts.setdefault("non_finite", [])
+    if seq_id not in {row["seq_id"] for row in rows}:
+        rows.append({"round": round_, "seq_id": seq_id, "pos": pos, "where": where, "what": what})
+    return NonFiniteError(
+        f"The {where}'s logits for position {pos} of sequence {seq_id}, in round {round_}, "
+        f"contain {what}.",
+        "Load the file anew or in another compute mode (--compute f32); --allow-non-finite goes on "
+        "all the same.",
+    )

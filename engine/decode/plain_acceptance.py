@@ -1,4 +1,4 @@
-"""The acceptance rules once more, written without engine.decode.acceptance_rules: to check them by.
+"""The acceptance rules once more, written without engine.decode.acceptance: to check them by.
 
 The sampler never sees a draft: it draws token after token, each after those that were chosen, and
 stops where plain decoding leaves the draft.

@@ -1,68 +1,31 @@
-"""Turns what a round did into rows of the trace."""
+"""The recorder: turns the rounds of a run into rows of the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.decode.round_facts import RoundFacts
-from engine.decode.token_rows import token_rows
-from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
+from engine.decode.target_facts import all_target_facts
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
-from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
-    from engine.draft.chain import DrafterAnswer
+    from engine.decode.phase_clock import PhaseClock
+    from engine.decode.round import Round
+    from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
-
-
-@dataclass(slots=True)
-class PhaseClock:
-    """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
-
-    _common: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    _own: dict[int, dict[str, float]] = field(default_factory=dict)
-    _since: float = 0.0
-
-    def start(self) -> None:
-        """Begin timing."""
-        self._since = run_clock()
-
-    def stop(self, phase: str, seqs: Sequence[int] = ()) -> float:
-        """Book the time since `start` under a phase and begin anew; returns its milliseconds.
-
-        seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
-        """
-        now = run_clock()
-        ms = (now - self._since) * 1e3
-        if not seqs:
-            self._common[phase] += ms
-        for seq in seqs:
-            self._own.setdefault(seq, dict.fromkeys(PHASES, 0.0))[phase] += ms / len(seqs)
-        self._since = now
-        return ms
-
-    def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
-        """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time
-        that all sequences spent together."""
-        own = self._own.get(seq, {})
-        return {
-            f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()
-        }
 
 
 class Recorder:
     """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
     at in every round.
 
-    Rows may wait until several rounds are written together: behind a forward pass, no code and no
+    Rows may wait until several rounds are written together: after a forward pass, no code and no
     table is in the processor's caches any more, and the second round takes a third of the time.
     """
 
@@ -82,7 +45,7 @@ class Recorder:
         self._round_ubatches: list[int] = []
         self._may_wait = False
         self._waiting: list[Callable[[], object]] = []
-        self._unanswered: list[RoundFacts] = []
+        self._unanswered: list[Round] = []
 
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
@@ -124,15 +87,15 @@ class Recorder:
         self._n_ubatches += 1
 
     def drafts(
-        self, round_: int, asked: Sequence[DrafterAnswer], seq_ids: Mapping[int, int]
+        self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
     ) -> None:
-        """Every drafter that was asked. seq_ids: the number of each memory sequence's prompt."""
-        for answer in asked:
-            draft = answer.draft
+        """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
+        number of each memory sequence's prompt."""
+        for seq, draft in asked:
             self._append(
                 "drafts",
                 round=round_,
-                seq_id=seq_ids[answer.seq],
+                seq_id=seq_ids[seq],
                 drafter=draft.drafter,
                 match_pos=draft.match_pos,
                 num_raw=draft.n_raw,
@@ -142,7 +105,7 @@ class Recorder:
                 num_wrong_tokens=draft.n_wrong_tokens,
                 block_length=draft.block,
                 confidence=_mean(draft.sure or draft.probs),
-                draft_ms=answer.ms,
+                draft_ms=draft.ms,
             )
 
     @property
@@ -156,13 +119,12 @@ class Recorder:
 
     def round(
         self,
-        round_: int,
-        all_facts: Sequence[RoundFacts],
+        rounds: Sequence[Round],
         memory: HybridMemory | None,
         clock: PhaseClock,
         told: Mapping[str, Any] | None = None,
     ) -> None:
-        """Close a round: token, memory and round rows of every sequence in it.
+        """Close a round: token, memory and round rows of its sequences, one at least.
 
         Without a memory, as of another program, nothing is observed of it but what is told:
         columns of every row.
@@ -173,20 +135,20 @@ class Recorder:
         now = run_clock()
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
+        number, n = rounds[0].number, len(rounds)
         if self._files:
-            self._files.note(self.facts, round_)
-        self._last_round = round_
-        n = len(all_facts)
+            self._files.note(self.facts, number)
+        self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
         traffic = self._traffic(memory.recurrent, n) if memory else []
-        self._unanswered.extend(all_facts)
-        for i, facts in enumerate(all_facts):
-            columns: dict[str, Any] = {"round": round_, "t_ms": self._elapsed_ms, **(told or {})}
+        self._unanswered.extend(rounds)
+        for i, round_ in enumerate(rounds):
+            columns: dict[str, Any] = {"round": number, "t_ms": self._elapsed_ms, **(told or {})}
             slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]
-                slots = _look(memory, facts.seq, columns)
-            self._record(partial(self._round, facts, columns, slots, ubatch_ids, clock, n))
+                slots = _look(memory, round_.seq, columns)
+            self._record(partial(self._round, round_, columns, slots, ubatch_ids, clock, n))
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -204,12 +166,12 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        waits = self._unanswered
-        asked = [(f, f.target) for f in waits if isinstance(f.target, FactsRequest)]
-        targets = all_target_facts([rows for _, rows in asked])
-        for (facts, _), target in zip(asked, targets, strict=True):
-            facts.target = target
-        self._unanswered = []  # only now: whoever interrupts this finds them still to be asked
+        waits = [(round_, round_.logits) for round_ in self._unanswered]
+        asked = [(round_, logits) for round_, logits in waits if logits is not None]
+        found = all_target_facts([(logits, *round_.examined) for round_, logits in asked])
+        for (round_, _), target in zip(asked, found, strict=True):
+            round_.target = target
+        self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting = self._waiting, []
         for write in waiting:
             write()
@@ -230,7 +192,7 @@ class Recorder:
 
     def _round(
         self,
-        facts: RoundFacts,
+        round_: Round,
         columns: Mapping[str, Any],
         slots: Sequence[SnapshotSlot],
         ubatch_ids: Sequence[int],
@@ -238,48 +200,48 @@ class Recorder:
         n: int,
     ) -> None:
         """The rows of one sequence, out of n in this round. columns: others of its round row."""
-        ids = {"round": columns["round"], "seq_id": facts.seq_id}
-        self._tokens(ids, facts)
+        ids = {"round": round_.number, "seq_id": round_.seq_id}
+        self._tokens(ids, round_)
         for slot in slots:
             self._writer.append("memory", **ids, slot=slot.slot, state=slot.state, age=slot.age)
+        is_prompt = round_.is_prompt
         self._writer.append(
             "rounds",
-            seq_id=facts.seq_id,
-            pos0=facts.pos0,
-            drafter=facts.draft.drafter if facts.draft else "",
-            accept_rule=facts.accept_rule,
-            num_draft_tokens=_n_drafted(facts),
-            num_accepted_draft_tokens=facts.n_accepted,
-            num_target_tokens=len(facts.own_kinds),
-            num_emitted=len(facts.tokens),
-            stop_kind=_stop_kind(facts),
-            rollback_depth=facts.rollback_depth,
-            memory_rollback=facts.memory_rollback,
-            rollback_path=facts.rollback_path,
-            valid_depth=facts.valid_depth,
-            rs_idx_before=facts.rs_idx_before,
-            rs_idx_after=facts.rs_idx_after,
-            replay_index=facts.n_replays,
-            verify_width=facts.verify_width,
-            state_bytes_restored=facts.restored_bytes,
-            checkpoint_bytes=facts.checkpoint_bytes,
-            cache_wrong=facts.cache_wrong,
-            sampler_wrong=facts.sampler_wrong,
-            sampler_draws=facts.sampler_draws,
+            seq_id=round_.seq_id,
+            pos0=round_.pos0,
+            drafter=round_.draft.drafter if round_.draft else "",
+            accept_rule=round_.accept_rule,
+            num_draft_tokens=None if is_prompt else len(round_.drafted),
+            num_accepted_draft_tokens=None if is_prompt else round_.n_accepted,
+            num_target_tokens=round_.n_own,
+            num_emitted=len(round_.emitted),
+            stop_kind=_stop_kind(round_),
+            rollback_depth=round_.rollback_depth,
+            memory_rollback=round_.memory_rollback,
+            rollback_path=round_.rollback_path,
+            valid_depth=round_.valid_depth,
+            rs_idx_before=round_.rs_idx_before,
+            rs_idx_after=round_.rs_idx_after,
+            replay_index=round_.n_replays,
+            verify_width=len(round_.tokens),
+            state_bytes_restored=round_.restored_bytes,
+            checkpoint_bytes=round_.checkpoint_bytes,
+            cache_wrong=round_.cache_wrong,
+            sampler_wrong=round_.sampler_wrong,
+            sampler_draws=round_.sampler_draws,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
             **columns,
-            **clock.columns(facts.seq, n),
+            **clock.columns(round_.seq, n),
         )
 
-    def _tokens(self, ids: Mapping[str, int], facts: RoundFacts) -> None:
-        draft, target = facts.draft, facts.target
-        assert isinstance(target, TargetFacts)  # worked out before rows are written
-        for tokens in (facts.tokens, *target.top_ids):
+    def _tokens(self, ids: Mapping[str, int], round_: Round) -> None:
+        target = round_.target
+        for tokens in (round_.emitted, *(target.top_ids if target else ())):
             self._writer.learn(tokens, self._piece)
-        for part in (draft, facts.unverified):
+        for part in (round_.draft, round_.unverified):
             for tokens in (part.tokens, *part.top_ids) if part else ():
                 self._writer.learn(tokens, self._piece)
-        for row in token_rows(facts, target):
+        for row in _token_rows(round_):
             self._writer.append("tokens", **ids, **row)
 
     def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
@@ -316,16 +278,78 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _stop_kind(facts: RoundFacts) -> str:
+def _stop_kind(round_: Round) -> str:
     """How the round ended: with the last of the target's own tokens, or at a stop before it.
-    Empty for a part of a prompt, behind which nothing is chosen."""
-    if not facts.own_kinds:
+    Empty for a part of a prompt that nothing is chosen after."""
+    if not round_.n_own:
         return ""
-    n_own = len(facts.tokens) - min(facts.n_accepted or 0, len(facts.tokens))
-    return facts.own_kinds[n_own - 1] if n_own else "end"
+    n_own = len(round_.emitted) - min(round_.n_accepted, len(round_.emitted))
+    return round_.own_kinds[n_own - 1] if n_own else "end"
 
 
-def _n_drafted(facts: RoundFacts) -> int | None:
-    if facts.n_accepted is None:
-        return None
-    return len(facts.draft.tokens) if facts.draft else 0
+def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
+    """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
+    are written. Their columns but run_id, round and seq_id."""
+    n_kept = min(round_.n_accepted, len(round_.emitted))
+    own = list(enumerate(zip(round_.own_kinds, round_.emitted[n_kept:], strict=False)))
+    n_judged = round_.n_judged
+    for i, token in enumerate(round_.drafted):
+        kind = "accepted" if i < n_kept else "ignored"
+        if i == round_.n_accepted and i < n_judged:
+            kind = "rejected"
+            if own and token == own[0][1][1]:
+                # an end token inside the draft counts as the target's own (llama.cpp); and a
+                # replay may choose what was drafted where the first verification did not
+                kind = own.pop(0)[1][0]
+        row = {"pos": round_.pos_next + i, "kind": kind, "token_id": token, "draft_index": i}
+        assert round_.draft is not None  # it has this token
+        _add_drafted(row, round_.draft, i)
+        if i < n_judged:
+            _add_target(row, round_, i, i)
+            if round_.draft.probs:
+                row["draft_top_forbidden"] = _forbidden(round_, i, round_.draft.top_ids[i])
+        yield row
+    for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
+        assert round_.unverified is not None  # it has this token
+        index = len(round_.drafted) + i
+        pos = round_.pos_next + index
+        row = {"pos": pos, "kind": "ignored", "token_id": token, "draft_index": index}
+        _add_drafted(row, round_.unverified, i)
+        yield row
+    if round_.n_replays:
+        for i, token in enumerate(round_.emitted[:n_kept]):
+            pos = round_.pos_next + i
+            yield {"pos": pos, "kind": "replayed", "token_id": token, "draft_index": i}
+    for i, (kind, token) in own:
+        row = {"pos": round_.pos_next + n_kept + i, "kind": kind, "token_id": token}
+        _add_target(row, round_, n_judged + i, round_.n_accepted + i)
+        yield row
+
+
+def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
+    if draft.probs:  # else looked up: the drafter has no confidence in it
+        row["draft_p"] = draft.probs[i]
+        row["draft_top_id"] = draft.top_ids[i]
+        row["draft_top_p"] = draft.top_probs[i]
+    if draft.sure:
+        row["draft_conf"] = draft.sure[i]
+
+
+def _add_target(row: dict[str, Any], round_: Round, i: int, logits_row: int) -> None:
+    """Columns about the i-th examined token, judged or chosen by that row of the logits."""
+    target = round_.target
+    assert target is not None  # worked out before rows are written
+    row["target_p"] = target.prob[i]
+    row["rule_p"] = round_.rule_p[i] if i < len(round_.rule_p) else None
+    row["rule_q"] = round_.rule_q[i] if i < len(round_.rule_q) else None
+    row["target_rank"] = target.rank[i]
+    row["target_entropy"] = target.entropy[i]
+    row["target_top_id"] = target.top_ids[i]
+    row["target_top_p"] = target.top_probs[i]
+    row["target_top_forbidden"] = _forbidden(round_, logits_row, target.top_ids[i])
+
+
+def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
+    """1 for each token that the grammar forbids there; None without a grammar."""
+    allowed = round_.allowed.get(logits_row)
+    return None if allowed is None else [int(not allowed.holds(token)) for token in ids]

@@ -11,65 +11,29 @@ it can disagree with itself for ever (#28061), so the number of attempts is boun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from engine.batch import Span, UBatch
 from engine.decode.forward import Forward
-from engine.decode.recorder import PhaseClock
-from engine.decode.verify import Acceptance
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.round import Round
 from engine.errors import RollbackRefusedError
 from engine.memory.hybrid import SequenceCheckpoint
 from engine.memory.policies import POLICIES
-from engine.model.taps import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
-
-VerifyAgain = Callable[[list[int], torch.Tensor], Acceptance]
-"""Verifies accepted tokens once more, as if they had been drafted: given them and the logits
-[len(tokens) + 1, n_vocab] of their replay. The sampler starts where it did the first time."""
-
-
-@dataclass(slots=True)
-class RollbackOutcome:
-    """What undoing came to.
-
-    acceptance: the verification that counted, the last one; behind a replay that agreed its list
-    is longer by one. logits: float32 [>= len(accepted), n_vocab], what it chose from, row by row.
-    of_tokens: rows of `last` and all accepted tokens but the newest, [len(accepted), n_embd].
-    n_replays: restores done, more than MAX_REPLAYS when replays never agreed.
-    """
-
-    acceptance: Acceptance
-    logits: torch.Tensor
-    of_tokens: TargetRows
-    path: str = "none"
-    n_replays: int = 0
-
-    @property
-    def accepted(self) -> list[int]:
-        """The accepted list."""
-        return self.acceptance.tokens
-
-    @property
-    def n_kept(self) -> int:
-        """Tokens of the verified batch that stay in memory."""
-        return len(self.accepted) - len(self.acceptance.own_p) + 1
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """Logits [len(accepted), n_vocab] that each accepted token was chosen from."""
-        n, row = len(self.accepted), self.acceptance.own_row
-        if row is None:
-            return self.logits[:n]
-        return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
 class Rollback:
-    """Undoes rejected tokens for one run: by partial removal, else from a checkpoint."""
+    """Undoes rejected tokens for one run: by partial removal, else from a checkpoint.
 
-    def __init__(self, forward: Forward, options: RunOptions) -> None:
-        self._forward, self._memory = forward, forward.memory
+    again: judges the replay of a round's accepted tokens by its logits, None = it is trusted.
+    """
+
+    def __init__(
+        self, forward: Forward, options: RunOptions, again: Callable[[Round], None] | None
+    ) -> None:
+        self._forward, self._memory, self._again = forward, forward.memory, again
         on_host = options.checkpoint_device == "host"
         self._device = torch.device("cpu") if on_host else None
         keeps_snapshots = POLICIES[options.rollback].keeps_snapshots
@@ -94,26 +58,28 @@ class Rollback:
         return saves
 
     def undo(
-        self,
-        span: Span,
-        outcome: RollbackOutcome,
-        save: SequenceCheckpoint | None,
-        again: VerifyAgain | None,
-        round_: int,
-        clock: PhaseClock,
+        self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
     ) -> None:
-        """Leave the memory behind the accepted tokens. outcome: as if nothing had to be; changed
-        to what undoing came to. again: verifies a replay, None = replays are trusted.
+        """Leave the memory at the end of the accepted tokens. span: as it was decoded, filler
+        included.
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
-        n_kept = outcome.n_kept
-        if n_kept == len(span.tokens):
-            return
+        if save:
+            round_.checkpoint_bytes = save.n_bytes
+        if round_.n_kept < len(span.tokens):
+            self._undo(round_, span, save, clock)
+        round_.memory_rollback = len(span.tokens) - round_.n_kept
+        round_.rollback_depth = round_.memory_rollback - span.n_padding
+
+    def _undo(
+        self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
+    ) -> None:
+        n_kept = round_.n_kept
         removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
         clock.stop("rollback", [span.seq])
         if removed:
-            outcome.path = "seq_rm"
+            round_.rollback_path = "seq_rm"
             return
         if save is None:
             raise RollbackRefusedError(
@@ -121,56 +87,39 @@ class Rollback:
                 "refused and there is no checkpoint.",
                 "Raise --n-rs-seq or choose --rollback checkpoint.",
             )
-        outcome.path = self._restore_path
-        if again is None or not self._replay_verified(outcome, span, save, again, round_, clock):
-            self._replay(outcome, span, save, round_, clock)
+        round_.rollback_path = self._restore_path
+        if not self._replay_verified(round_, save, clock):
+            self._restore(round_, save, clock)
+            self._replay(round_, Span(round_.seq, round_.pos0, round_.decoded, []), clock)
 
-    def _replay(
-        self,
-        outcome: RollbackOutcome,
-        span: Span,
-        save: SequenceCheckpoint,
-        round_: int,
-        clock: PhaseClock,
-    ) -> None:
-        self._restore(outcome, span, save, clock)
-        tokens = [span.tokens[0], *outcome.accepted[:-1]]
-        ubatches = self._forward.split([Span(span.seq, span.pos0, tokens, [])])
-        _, of_tokens = self._forward.run(ubatches, round_, "replay", clock)
-        outcome.of_tokens = of_tokens[span.seq]
-
-    def _replay_verified(
-        self,
-        outcome: RollbackOutcome,
-        span: Span,
-        save: SequenceCheckpoint,
-        again: VerifyAgain,
-        round_: int,
-        clock: PhaseClock,
-    ) -> bool:
-        """Whether the memory stands behind the accepted list; else it is to be trusted."""
-        while outcome.n_replays < MAX_REPLAYS:
-            self._restore(outcome, span, save, clock)
-            expected = outcome.accepted
-            tokens = [span.tokens[0], *expected]
-            batch = [Span(span.seq, span.pos0, tokens, range(len(tokens)))]
-            logits, of_tokens = self._forward.run(
-                self._forward.split(batch), round_, "replay", clock
-            )
-            outcome.logits = logits[span.seq]
-            outcome.acceptance = found = again(expected, outcome.logits)
-            clock.stop("sample", [span.seq])
-            outcome.of_tokens = of_tokens[span.seq][: len(found.tokens)]
-            if len(found.tokens) == len(tokens):
+    def _replay_verified(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> bool:
+        """Whether the memory is at the end of the accepted tokens; else they are to be trusted."""
+        while self._again and round_.n_replays < MAX_REPLAYS:
+            self._restore(round_, save, clock)
+            tokens = [round_.tokens[0], *round_.accepted]
+            span = Span(round_.seq, round_.pos0, tokens, range(len(tokens)))
+            round_.logits = self._replay(round_, span, clock)
+            self._again(round_)
+            clock.stop("sample", [round_.seq])
+            n = len(round_.accepted)
+            assert round_.of_tokens is not None  # of the replay
+            round_.of_tokens = round_.of_tokens[:n]
+            if n == len(tokens):
                 return True
-            if self._memory.seq_rm(span.seq, span.pos0 + len(found.tokens)):
-                clock.stop("rollback", [span.seq])
+            if self._memory.seq_rm(round_.seq, round_.pos0 + n):
+                clock.stop("rollback", [round_.seq])
                 return True
         return False
 
-    def _restore(
-        self, outcome: RollbackOutcome, span: Span, save: SequenceCheckpoint, clock: PhaseClock
-    ) -> None:
-        self._memory.restore(span.seq, save)
-        outcome.n_replays += 1
-        clock.stop("restore", [span.seq])
+    def _restore(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> None:
+        self._memory.restore(round_.seq, save)
+        round_.n_replays += 1
+        round_.restored_bytes += save.n_bytes
+        clock.stop("restore", [round_.seq])
+
+    def _replay(self, round_: Round, span: Span, clock: PhaseClock) -> torch.Tensor | None:
+        """Decode accepted tokens again: their rows, and the logits that the span asks for."""
+        ubatches = self._forward.split([span])
+        logits, of_tokens = self._forward.run(ubatches, round_.number, "replay", clock)
+        round_.of_tokens = of_tokens[span.seq]
+        return logits.get(span.seq)

@@ -14,17 +14,16 @@ from typing import Protocol
 import torch
 
 from engine.batch import Span
-from engine.decode.acceptance_rules import SyntheticAcceptance
-from engine.decode.failure import HeldSequence, note_failure
+from engine.decode.acceptance import Judge
+from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
 from engine.decode.forward import Forward
 from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.held_sequences import HeldSequences
-from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import RoundFacts, round_facts
-from engine.decode.sequence_judge import SequenceJudge
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
+from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
-from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
-from engine.decode.verify_loop import VerifiedSequence, VerifyAttempt, VerifyLoop, valid_depth
+from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.machine.clock import clock_paused
@@ -35,9 +34,8 @@ from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 
-WatchLogits = Callable[[int, int, int, Sequence[int], torch.Tensor], None]
-"""Called with round, seq_id, position of the first token, the tokens that were emitted, and the
-logits [len(tokens), n_vocab] that chose them."""
+WatchRound = Callable[[Round], None]
+"""Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
 
 
 class RoundObserver(Protocol):
@@ -51,17 +49,9 @@ class RoundObserver(Protocol):
     ) -> None:
         """The run is about to start. end_tokens: those that end a text."""
 
-    def judged(
-        self,
-        number: int,
-        sequence: DecodingSequence,
-        draft: Draft | None,
-        logits: torch.Tensor,
-        tokens: Sequence[int],
-        facts: RoundFacts,
-    ) -> None:
-        """A sequence has chosen `tokens`, its accepted list in full, from rows of logits
-        [>= len(tokens), n_vocab]; its n_tokens and last are still those from before."""
+    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
+        """A sequence has chosen round_.accepted. Except after a prompt, its n_tokens and last are
+        still those from before."""
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
@@ -82,7 +72,7 @@ class Scheduler:
         options: RunOptions,
         end_tokens: Collection[int],
         recorder: Recorder,
-        watch: WatchLogits | None = None,
+        watch: WatchRound | None = None,
         held: HeldSequences | None = None,
         grammar: Grammar | None = None,
         observer: RoundObserver | None = None,
@@ -109,9 +99,10 @@ class Scheduler:
         chain.trim = partial(cut_draft, self._slots) if grammar else None
         holder = self._slots.holders.__getitem__
         self._forward = Forward(model, memory, options, recorder, holder, chain.decoded, chain.taps)
-        self._loop = VerifyLoop(self._forward, options)
-        rates = options.spec.synthetic
-        self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
+        samplers = [sequence.sampler for sequence in self.sequences]
+        self._judge = Judge(samplers, options, self._end_tokens)
+        again = self._judge.accept_again if self._judge.judges_replays else None
+        self._loop = VerifyLoop(self._forward, options, self._judge.accept, again)
         self._round = 0
         if observer:
             observer.begin(self.sequences, memory, self._end_tokens)
@@ -127,11 +118,11 @@ class Scheduler:
         clock = PhaseClock()
         clock.start()
         rounds = self._decode_round([s for s in running if not s.in_prompt], clock)
-        n_left = self._options.n_batch - sum(facts.verify_width for facts in rounds)
+        n_left = self._options.n_batch - sum(len(round_.tokens) for round_ in rounds)
         rounds += self._prompt_round([s for s in running if s.in_prompt], n_left, clock)
         if rounds:
-            rounds.sort(key=lambda facts: facts.seq_id)
-            self._recorder.round(self._round, rounds, self._memory, clock)
+            rounds.sort(key=lambda round_: round_.seq_id)
+            self._recorder.round(rounds, self._memory, clock)
             if self._observer:
                 held = [s for s in running if not s.in_prompt]
                 with clock_paused():
@@ -178,70 +169,59 @@ class Scheduler:
 
     def _prompt_round(
         self, sequences: list[DecodingSequence], n_left: int, clock: PhaseClock
-    ) -> list[RoundFacts]:
+    ) -> list[Round]:
         """Decode n_left more prompt tokens, the first come first."""
-        parts: list[tuple[DecodingSequence, Span]] = []
-        restored, saved, wrong = {}, {}, {}
+        rounds: list[Round] = []
+        spans = []
         for sequence in sequences:
             if n_left <= 0:
                 break
-            n_known = sequence.n_tokens
-            restored[sequence.index], saved[sequence.index] = self._resume(sequence, clock)
-            prompt, n_done = sequence.prompt.tokens, sequence.n_tokens
+            n_known, wrong = sequence.n_tokens, None
+            n_restored, n_saved = self._resume(sequence, clock)
+            seq, prompt, n_done = sequence.index, sequence.prompt.tokens, sequence.n_tokens
             if self._held and n_known == 0:
-                cells = self._memory.attention
-                wrong[sequence.index] = cells.others_than(sequence.index, prompt[:n_done])
+                wrong = self._memory.attention.others_than(seq, prompt[:n_done])
             end = self._held.part_end(sequence.prompt, n_done) if self._held else len(prompt)
             tokens = prompt[n_done : min(end, n_done + n_left)]
             is_last = n_done + len(tokens) == len(prompt)
-            outputs = [len(tokens) - 1] if is_last else []
-            parts.append((sequence, Span(sequence.index, n_done, tokens, outputs)))
+            spans.append(Span(seq, n_done, tokens, [len(tokens) - 1] if is_last else []))
+            rounds.append(
+                Round(
+                    self._round,
+                    sequence.seq_id,
+                    seq,
+                    n_done,
+                    tokens,
+                    is_prompt=True,
+                    cache_wrong=wrong,
+                    checkpoint_bytes=n_saved,
+                    restored_bytes=n_restored,
+                )
+            )
             text = prompt[n_known : n_done + len(tokens)]
             self._recorder.prompt(self._round, sequence.seq_id, n_known, text)
             n_left -= len(tokens)
-        if not parts:
+        if not rounds:
             return []
-        ubatches = self._forward.split([span for _, span in parts])
+        ubatches = self._forward.split(spans)
         logits, of_tokens = self._forward.run(ubatches, self._round, "prompt", clock)
-        rounds = []
-        for sequence, span in parts:
-            seq, first = sequence.index, None
-            sequence.n_tokens += len(span.tokens)
+        for sequence, round_ in zip(sequences, rounds, strict=False):
+            seq = round_.seq
+            sequence.n_tokens += len(round_.tokens)
             if not sequence.in_prompt:
-                first = match(Draft(), sequence.sampler.rows(logits[seq]), sequence.sampler, ())
-                self._check_finite(sequence, sequence.n_tokens)
-                sequence.last = first.tokens[0]
-                sequence.emit(
-                    first.tokens, sequence.n_tokens, self._options, self._n_ctx, self._end_tokens
-                )
-            facts = round_facts(
-                seq_id=sequence.seq_id,
-                seq=seq,
-                pos0=span.pos0,
-                width=len(span.tokens),
-                is_prompt=True,
-                tokens=first.tokens if first else (),
-                n_own=len(first.tokens) if first else 0,
-                logits=logits[seq] if first else None,
-                rule_p=first.own_p if first else (),
-                valid_depth=valid_depth(self._memory, seq),
-                allowed=sequence.sampler.allowed if first else {},
-            )
-            facts.restored_bytes, facts.checkpoint_bytes = restored[seq], saved[seq]
-            facts.cache_wrong = wrong.get(seq)
-            rounds.append(facts)
-            if self._observer and first:
+                round_.logits = logits[seq]
+                self._judge.accept(round_)
+                self._emit(sequence, round_)
+                sequence.last = round_.accepted[0]
+            round_.valid_depth = valid_depth(self._memory, seq)
+            if self._observer and round_.accepted:
                 with clock_paused():
-                    self._observer.judged(
-                        self._round, sequence, None, logits[seq], first.tokens, facts
-                    )
+                    self._observer.judged(sequence, round_)
             self._note_grammar(sequence)
-            if self._watch and first:
-                self._watch(
-                    self._round, sequence.seq_id, sequence.n_tokens, first.tokens, logits[seq]
-                )
+            if self._watch and round_.accepted:
+                self._watch(round_)
             clock.stop("sample", [seq])
-            self._observe(seq, span.pos0, span.tokens, of_tokens[seq])
+            self._observe(round_, round_.tokens, of_tokens[seq])
             if not sequence.in_prompt:
                 self._chain.begin(seq, sequence.prompt.tokens)
             clock.stop("draft", [seq])
@@ -266,37 +246,41 @@ class Scheduler:
         self._held.records[seq].note(self._recorder.facts)
         return n_restored, n_saved
 
-    def _observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        if self._held:
-            self._held.observe(seq, tokens)
-        self._chain.observe(seq, pos0, tokens, rows)
+    def _emit(self, sequence: DecodingSequence, round_: Round) -> int:
+        """Put accepted tokens out, how many; raises NonFiniteError before."""
+        self._check_finite(sequence, round_.pos_next)
+        return sequence.emit(
+            round_.accepted, round_.pos_next, self._options, self._n_ctx, self._end_tokens
+        )
 
-    def _decode_round(
-        self, sequences: list[DecodingSequence], clock: PhaseClock
-    ) -> list[RoundFacts]:
+    def _observe(self, round_: Round, tokens: Sequence[int], rows: TargetRows) -> None:
+        if self._held:
+            self._held.observe(round_.seq, tokens)
+        self._chain.observe(round_.seq, round_.pos0, tokens, rows)
+
+    def _decode_round(self, sequences: list[DecodingSequence], clock: PhaseClock) -> list[Round]:
         """Draft for all of the sequences, verify, and keep the drafters in step."""
         if not sequences:
             return []
         drafts = self._draft(sequences)
         clock.stop("draft", [sequence.index for sequence in sequences])
-        holders = {sequence.index: sequence for sequence in sequences}
         unverified = self._cut(drafts)
-        attempts = [
-            VerifyAttempt(
-                sequence.seq_id,
-                sequence.index,
-                sequence.n_tokens,
-                sequence.last,
-                drafts.get(sequence.index),
-                self._judge_of(sequence),
-                unverified.get(sequence.index),
-            )
-            for sequence in sequences
-        ]
         rounds = []
-        for verified in self._loop.run(self._round, attempts, clock):
-            self._follow(holders[verified.attempt.seq], verified, clock)
-            rounds.append(verified.facts)
+        for sequence in sequences:
+            draft = drafts.get(sequence.index)
+            rounds.append(
+                Round(
+                    self._round,
+                    sequence.seq_id,
+                    sequence.index,
+                    sequence.n_tokens,
+                    [sequence.last, *(draft.tokens if draft else ())],
+                    draft,
+                    unverified.get(sequence.index),
+                )
+            )
+        for round_ in self._loop.run(rounds, clock):
+            self._follow(self.sequences[round_.seq_id], round_, clock)
         return rounds
 
     def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
@@ -312,16 +296,6 @@ class Scheduler:
                 del drafts[seq]
         return rest
 
-    def _judge_of(self, sequence: DecodingSequence) -> SequenceJudge:
-        return SequenceJudge(
-            sequence,
-            self._options,
-            self._n_ctx,
-            self._end_tokens,
-            self._synthetic,
-            partial(self._check_finite, sequence, sequence.n_tokens + 1),
-        )
-
     def _draft(self, sequences: list[DecodingSequence]) -> dict[int, Draft]:
         requests = [
             DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
@@ -333,9 +307,9 @@ class Scheduler:
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
         by_index = {sequence.index: sequence for sequence in sequences}
-        for answer in self._chain.asked:
-            if found := answer.draft.non_finite:
-                sequence, name = by_index[answer.seq], answer.draft.drafter
+        for seq, draft in self._chain.asked:
+            if found := draft.non_finite:
+                sequence, name = by_index[seq], draft.drafter
                 where = OF_DRAFTER.get(name, name)
                 self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
         return drafts
@@ -364,31 +338,25 @@ class Scheduler:
             sequence.stop = "error"
             raise error
 
-    def _follow(
-        self, sequence: DecodingSequence, verified: VerifiedSequence, clock: PhaseClock
-    ) -> None:
-        """Tell everybody what became of a sequence's tokens."""
-        seq, attempt, facts = sequence.index, verified.attempt, verified.facts
-        final = verified.outcome.accepted
+    def _follow(self, sequence: DecodingSequence, round_: Round, clock: PhaseClock) -> None:
+        """Put out what a verified sequence has accepted, and let all that follow its text know."""
+        round_.n_emitted = self._emit(sequence, round_)
         self._note_grammar(sequence)
         if not sequence.stop:
             sampler = sequence.sampler
-            facts.sampler_wrong = sampler.n_astray(sequence.emitted)
-            if self._options.spec.accept == "match" and not self._synthetic:
-                facts.sampler_draws = sampler.n_draws - len(sampler.accepted)
+            round_.sampler_wrong = sampler.n_astray(sequence.emitted)
+            if self._judge.draws_by_token:
+                round_.sampler_draws = sampler.n_draws - len(sampler.accepted)
         if self._watch:
-            n = len(facts.tokens)
-            rows = verified.outcome.rows[:n]
-            self._watch(self._round, sequence.seq_id, attempt.pos0 + 1, facts.tokens, rows)
-        clock.stop("sample", [seq])
+            self._watch(round_)
+        clock.stop("sample", [round_.seq])
         if self._observer:
             with clock_paused():
-                self._observer.judged(
-                    self._round, sequence, attempt.draft, verified.outcome.logits, final, facts
-                )
-        sequence.n_tokens += len(final)
-        sequence.last = final[-1]
-        if attempt.draft is not None:
-            self._chain.accept(seq, facts.n_accepted or 0)
-        self._observe(seq, attempt.pos0, [attempt.last, *final[:-1]], verified.outcome.of_tokens)
-        clock.stop("draft", [seq])
+                self._observer.judged(sequence, round_)
+        sequence.n_tokens += len(round_.accepted)
+        sequence.last = round_.accepted[-1]
+        if round_.draft is not None:
+            self._chain.accept(round_.seq, round_.n_accepted)
+        assert round_.of_tokens is not None  # it is verified
+        self._observe(round_, round_.decoded, round_.of_tokens)
+        clock.stop("draft", [round_.seq])

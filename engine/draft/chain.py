@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
@@ -29,22 +28,13 @@ _COUNTERS = (
 _TIMES = ("begin_ms", "draft_ms", "accept_ms")
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterAnswer:
-    """One drafter asked for one sequence. ms: its part of the call for all sequences."""
-
-    seq: int
-    draft: Draft
-    ms: float
-
-
 class DrafterChain:
     """Drafters in priority order. All of them are told what the target decoded.
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. asked: who answered what to the latest `draft`. trim: a draft that it leaves nothing of
-    counts as none, and the next drafter is asked.
+    phase. asked: what each drafter answered to the latest `draft`, by sequence. trim: a draft that
+    it leaves nothing of counts as none, and the next drafter is asked.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -54,7 +44,7 @@ class DrafterChain:
         self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
-        self.asked: list[DrafterAnswer] = []
+        self.asked: list[tuple[int, Draft]] = []
         self.trim: TrimDraft | None = None
         self.statistics: dict[str, Statistics] = {
             drafter.name: {**dict.fromkeys(_COUNTERS, 0), **dict.fromkeys(_TIMES, 0.0)}
@@ -110,7 +100,8 @@ class DrafterChain:
                 draft.cut(request.n_max, "limit")
                 if self.trim and draft.tokens:
                     self.trim(request.seq, draft)
-                self.asked.append(DrafterAnswer(request.seq, draft, ms))
+                draft.ms = ms
+                self.asked.append((request.seq, draft))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter

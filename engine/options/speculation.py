@@ -43,7 +43,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     accept: how drafted tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the
     target's distribution. verify_max: what is cut off a draft is not judged, and does not count as
     drafted. synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the
-    output is then invalid. All of them: engine.decode.acceptance_rules.
+    output is then invalid. All of them: engine.decode.acceptance.
     """
 
     GROUP: ClassVar[str] = "speculation"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.decode import acceptance_rules
+from engine.decode import acceptance
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.session import Session
 from engine.trace.export import export_csv
@@ -131,5 +131,5 @@ def test_texts_are_distributed_as_by_plain_sampling():
 
 
 def test_resampling_from_p_would_show_in_the_texts(monkeypatch):
-    monkeypatch.setattr(acceptance_rules, "residual", lambda p, q: p)
+    monkeypatch.setattr(acceptance, "residual", lambda p, q: p)
     assert chi_square(written(session(MTP), 150)[0], texts()) < 1e-3

@@ -60,8 +60,9 @@ def decode_cached(
     """A whole run on poisoned memory, and the logits that chose every emitted token."""
     rows: Rows = {}
 
-    def watch(_, seq_id, first_pos, tokens, logits):
-        rows.update({(seq_id, first_pos + i): logits[i].clone() for i in range(len(tokens))})
+    def watch(round_):
+        places = enumerate(round_.rows[: len(round_.emitted)], round_.pos_next)
+        rows.update({(round_.seq_id, pos): logits.clone() for pos, logits in places})
 
     with patch("engine.session.Scheduler", partial(Scheduler, watch=watch)), poisoned():
         run = opened.start(prompts, options, cache=cache)

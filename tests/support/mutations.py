@@ -21,12 +21,13 @@ from engine.analysis.findings.check import Finding, recorded
 from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode import acceptance_rules, held_sequences
+from engine.decode import acceptance, held_sequences
+from engine.decode.acceptance import Judge, with_bonus
+from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences, PromptReuse
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.rollback import Rollback
-from engine.decode.sequence_judge import SequenceJudge
-from engine.decode.verify import Acceptance, with_bonus
+from engine.decode.round import Round
 from engine.decode.verify_loop import VerifyLoop
 from engine.memory import planes as plane_memory
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
@@ -377,13 +378,13 @@ def _cells_above_the_checkpoint(patch: Patch) -> None:
 
 def _sampler_not_restored(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def again(self: SequenceJudge, *rest: Any) -> Any:
-            self._before = self._sequence.sampler.clone()
-            return original(self, *rest)
+        def again(self: Judge, round_: Round) -> Any:
+            round_.before = self._samplers[round_.seq_id].clone()
+            return original(self, round_)
 
         return again
 
-    _wrap(patch, SequenceJudge, "_verify_again", make)
+    _wrap(patch, Judge, "accept_again", make)
 
 
 # -- attention cells, positions, acceptance ------------------------------------------------
@@ -421,9 +422,10 @@ def _state_not_rolled_back(patch: Patch) -> None:
 
 def _filler_kept(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def undo(self: Rollback, span: Any, *rest: Any) -> Any:
+        def undo(self: Rollback, round_: Round, span: Any, *rest: Any) -> Any:
             n = len(span.tokens) - span.n_padding
-            return original(self, replace(span, tokens=span.tokens[:n], n_padding=0), *rest)
+            short = replace(span, tokens=span.tokens[:n], n_padding=0)
+            return original(self, round_, short, *rest)
 
         return undo
 
@@ -431,34 +433,43 @@ def _filler_kept(patch: Patch) -> None:
 
 
 def _hidden_row_not_rewound(patch: Patch) -> None:
+    verified: dict[int, Any] = {}
+
+    def make_run(original: Any) -> Any:
+        def run(self: Forward, ubatches: Any, number: int, purpose: str, clock: Any) -> Any:
+            logits, of_tokens = original(self, ubatches, number, purpose, clock)
+            if purpose == "verify":
+                verified.update(of_tokens)
+            return logits, of_tokens
+
+        return run
+
     def make(original: Any) -> Any:
-        def judged(self: VerifyLoop, *args: Any) -> Any:
-            found = original(self, *args)
-            span, of_tokens = args[2], args[4]
-            if len(found.outcome.accepted) < len(span.tokens):
-                kept = found.outcome.of_tokens
-                found.outcome.of_tokens = join_rows([kept[: len(kept) - 1], of_tokens[-1:]])
-            return found
+        def run(self: VerifyLoop, *args: Any) -> Any:
+            for round_ in original(self, *args):
+                kept, rows = round_.of_tokens, verified[round_.seq]
+                if len(round_.accepted) < len(rows):
+                    round_.of_tokens = join_rows([kept[: len(kept) - 1], rows[-1:]])
+                yield round_
 
-        return judged
+        return run
 
-    _wrap(patch, VerifyLoop, "_judged", make)
+    _wrap(patch, Forward, "run", make_run)
+    _wrap(patch, VerifyLoop, "run", make)
 
 
 def _wrong_draft_accepted(patch: Patch) -> None:
-    def match(draft: Any, rows_: Any, sampler: Any, end_tokens: Any) -> Acceptance:
+    def match(draft: Any, rows_: Any, sampler: Any, end_tokens: Any) -> Any:
         if len(draft.tokens) < 3:
             return original(draft, rows_, sampler, end_tokens)
-        found = Acceptance([])
         for i, token in enumerate(draft.tokens[:2]):
-            found.judged_p.append(rows_(i).of(token))
-            found.tokens.append(token)
+            rows_(i)
             sampler.accept(token)
-        return with_bonus(found, rows_, sampler)
+        return with_bonus(draft.tokens[:2], rows_, sampler)
 
-    original = acceptance_rules.RULES["match"]
-    _UNDO.append((acceptance_rules, "RULES", dict(acceptance_rules.RULES)))
-    patch.setitem(acceptance_rules.RULES, "match", match)
+    original = acceptance.RULES["match"]
+    _UNDO.append((acceptance, "RULES", dict(acceptance.RULES)))
+    patch.setitem(acceptance.RULES, "match", match)
 
 
 def _cached_token_too_many(patch: Patch) -> None:

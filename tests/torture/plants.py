@@ -157,9 +157,9 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "a wrong draft token is accepted as 4th or later": (
         "truth",
         words(
-            "engine.decode.verify:match",
-            "found.tokens.append(token)",
-            "token = drafted if i >= 3 else token; found.tokens.append(token)",
+            "engine.decode.acceptance:match",
+            "accepted.append(token)",
+            "token = drafted if i >= 3 else token; accepted.append(token)",
         ),
     ),
     "every run with n_max >= 2 is refused": (

@@ -191,7 +191,7 @@ class ExaminedRun:
 
     @property
     def non_finite(self) -> list[dict[str, Any]]:
-        """Rows of logits that were not finite, as engine.decode.verify notes them."""
+        """Rows of logits that were not finite, as engine.decode.failure notes them."""
         rows = self.facts.get("non_finite")
         named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
         return [

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING
 
-from engine.decode import scheduler, verify_loop
 from engine.decode.recorder import Recorder
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.experiments.bench.sections import SectionClock
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 RECORDING_SECTIONS = ("recording", "rest")
-"""recording: the recorder's public methods, and the facts that are worked out for the trace
-alone (engine.decode.round_facts). rest: everything else."""
-
-_USE_FACTS = (scheduler, verify_loop)
+"""recording: the recorder's public methods. rest: everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,6 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
         for name, value in list(vars(Recorder).items()):
             if isfunction(value) and not name.startswith("_"):
                 undo.enter_context(clock.around(Recorder, name, "recording"))
-        for module in _USE_FACTS:
-            undo.enter_context(clock.around(module, "round_facts", "recording"))
         yield
 
 

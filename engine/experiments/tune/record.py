@@ -20,7 +20,7 @@ import numpy as np
 from engine.analysis.what_if.cost_curve import CostCurve
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
-from engine.decode.acceptance_rules import accepted_by_chance
+from engine.decode.acceptance import accepted_by_chance
 from engine.experiments.bench.request import Configuration, run_to_end
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.options import Prompt, RunOptions

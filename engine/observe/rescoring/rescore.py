@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.analysis.findings.check import record_findings
-from engine.decode.verify import TargetFacts, target_facts
+from engine.decode.target_facts import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
 from engine.observe.rescoring.arithmetic_noise import noise_of_gaps

@@ -131,8 +131,8 @@ PLANTED = [
         "tokens of rounds shifted",
         "draft-mtp",
         _FOLLOW,
-        "[attempt.last, *final[:-1]]",
-        "[*final]",
+        "round_.decoded",
+        "round_.accepted",
         "drafter-rows-shifted",
     ),
     Planted(
@@ -189,9 +189,9 @@ BLOCK_PLANTED = [
     ),
     (
         "rows of rejected places",
-        "engine.decode.verify_loop:VerifyLoop._judged",
-        "of_tokens[: len(accepted.tokens)]",
-        "of_tokens[-len(accepted.tokens) :]",
+        "engine.decode.verify_loop:VerifyLoop.run",
+        "[: len(round_.accepted)]",
+        "[-len(round_.accepted) :]",
         "wrong-context-row",
     ),
     (

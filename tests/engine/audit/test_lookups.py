@@ -65,8 +65,8 @@ PLANTED = {
     "learns rejected tokens": (
         "suffix",
         _FOLLOW,
-        "[attempt.last, *final[:-1]]",
-        "[attempt.last, *(attempt.draft.tokens if attempt.draft else ())]",
+        "round_.decoded",
+        "round_.tokens",
         "drafter-not-rewound",
         1,
         1,

@@ -15,9 +15,9 @@ from engine.analysis.findings.check import Finding, find, recorded, with_consequ
 from engine.audit.run_audit import audit_of
 from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
-from engine.decode import acceptance_rules
+from engine.decode import acceptance
+from engine.decode.acceptance import match
 from engine.decode.prompt_cache import PromptCache
-from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -126,34 +126,29 @@ def test_wrong_logits_of_narrow_batches_are_named(monkeypatch: pytest.MonkeyPatc
     assert (cause.rule, cause.round) == ("logits-not-plain", 1)
 
 
-def _rule(change: Callable[..., Acceptance]) -> Callable[[pytest.MonkeyPatch], None]:
+def _rule(change: Callable[..., list[int]]) -> Callable[[pytest.MonkeyPatch], None]:
     def apply(patch: pytest.MonkeyPatch) -> None:
         name = "rejection" if "residual" in change.__name__ else "match"
-        patch.setitem(acceptance_rules.RULES, name, change)
+        patch.setitem(acceptance.RULES, name, change)
 
     return apply
 
 
-def _top_1_is_kept(draft: Draft, rows: Any, sampler: Sampler, _: Any) -> Acceptance:
-    found = Acceptance([])
+def _top_1_is_kept(draft: Draft, rows: Any, sampler: Sampler, _: Any) -> list[int]:
+    found: list[int] = []
     for i, drafted in enumerate(draft.tokens):
         p, number = rows(i), sampler.uniform()
         token = drafted if p.ids[0] == drafted else p.at(number)
         sampler.accept(token)
-        found.tokens.append(token)
-        found.judged_p.append(p.of(drafted))
-        found.own_p = [p.of(token)]
+        found.append(token)
         if token != drafted:
             return found
-    p = rows(len(found.tokens))
-    found.tokens.append(sampler.draw(p))
-    found.own_p = [p.of(found.tokens[-1])]
-    return found
+    return [*found, sampler.draw(rows(len(found)))]
 
 
 def _whole_draft_in_the_window(
     draft: Draft, rows: Any, sampler: Sampler, end_tokens: Any
-) -> Acceptance:
+) -> list[int]:
     def row(i: int) -> Any:
         for token in draft.tokens[i:]:
             sampler._penalties.accept(token)
@@ -165,24 +160,24 @@ def _whole_draft_in_the_window(
     return match(draft, row, sampler, end_tokens)
 
 
-def _rejected_token_stays(draft: Draft, rows: Any, sampler: Sampler, ends: Any) -> Acceptance:
+def _rejected_token_stays(draft: Draft, rows: Any, sampler: Sampler, ends: Any) -> list[int]:
     found = match(draft, rows, sampler, ends)
-    n = len(found.tokens)
-    if n <= len(draft.tokens) and found.tokens[-1] != draft.tokens[n - 1]:
+    n = len(found)
+    if n <= len(draft.tokens) and found[-1] != draft.tokens[n - 1]:
         sampler._penalties.accept(draft.tokens[n - 1])
     return found
 
 
-def _number_for_the_rejected(draft: Draft, rows: Any, sampler: Sampler, ends: Any) -> Acceptance:
+def _number_for_the_rejected(draft: Draft, rows: Any, sampler: Sampler, ends: Any) -> list[int]:
     found = match(draft, rows, sampler, ends)
-    if len(found.tokens) <= len(draft.tokens):
+    if len(found) <= len(draft.tokens):
         sampler._random.random()
     return found
 
 
 def _bonus_of_the_row_before(
     draft: Draft, rows: Any, sampler: Sampler, end_tokens: Any
-) -> Acceptance:
+) -> list[int]:
     last = len(draft.tokens)
     return match(draft, lambda i: rows(i - (i == last > 0)), sampler, end_tokens)
 
@@ -205,7 +200,7 @@ def test_a_wrong_sampler_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_draw_from_p_is_no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance_rules, "residual", lambda p, q: p)
+    monkeypatch.setattr(acceptance, "residual", lambda p, q: p)
     spec = SpecOptions(("draft-mtp",), n_max=4, accept="rejection")
     run = audited(replace(drafting(40, sampler=SamplerOptions(temp=1.0, seed=5)), spec=spec))
     (cause,) = causes(run)

@@ -23,7 +23,8 @@ from engine.decode.batching import (
     verify_batches,
 )
 from engine.decode.forward import Forward
-from engine.decode.recorder import PhaseClock, Recorder
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
 from engine.memory.hybrid import HybridMemory
 from engine.options import ROLLBACK_POLICIES, RunOptions
 from engine.trace.store import TraceStore
@@ -144,10 +145,10 @@ class Bench:
     def verify(self, drafts: list[list[int]], kept: list[int], split: str) -> dict:
         """Decode batch by batch, keep so many tokens of each; logits by sequence."""
         found = {}
-        for batch in verify_batches(self.forward, self.spans(drafts), split):
-            logits, _ = self.forward.run(batch.ubatches, 1, "verify", self.clock)
+        for spans, ubatches in verify_batches(self.forward, self.spans(drafts), split):
+            logits, _ = self.forward.run(ubatches, 1, "verify", self.clock)
             found.update(logits)
-            for span in batch.spans:
+            for span in spans:
                 assert self.memory.seq_rm(span.seq, span.pos0 + kept[span.seq])
         return found
 
@@ -198,19 +199,19 @@ def test_filler_leaves_no_trace_in_memory(data: st.DataObject) -> None:
 def test_filler_does_not_go_beyond_the_snapshots(policy, n_rs_seq):
     bench = Bench(MTP, texts_of((3, 4, 5)), policy=policy, n_rs_seq=n_rs_seq)
     batches = verify_batches(bench.forward, bench.spans(drafts_of([6, 2, 4])), "equal")
-    assert [(b.ubatches[0].seq_ids, b.ubatches[0].reason) for b in batches] == [
+    assert [(ubatches[0].seq_ids, ubatches[0].reason) for _, ubatches in batches] == [
         ((0,), SNAPSHOTS),
         ((1, 2), LAST),
     ]
-    assert [b.ubatches[0].n_padding for b in batches] == [0, 2]
-    assert batches[1].spans[0].tokens == [*drafts_of([6, 2])[1], *[drafts_of([6, 2])[1][-1]] * 2]
-    assert batches[1].ubatches[0].outputs.tolist() == [0, 1, 4, 5, 6, 7]
+    assert [ubatches[0].n_padding for _, ubatches in batches] == [0, 2]
+    assert batches[1][0][0].tokens == [*drafts_of([6, 2])[1], *[drafts_of([6, 2])[1][-1]] * 2]
+    assert batches[1][1][0].outputs.tolist() == [0, 1, 4, 5, 6, 7]
 
 
 def test_checkpoints_alone_allow_no_filler():
     bench = Bench(MTP, texts_of((3, 4, 5)), policy="checkpoint")
     batches = verify_batches(bench.forward, bench.spans(drafts_of([2, 3, 2])), "equal")
-    assert [(b.ubatches[0].seq_ids, b.ubatches[0].reason) for b in batches] == [
+    assert [(ubatches[0].seq_ids, ubatches[0].reason) for _, ubatches in batches] == [
         ((1,), SNAPSHOTS),
         ((0, 2), LAST),
     ]
@@ -220,13 +221,13 @@ def test_checkpoints_alone_allow_no_filler():
 def test_filler_does_not_go_beyond_the_context(unified):
     bench = Bench(MTP, texts_of((3, 13)), n_ctx=16, policy="ring", n_rs_seq=8, unified=unified)
     batches = verify_batches(bench.forward, bench.spans(drafts_of([4, 1])), "equal")
-    assert [b.ubatches[0].reason for b in batches] == [CONTEXT, LAST]
+    assert [ubatches[0].reason for _, ubatches in batches] == [CONTEXT, LAST]
     batches = verify_batches(bench.forward, bench.spans(drafts_of([3, 1])), "equal")
-    assert [b.ubatches[0].n_padding for b in batches] == [2]
+    assert [ubatches[0].n_padding for _, ubatches in batches] == [2]
 
 
 def test_a_pool_of_cells_needs_no_filler():
     bench = Bench(DENSE, texts_of((3, 4)), unified=True)
-    (batch,) = verify_batches(bench.forward, bench.spans(drafts_of([5, 1])), "equal")
-    assert [u.n_padding for u in batch.ubatches] == [0]
+    ((_, ubatches),) = verify_batches(bench.forward, bench.spans(drafts_of([5, 1])), "equal")
+    assert [u.n_padding for u in ubatches] == [0]
     assert len(verify_batches(bench.forward, bench.spans(drafts_of([5, 1])), "seq")) == 2

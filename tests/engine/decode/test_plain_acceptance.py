@@ -8,9 +8,8 @@ import torch
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
-from engine.decode import acceptance_rules
+from engine.decode import acceptance
 from engine.decode.plain_acceptance import PLAIN_RULES
-from engine.decode.verify import Acceptance
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 from engine.sampling.distribution import Distribution
@@ -36,27 +35,26 @@ def test_both_ways_of_writing_a_rule_agree(rule: str, temp: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         draft, logits = drafts(rng), torch.tensor(rng.normal(size=(5, N_VOCAB)) * 2).float()
-        found = acceptance_rules.RULES[rule](draft, engines.rows(logits), engines, END)
-        assert found.tokens == PLAIN_RULES[rule](draft, plain.rows(logits), plain, END)
+        found = acceptance.RULES[rule](draft, engines.rows(logits), engines, END)
+        assert found == PLAIN_RULES[rule](draft, plain.rows(logits), plain, END)
         assert engines.uniform() == plain.uniform()
 
 
-def _keeps_the_most_probable(draft: Draft, rows, sampler: Sampler, end_tokens) -> Acceptance:
+def _keeps_the_most_probable(draft: Draft, rows, sampler: Sampler, end_tokens) -> list[int]:
     """match, but a drafted token is kept if it is the target's most probable one."""
-    found = Acceptance([])
+    found: list[int] = []
     for i, drafted in enumerate(draft.tokens):
         p = rows(i)
         token = drafted if p.ids[0] == drafted else p.at(sampler.uniform())
         sampler.accept(token)
-        found.tokens.append(token)
+        found.append(token)
         if token != drafted:
             return found
-    found.tokens.append(sampler.draw(rows(len(found.tokens))))
-    return found
+    return [*found, sampler.draw(rows(len(found)))]
 
 
 def test_a_wrong_rule_makes_a_free_lane_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(acceptance_rules.RULES, "match", _keeps_the_most_probable)
+    monkeypatch.setitem(acceptance.RULES, "match", _keeps_the_most_probable)
     name = "qwen35-c-v2x-mtp-f32"
     comparison = Comparison(
         session(name),

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.acceptance_rules import SyntheticAcceptance, accepted_by_chance, keep
+from engine.decode.acceptance import Judge, SyntheticAcceptance, accepted_by_chance, keep
+from engine.decode.round import Round
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
-from engine.options import SamplerOptions, SpecOptions
+from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.options.speculation import acceptance_rates
 from engine.sampling.sampler import Sampler
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
@@ -80,11 +81,7 @@ def decided(decide, tokens, end_tokens=(), seq_id=0):
     rows = torch.full((len(tokens) + 1, V), -1.0)
     rows[torch.arange(len(rows)), 50 + torch.arange(len(rows))] = 1.0
     sampler = Sampler(SamplerOptions())
-    found = decide.accept(seq_id, Draft(list(tokens)), sampler.rows(rows), sampler, end_tokens)
-    assert len(found.judged_p) == len(found.judged_q) == min(len(found.tokens), len(tokens))
-    assert np.isnan(found.judged_p).all()
-    assert found.own_p == [1.0]
-    return found.tokens
+    return decide.accept(seq_id, Draft(list(tokens)), sampler.rows(rows), sampler, end_tokens)
 
 
 def test_only_the_token_behind_the_accepted_ones_is_sampled():
@@ -95,12 +92,22 @@ def test_only_the_token_behind_the_accepted_ones_is_sampled():
     assert decided(decide, []) == [50]
 
 
+def test_chance_looks_at_no_drafted_token():
+    spec = SpecOptions(("draft-mtp",), n_max=3, synth_rates=(1.0, 1.0, 0.0))
+    rows = torch.arange(16.0).reshape(4, 4)
+    round_ = Round(0, 0, 0, 0, [0, 1, 2, 3], Draft([1, 2, 3]), logits=rows)
+    Judge([Sampler(SamplerOptions())], RunOptions(spec=spec), ()).accept(round_)
+    assert round_.accepted == [1, 2, 3] and round_.n_accepted == 2
+    assert np.isnan(round_.rule_p).tolist() == [True, True, True, False]
+    assert round_.rule_q == ()
+
+
 def test_penalties_know_what_was_kept():
     sampler = Sampler(SamplerOptions(repeat_penalty=4.0))
     logits = torch.zeros(3, 4)
     logits[:, 1], logits[:, 2] = 3.0, 2.0
     found = keep(Draft([1, 3]), 1, sampler.rows(logits), sampler)
-    assert found.tokens == [1, 2], "token 1 is penalised once it was kept"
+    assert found == [1, 2], "token 1 is penalised once it was kept"
 
 
 def test_measured_rates_are_those_asked_for():

@@ -51,7 +51,7 @@ def test_the_next_drafter_is_asked_for_what_is_missing():
         1: ("b", [2]),
     }
     assert second.asked == [[1, 2]]
-    assert [(a.seq, a.draft.drafter, a.draft.tokens) for a in chain.asked] == [
+    assert [(seq, draft.drafter, draft.tokens) for seq, draft in chain.asked] == [
         (0, "a", [1]),
         (1, "a", []),
         (2, "a", []),
@@ -59,7 +59,7 @@ def test_the_next_drafter_is_asked_for_what_is_missing():
         (2, "b", []),
     ]
     ask(chain, 0)
-    assert [a.draft.drafter for a in chain.asked] == ["a"]
+    assert [draft.drafter for _, draft in chain.asked] == ["a"]
 
 
 def test_a_draft_is_cut_to_the_limit():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.decode.acceptance_rules import RULES
+from engine.decode.acceptance import RULES
 from engine.draft.drafter import Draft
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.decode.acceptance_rules import reject
+from engine.decode.acceptance import reject
 from engine.decode.grammar_limits import cut_at_forbidden
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
@@ -153,7 +153,7 @@ def test_a_cut_at_forbidden_keeps_the_target_distribution(q):
     def first() -> int:
         draft = Draft([drawn_from.at(drafter.random())], q=[drawn_from])
         cut_at_forbidden(draft, state)
-        return reject(draft, lambda _: p, sampler, ()).tokens[0]
+        return reject(draft, lambda _: p, sampler, ())[0]
 
     outcomes = [first() for _ in range(4000)]
     assert chi_square(outcomes, {a: 0.6, b: 0.3, c: 0.1}) > 1e-3

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from engine.decode import recorder
-from engine.decode.verify import FactsRequest
 from engine.errors import RollbackRefusedError
 from engine.run import LOOK_STEPS, Run
 from engine.trace.records import TABLES
@@ -91,7 +90,7 @@ def test_an_interruption_while_facts_are_worked_out_ends_the_run(
     """Ctrl-C may come anywhere; rows whose facts were being worked out are then written in full."""
     left, work_out = 3, recorder.all_target_facts
 
-    def interrupted(asked: list[FactsRequest]) -> object:
+    def interrupted(asked: list[object]) -> object:
         nonlocal left
         left -= bool(asked)
         if left == 0:

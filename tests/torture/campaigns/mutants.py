@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from engine.analysis.findings.check import with_consequences
-from engine.decode.acceptance_rules import RULES
+from engine.decode.acceptance import RULES
 from engine.machine.graphs import VARIABLE
 from tests.support.golden_runs import session
 from tests.support.mutations import MODEL, MUTATIONS, mutate, outcome

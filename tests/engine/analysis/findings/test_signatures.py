@@ -13,9 +13,9 @@ from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.forward import Forward
-from engine.decode.recorder import PhaseClock, Recorder
-from engine.decode.round_facts import RoundFacts
-from engine.decode.verify import target_facts
+from engine.decode.phase_clock import PhaseClock
+from engine.decode.recorder import Recorder
+from engine.decode.round import Round
 from engine.draft.scripted import ScriptedDrafter
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
@@ -103,17 +103,15 @@ def test_a_single_token_behind_a_rollback_and_then_a_deep_one(faults: tuple[str,
         logits, _ = forward.run(forward.split([span]), number, "verify", clock)
         valid = recurrent.valid_depth(0)
         accepted = memory.seq_rm(0, pos0 + len(new) - undo) if undo else True
-        facts = RoundFacts(
+        round_ = Round(
+            number,
             0,
             0,
             pos0,
-            pos0 + len(new),
-            len(new),
-            None,
-            [1],
-            0,
-            ["target"],
-            target_facts(logits[0], [int(logits[0].argmax())]),
+            new,
+            logits=logits[0],
+            accepted=[int(logits[0].argmax())],
+            n_own=1,
             rollback_depth=undo,
             memory_rollback=undo,
             rollback_path="seq_rm" if accepted else "refused",
@@ -121,7 +119,7 @@ def test_a_single_token_behind_a_rollback_and_then_a_deep_one(faults: tuple[str,
             rs_idx_before=0,
             rs_idx_after=recurrent.pending(0),
         )
-        recorder.round(number, [facts], memory, clock)
+        recorder.round([round_], memory, clock)
         return accepted
 
     assert step(0, 0, tokens[:9], 2)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.decode import scheduler, verify_loop
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
+from engine.decode.verify_loop import VerifyLoop
 from engine.experiments.bench.recording import RECORDING_SECTIONS, bench_recording, recording_timed
 from engine.experiments.bench.request import Configuration
 from engine.experiments.bench.sections import SectionClock
@@ -19,13 +19,11 @@ from tests.support.golden_runs import decode, options_of, prompt_of, session, to
 NAME = "qwen35-c-v2x-mtp-f32"
 OPTIONS = options_of(20, "draft-mtp", ignore_eos=True)
 CONFIGURATIONS = [Configuration.plain(OPTIONS), Configuration("draft-mtp", OPTIONS)]
-PARTS = [(Recorder, name) for name in ("resume", "ubatch", "drafts", "prompt", "round")] + [
-    (module, "round_facts") for module in (scheduler, verify_loop)
-]
+PARTS = [(Recorder, name) for name in ("resume", "ubatch", "drafts", "prompt", "round")]
 
 
 def parts() -> list[object]:
-    return [i for part in (Recorder, scheduler, verify_loop) for i in vars(part).items()]
+    return list(vars(Recorder).items())
 
 
 class FakeTime:
@@ -119,10 +117,10 @@ def test_the_clocks_are_gone_behind_each_run() -> None:
 
 
 def test_the_clocks_are_gone_behind_a_run_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**facts: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify_loop, "round_facts", interrupted)
+    monkeypatch.setattr(VerifyLoop, "run", interrupted)
     before = parts()
     with pytest.raises(KeyboardInterrupt):
         list(bench_recording(session(NAME), prompt_of(NAME), CONFIGURATIONS))

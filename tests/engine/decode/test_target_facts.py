@@ -1,4 +1,4 @@
-"""Acceptance, and the facts recorded about every examined token."""
+"""The target's softmax as it is recorded about every examined token."""
 
 from __future__ import annotations
 
@@ -6,46 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.verify import FactsRequest, all_target_facts, match, target_facts
-from engine.draft.drafter import Draft
-from engine.options import SamplerOptions
-from engine.sampling.distribution import Distribution
-from engine.sampling.sampler import Sampler
-
-END = {99}
-
-
-@pytest.mark.parametrize(
-    ("draft", "target", "accepted", "examined"),
-    [
-        ([], [5], [5], 1),
-        ([5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8], 4),
-        ([5, 6, 7], [5, 1, 7, 8], [5, 1], 2),
-        ([5, 6, 7], [1, 6, 7, 8], [1], 1),
-        ([5, 99, 7], [5, 99, 7, 8], [5, 99], 2),
-        ([5, 6, 99], [5, 6, 99, 8], [5, 6, 99, 8], 4),
-    ],
-)
-def test_match(draft, target, accepted, examined):
-    asked = []
-
-    def row(i: int) -> Distribution:
-        asked.append(i)
-        return Distribution.certain(target[i])
-
-    found = match(Draft(draft), row, Sampler(SamplerOptions()), END)
-    assert found.tokens == accepted
-    assert asked == list(range(examined))
-
-
-def test_match_says_what_it_went_by():
-    """Token 6 is drawn at both positions with the first random numbers of the seed."""
-    p = Distribution(np.array([6, 7]), np.array([0.999, 0.001]))
-    found = match(Draft([6, 7]), lambda _: p, Sampler(SamplerOptions()), END)
-    assert found.tokens == [6, 6]
-    assert found.judged_p == [0.999, 0.001]
-    assert np.isnan(found.judged_q).all() and len(found.judged_q) == 2
-    assert found.own_p == [0.999]
+from engine.decode.target_facts import all_target_facts, target_facts
 
 
 def test_target_facts_against_numpy():
@@ -92,6 +53,6 @@ def test_many_questions_are_answered_like_single_ones(n):
         logits[width] = torch.nan
         rows = [*range(width), width - 1]
         tokens = [*logits[:width].argmax(1).tolist(), 17 * width]
-        asked.append(FactsRequest(logits, tokens, rows))
-    assert all_target_facts(asked) == [target_facts(a.logits, a.tokens, a.rows) for a in asked]
+        asked.append((logits, tokens, rows))
+    assert all_target_facts(asked) == [target_facts(*one) for one in asked]
     assert all_target_facts([]) == []

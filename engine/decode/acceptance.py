@@ -1,0 +1,225 @@
+"""Acceptance: which drafted tokens are kept, and which token the target chooses after them.
+
+`match` samples every position, so a run's tokens are those of plain decoding. `reject` keeps the
+target's distribution, not plain decoding's tokens (Leviathan et al. 2023, arXiv 2211.17192): p is
+the target's distribution after the whole sampler chain, q the distribution that the drafter drew
+its token from. q must not depend on the token drawn: a draft that is thrown away because of its
+tokens would break that. Synthetic acceptance keeps drafted tokens by chance, for benchmarks: it
+shows what a drafter of a given quality would gain. Its output is invalid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from engine.decode.round import Round
+from engine.draft.drafter import Draft
+from engine.options import RunOptions
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import RowDistribution, Sampler
+
+AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
+"""The accepted list: the accepted prefix of the draft and one token of the target's own, 1 ..
+len(draft.tokens) + 1 tokens, each accepted by the sampler. Rows of the verify batch are asked for
+in order. An end token inside the draft closes the list."""
+
+
+def match(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> list[int]:
+    """Sample every position; a drafted token is accepted if it is the one that was drawn.
+
+    One random number is drawn per examined position, so the tokens are those of plain decoding.
+    """
+    accepted: list[int] = []
+    for i, drafted in enumerate(draft.tokens):
+        token = sampler.draw(rows(i))
+        accepted.append(token)
+        if token != drafted or closes(i, token, draft, end_tokens):
+            return accepted
+    return with_bonus(accepted, rows, sampler)
+
+
+def reject(
+    draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
+) -> list[int]:
+    """Accept each drafted token with probability min(1, p / q).
+
+    The first token that is not accepted is replaced by one drawn from `residual`, and after a
+    draft that is accepted whole the target draws one more. A draft without q was certain of its
+    tokens. With a temperature of 0 both are certain and the outcome is that of `match`.
+    """
+    accepted: list[int] = []
+    for i, drafted in enumerate(draft.tokens):
+        p, q = rows(i), draft.q[i] if draft.q else Distribution.certain(drafted)
+        if sampler.uniform() * q.of(drafted) < p.of(drafted):
+            accepted.append(drafted)
+            sampler.accept(drafted)
+            if not closes(i, drafted, draft, end_tokens):
+                continue
+        else:
+            accepted.append(sampler.draw(residual(p, q)))
+        return accepted
+    return with_bonus(accepted, rows, sampler)
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """The positive part of p - q, normalised: what acceptance left of p."""
+    missing = p.probs - np.array([q.of(token) for token in p.ids])
+    # equal distributions reject nothing but by rounding, and then p itself is right
+    return Distribution.of_weights(p.ids, np.maximum(missing, 0)) if (missing > 0).any() else p
+
+
+def keep(draft: Draft, n: int, rows: RowDistribution, sampler: Sampler) -> list[int]:
+    """The first n drafted tokens, and one that the target samples after them."""
+    for token in draft.tokens[:n]:
+        sampler.accept(token)
+    return with_bonus(draft.tokens[:n], rows, sampler)
+
+
+def closes(i: int, token: int, draft: Draft, end_tokens: Collection[int]) -> bool:
+    """Whether an accepted token ends the list before the end of its draft."""
+    return token in end_tokens and i < len(draft.tokens) - 1
+
+
+def with_bonus(accepted: list[int], rows: RowDistribution, sampler: Sampler) -> list[int]:
+    """Add the token that the target chooses after a draft that was accepted whole."""
+    return [*accepted, sampler.draw(rows(len(accepted)))]
+
+
+RULES: dict[str, AcceptanceRule] = {"match": match, "rejection": reject}
+"""The keys are those of engine.options.ACCEPT_RULES."""
+
+
+_STREAM = 1  # next to the seed: other numbers than the sampler draws
+
+
+class SyntheticAcceptance:
+    """Decides for every sequence with random numbers of its own, seeded like its sampler.
+
+    One number decides a round, so that drafts of other lengths have the same luck in it: runs of
+    several lengths can be compared. rates: as engine.options.acceptance_rates gives them.
+    """
+
+    def __init__(self, rates: Sequence[float], seed: int) -> None:
+        self._rates, self._seed = rates, seed
+        self._random: dict[int, np.random.Generator] = {}
+
+    def accept(
+        self,
+        seq_id: int,
+        draft: Draft,
+        rows: RowDistribution,
+        sampler: Sampler,
+        end_tokens: Collection[int],
+    ) -> list[int]:
+        """As an AcceptanceRule, but chance decides. It never accepts an end token."""
+        n, luck = 0, self._random.setdefault(seq_id, _luck(self._seed)).random()
+        for token, rate in zip(draft.tokens, self._rates, strict=False):
+            if token in end_tokens or luck >= rate:
+                break
+            n += 1
+        return keep(draft, n, rows, sampler)
+
+
+def accepted_by_chance(rates: Sequence[float], seed: int, n: int) -> np.ndarray:
+    """How many tokens of a full draft SyntheticAcceptance keeps in each of the first n rounds of a
+    sequence, int64 [n]."""
+    luck = _luck(seed).random(n)
+    found: np.ndarray = (luck[:, None] < np.array(rates)).sum(1)
+    return found
+
+
+def _luck(seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, _STREAM))
+
+
+class Judge:
+    """Judges the rounds of a run by its sequences' samplers and the rule of its options.
+
+    samplers: by seq_id. Tokens that were accepted by rejection are never judged again: they are
+    decided, with random numbers and a q that belong to the draft, and to draw them again could only
+    change their distribution.
+    """
+
+    def __init__(
+        self, samplers: Sequence[Sampler], options: RunOptions, end_tokens: Collection[int]
+    ) -> None:
+        self._samplers, self._options, self._end_tokens = samplers, options, end_tokens
+        rates = options.spec.synthetic
+        self._synthetic = SyntheticAcceptance(rates, options.sampler.seed) if rates else None
+        self._forgets = "sampler-not-restored" in options.faults
+        is_match = options.spec.accept == "match"
+        self.judges_replays = is_match and options.replay == "verify"
+        self.draws_by_token = is_match and not rates
+        """Whether each accepted token takes one random number of its sampler."""
+
+    def accept(self, round_: Round) -> None:
+        """Judge the draft of a round by its logits, or choose the first token after a prompt."""
+        draft, sampler = round_.draft or Draft(), self._samplers[round_.seq_id]
+        if draft.tokens and self.judges_replays:  # only drafts are replayed
+            round_.before = sampler.clone()
+        seen, row = self._rows(round_)
+        if self._synthetic and not round_.is_prompt:
+            accepted = self._synthetic.accept(round_.seq_id, draft, row, sampler, self._end_tokens)
+        else:
+            accepted = RULES[self._options.spec.accept](draft, row, sampler, self._end_tokens)
+        is_rejected, stale_row = len(accepted) <= len(draft.tokens), None
+        if is_rejected and "stale-logits" in self._options.faults:
+            sampler.retract()
+            stale_row = len(draft.tokens)
+            accepted[-1] = sampler.draw(row(stale_row))
+        if is_rejected and self._forgets:
+            sampler.retract()
+            for token in draft.tokens[len(accepted) - 1 :]:
+                sampler.uniform()
+                sampler.accept(token)
+        round_.accepted, round_.n_own, round_.own_row = accepted, 1, stale_row
+        self._note(round_, seen)
+
+    def accept_again(self, round_: Round) -> None:
+        """Judge the accepted tokens once more, as if they had been drafted, by the logits
+        [len(accepted) + 1, n_vocab] of their replay. The sampler starts where it did at first."""
+        sampler, replayed = self._samplers[round_.seq_id], Draft(round_.accepted)
+        if not self._forgets:
+            assert round_.before is not None  # what is verified again was judged before
+            sampler.copy_from(round_.before)
+        seen, row = self._rows(round_)
+        n = len(replayed.tokens)
+        if self._synthetic:
+            accepted = keep(replayed, n, row, sampler)
+        else:
+            accepted = match(replayed, row, sampler, self._end_tokens)
+        round_.accepted, round_.n_own, round_.own_row = accepted, 1 + (len(accepted) > n), None
+        self._note(round_, seen)
+
+    def _rows(self, round_: Round) -> tuple[dict[int, Distribution], RowDistribution]:
+        """The distributions at the rows of a round's logits, and those that were looked at."""
+        assert round_.logits is not None  # they are what is judged by
+        rows = self._samplers[round_.seq_id].rows(round_.logits)
+        seen: dict[int, Distribution] = {}
+
+        def row(i: int) -> Distribution:
+            seen[i] = rows(i)
+            return seen[i]
+
+        return seen, row
+
+    def _note(self, round_: Round, seen: Mapping[int, Distribution]) -> None:
+        """What the rule saw of the tokens: what was drafted is judged, and not what a replay took
+        for a draft. Chance looks at none of it."""
+        tokens, rows = round_.examined
+        n = round_.n_judged
+        if round_.own_row is not None:
+            rows = [*rows[:-1], round_.own_row]
+        round_.rule_p = [
+            seen[row].of(token) if row in seen and (i >= n or not self._synthetic) else math.nan
+            for i, (token, row) in enumerate(zip(tokens, rows, strict=True))
+        ]
+        if round_.draft and self._options.spec.accept == "rejection" and not self._synthetic:
+            q = round_.draft.q
+            round_.rule_q = [q[i].of(tokens[i]) if q else 1.0 for i in range(n)]
+        round_.allowed = self._samplers[round_.seq_id].allowed

@@ -1,0 +1,144 @@
+"""The round of one sequence: what was drafted, verified, accepted and undone in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.batch import Span
+
+if TYPE_CHECKING:
+    from engine.decode.target_facts import TargetFacts
+    from engine.draft.drafter import Draft
+    from engine.model.taps import TargetRows
+    from engine.sampling.grammar import AllowedTokens
+    from engine.sampling.sampler import Sampler
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of one sequence, filled step by step; the recorder writes it to the trace.
+
+    Fields without a word here are columns of the rounds table (engine.trace.records).
+
+    Draft: number: of the round; seq: memory sequence; tokens: what the target decodes from pos0
+    on, without filler: the newest token and the draft, or a part of a prompt. unverified: drafted
+    tokens after the draft that the target is not shown.
+    Verify: logits: float32 [>= len(accepted), n_vocab], row i chooses accepted[i] and judges
+    drafted token i; None if nothing is chosen. of_tokens: the target's rows of the tokens that
+    stay decoded, [len(accepted), n_embd].
+    Judge: accepted: the accepted prefix of the draft and n_own tokens of the target's own, one, or
+    two after a replay that agreed. own_row: row of the logits that the last of them was chosen
+    from, None = the one at its position. rule_p, rule_q: the target's and the drafter's
+    probabilities of each token of `examined` as the rule saw them, NaN or missing where it did not
+    look. allowed: what a grammar allowed, by row of the logits. before: the sampler as it was
+    before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
+    from the first, are output; None: all.
+    Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
+    Record: target: the target's softmax at each place of `examined`, None until it is worked out.
+    """
+
+    number: int
+    seq_id: int
+    seq: int
+    pos0: int
+    tokens: Sequence[int]
+    draft: Draft | None = None
+    unverified: Draft | None = None
+    is_prompt: bool = False
+    cache_wrong: int | None = None
+
+    logits: torch.Tensor | None = None
+    of_tokens: TargetRows | None = None
+    rs_idx_before: int | None = None
+    valid_depth: int | None = None
+
+    accepted: list[int] = field(default_factory=list)
+    n_own: int = 0
+    own_row: int | None = None
+    rule_p: Sequence[float] = ()
+    rule_q: Sequence[float] = ()
+    allowed: Mapping[int, AllowedTokens] = field(default_factory=dict)
+    accept_rule: str = ""
+    before: Sampler | None = None
+    n_emitted: int | None = None
+    sampler_wrong: int | None = None
+    sampler_draws: int | None = None
+
+    rollback_path: str = "none"
+    rollback_depth: int = 0
+    memory_rollback: int = 0
+    rs_idx_after: int | None = None
+    n_replays: int = 0
+    checkpoint_bytes: int = 0
+    restored_bytes: int = 0
+
+    target: TargetFacts | None = None
+
+    @property
+    def drafted(self) -> Sequence[int]:
+        """The drafted tokens that are verified."""
+        return self.draft.tokens if self.draft else ()
+
+    @property
+    def span(self) -> Span:
+        """Its part of a batch: every token has logits, of a whole prompt the last one."""
+        n = len(self.tokens)
+        return Span(self.seq, self.pos0, self.tokens, [n - 1] if self.is_prompt else range(n))
+
+    @property
+    def decoded(self) -> list[int]:
+        """The tokens from pos0 on that stay decoded."""
+        return list(self.tokens) if self.is_prompt else [self.tokens[0], *self.accepted[:-1]]
+
+    @property
+    def pos_next(self) -> int:
+        """Position of the first accepted token."""
+        return self.pos0 + (len(self.tokens) if self.is_prompt else 1)
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafted tokens that the target confirmed."""
+        return len(self.accepted) - self.n_own
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens of a verified batch that stay in memory."""
+        return self.n_accepted + 1
+
+    @property
+    def emitted(self) -> Sequence[int]:
+        """The accepted tokens that are output."""
+        return self.accepted[: self.n_emitted]
+
+    @property
+    def own_kinds(self) -> Sequence[str]:
+        """Kinds of the target's own tokens, of engine.trace.records.TOKEN_KINDS."""
+        if self.draft is None:
+            return ["target"] * self.n_own
+        first = "bonus" if self.n_accepted >= len(self.drafted) else "replacement"
+        return [first, *["bonus"] * (self.n_own - 1)][: self.n_own]
+
+    @property
+    def n_judged(self) -> int:
+        """Drafted tokens that were judged: the confirmed ones, and one that was not."""
+        return min(len(self.drafted), self.n_accepted + 1)
+
+    @property
+    def examined(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Each judged draft token and then each token of the target's own; their logits' rows."""
+        own, n = self.accepted[self.n_accepted :], self.n_judged
+        rows = [*range(n), *range(self.n_accepted, len(self.accepted))]
+        return [*self.drafted[:n], *own], rows
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Logits [len(accepted), n_vocab] that each accepted token was chosen from."""
+        n, row = len(self.accepted), self.own_row
+        assert self.logits is not None  # tokens were chosen from them
+        if row is None:
+            return self.logits[:n]
+        return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
