@@ -117,7 +117,6 @@ class Lane:
         for part in round_.parts:
             if part.is_prompt:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
-            tokens = part.chosen[: part.n_emitted]
             rounds.append(
                 round_facts(
                     seq_id=part.seq_id,
@@ -125,8 +124,9 @@ class Lane:
                     pos0=part.pos0,
                     width=len(part.tokens) if wide or part.is_prompt else 1,
                     is_prompt=part.is_prompt,
-                    tokens=tokens,
-                    n_own=len(tokens),
+                    tokens=part.chosen,
+                    n_own=len(part.chosen),
+                    n_emitted=part.n_emitted,
                     logits=logits[part.seq],
                     valid_depth=valid_depth(memory, part.seq) if memory else None,
                 )
