@@ -19,7 +19,6 @@ from typing import BinaryIO
 from engine.errors import DraftscopeError, OptionError
 from engine.size_text import size_text
 
-_PIECE = 1 << 16
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 PART = ".draftscope-"

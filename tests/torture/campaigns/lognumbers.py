@@ -51,6 +51,9 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     names += [name for name in names if name.endswith(".log")]
     name = names[number % len(names)]
     n = 0 if number % 5 == 0 else int(random.choice([1, 1, 1, 2, 3]))
+    if not n:  # a log and another one by turns
+        known = sorted(name for name in _KNOWN if name.endswith(".log") == bool(number % 2))
+        name = known[number // 10 % len(known)]
     hows = ("import", "import", "import", "window", "join")
     return {
         "base": name,
