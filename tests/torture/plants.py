@@ -196,6 +196,14 @@ PLANTS: dict[str, tuple[str, Plant]] = {
             "rows = {name: max(0, len(table) - 1) for",
         ),
     ),
+    "an export ends after 300 rows": (
+        "kill",
+        words(
+            "engine.trace.export:_write",
+            "rows = {name: len(table) for",
+            "rows = {name: min(300, len(table)) for",
+        ),
+    ),
     "1 MiB is leaked per run": ("endure", around("engine.session:Session.start", _leaks(2**20))),
     "100 KiB are leaked per run": (
         "endure",

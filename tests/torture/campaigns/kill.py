@@ -85,12 +85,11 @@ def _whole_file(strike: Strike, folder: Path, is_first: bool) -> str:
         path.write_bytes(old)
 
     def work() -> None:
-        with written_whole(path, OptionError) as part:
-            with part.open("wb") as file:
-                for i in range(0, len(new), 1000):
-                    file.write(new[i : i + 1000])
-                    file.flush()
-                    os.fsync(file.fileno())
+        with written_whole(path, OptionError) as part, part.open("wb") as file:
+            for i in range(0, len(new), 1000):
+                file.write(new[i : i + 1000])
+                file.flush()
+                os.fsync(file.fileno())
 
     end = done_under(strike, work, path.parent)
     if strike["how"] != "vanish":
