@@ -89,6 +89,7 @@ _PATHS = (
     "empty",
     "socket",
 )
+_PACKED = ("import", "import capture", "import log", "import record")
 _ENDLESS = ("fifo", "zero")
 _TEXTS = (
     "utf-8-sig",
@@ -156,15 +157,17 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     untouched = number % 24 < 4
     which = number // 4
     inputs = list(INPUTS)
+    of_text = [name for name in inputs if INPUTS[name][1] not in ("model", "draft", "trace")]
     if kind == "path":
         how = _PATHS[int(random.integers(len(_PATHS)))]
-        if which % 3 == 0:
-            how = _ENDLESS[which // 3 % len(_ENDLESS)]
         case: Case = {"input": inputs[which % len(inputs)], "how": how}
+        if which % 2 == 0:
+            case = {"input": of_text[which % len(of_text)], "how": _ENDLESS[which // 2 % 2]}
     elif kind == "text":
-        of_text = [name for name in inputs if INPUTS[name][1] not in ("model", "draft", "trace")]
         how = _TEXTS[int(random.integers(len(_TEXTS)))]
         case = {"input": of_text[which % len(of_text)], "how": how}
+        if which % 3 == 0:
+            case = {"input": _PACKED[which // 3 % len(_PACKED)], "how": "gzip bomb"}
     elif kind == "output":
         how = _PATHS[int(random.integers(len(_PATHS)))]
         case = {"output": list(_OUTPUTS)[which % len(_OUTPUTS)], "how": how}
@@ -325,6 +328,8 @@ def _read(case: Case, folder: Path) -> Said:
     said = said_of(words, str(path))
     if case["how"] == "link":
         assert said.status == 0, f"a link is not followed: {said.text[-300:]}"
+    if case["how"] == "gzip bomb" and case["input"] in _PACKED:
+        assert "unpacks to more than" in said.text, said.text[-300:]
     return said
 
 
@@ -341,7 +346,7 @@ def said_of(words: list[str], path: str) -> Said:
 def _rewritten(how: str, data: bytes) -> bytes:
     if how.startswith("gzip"):
         if how == "gzip bomb":
-            return _bomb()
+            return gzip.compress(data) + _bomb()
         once = gzip.compress(data)
         return {
             "gzip": once,
