@@ -164,15 +164,15 @@ def _go_on(real: RealWindow, options: RunOptions, folder: Path) -> None:
 
 
 def _stop(real: RealWindow, options: RunOptions) -> None:
-    """A run that is stopped has an end, which says so."""
+    """A run that is stopped has the engine's end, one for each sequence."""
     bridge, n = real.window.bridge, _runs(real)
-    bridge.start(["x y x y"], options, 2)
+    bridge.start(["x y x y", "y x"], options, 2)
     real.until(lambda: bridge.state is State.PAUSED and _runs(real) > n, "a pause", 40.0)
     bridge.stop()
     real.until(lambda: bridge.state in _SETTLED, "the end of a run that is stopped")
     runs = bridge.session_store.runs
     stops = runs[list(runs)[-1]].get("stops")
-    assert stops == ["stopped"], f"a run that is stopped ends by {stops}"
+    assert stops == ["stopped"] * 2, f"a run that is stopped ends by {stops}"
 
 
 def _runs(real: RealWindow) -> int:
