@@ -30,7 +30,8 @@ _CPU_S = 20.0
 _BINARY = ("model", "draft", "lookup", "results")
 _OTHERS, _SETTINGS, _SCENARIO = "import others", "settings", "scenario"
 _OFTEN = (_OTHERS, "import log", "export", "import capture", _OTHERS, "plan", _SETTINGS, _SCENARIO)
-_NAMES = (*INPUTS, *_OFTEN * 6)
+_NAMES = (*(name for name in INPUTS if name != "turns"), *_OFTEN * 6)
+"""Turns are decoded one by one, thousands of them if a file says so."""
 _N_DECODED = 64
 """Tokens that an altered scenario may ask for and be decoded."""
 _shown: list[RealWindow] = []
@@ -85,6 +86,9 @@ def _command(case: Case, folder: Path) -> Said:
     if what == "script":
         scripts = sorted(MEMORY_SCRIPTS.glob("*.memory"))
         source = [source, *scripts][case["which"] % (1 + len(scripts))]
+    if what == "capture":  # the whole one altered takes more memory than reading it
+        source = folder / "whole.json"
+        source.write_bytes(bases()["utf8.json"])
     path = folder / source.name
     if case["seed"] is None:
         path = source
