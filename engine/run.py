@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
+from engine.analysis.findings.check import record_findings
 from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.errors import NonFiniteError, OptionError
-from engine.findings.check import record_findings
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.memory.shelf import LentMemories
+from engine.memory.reuse import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
 from engine.trace.writer import TraceWriter

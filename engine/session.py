@@ -18,7 +18,6 @@ from engine.batch import Span
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
-from engine.device import CPU, resolve_device
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
@@ -26,16 +25,18 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import TokenDraws
 from engine.errors import ContextFullError, OptionError
-from engine.freed_memory import give_back_freed_memory
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.graphs import graphs_are_on
+from engine.machine.device import CPU, resolve_device
+from engine.machine.freed_memory import give_back_freed_memory
+from engine.machine.graphs import graphs_are_on
+from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory
-from engine.memory.shelf import LentMemories, MemoryShelf
+from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
 from engine.model.drafters.info import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
@@ -51,7 +52,6 @@ from engine.sampling.grammar_file import read_grammar
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
-from engine.transfer import read
 from engine.warm_up import warm_up, warm_up_drafter
 from kernels.dispatch import uses_llvm
 
@@ -110,7 +110,7 @@ class Session:
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.device.resolve_device). mmap: see engine.model.loader.reader_for.
+        device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
 
         progress is called with bytes done, bytes in all, and what is being read, over all
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,

@@ -120,6 +120,6 @@ def test_modules_of_the_first_second_load_without_torch(module: str) -> None:
 
 def test_what_talks_to_servers_loads_its_libraries_when_it_does() -> None:
     loaded = loaded_after(
-        "import engine.observe.server.server_run, engine.observe.proxy.proxy_run, app.shell.gui"
+        "import engine.observe.server.server_run, engine.observe.proxy.proxy_run, app.window.gui"
     )
     assert loaded.isdisjoint({"httpx", "uvicorn", "prometheus_client", "keyring"})

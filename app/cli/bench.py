@@ -29,11 +29,11 @@ from app.cli.run_arguments import (
     add_synthetic,
     refuse_cache,
 )
-from engine.bench.quant_mixes import QUANTS
-from engine.bench.random_drafters import RANDOM_DRAFTERS
-from engine.bench.random_families import RANDOM_FAMILIES
-from engine.bench.random_model import write_random_drafter, write_random_model
 from engine.errors import OptionError
+from engine.experiments.random_models.quant_mixes import QUANTS
+from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.options import ROLLBACK_POLICIES
 from engine.size_text import size_text
 

@@ -16,8 +16,8 @@ from engine.gguf.model_files import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:
-    from engine.bench.splits import SplitComparison
-    from engine.bench.steps import StepRow
+    from engine.experiments.bench.splits import SplitComparison
+    from engine.experiments.bench.steps import StepRow
     from engine.model.hybrid import HybridModel
 
 _MOST = 64
@@ -30,7 +30,7 @@ def splits(args: argparse.Namespace) -> int:
     if args.sequences > _MOST or args.draft > _MOST:
         raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
     model, facts = _model(args)
-    from engine.bench.splits import bench_splits
+    from engine.experiments.bench.splits import bench_splits
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
     ModelFiles(model.files).check()
@@ -44,7 +44,7 @@ def splits(args: argparse.Namespace) -> int:
 def steps(args: argparse.Namespace) -> int:
     """`--steps`: the time of a forward pass by its number of tokens."""
     model, facts = _model(args)
-    from engine.bench.steps import bench_steps
+    from engine.experiments.bench.steps import bench_steps
 
     rows = bench_steps(
         model,
@@ -75,8 +75,8 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
         )
     import torch
 
-    from engine.device import device_name, resolve_device
-    from engine.huge_pages import wait_for_huge_pages
+    from engine.machine.device import device_name, resolve_device
+    from engine.machine.huge_pages import wait_for_huge_pages
     from engine.model.loader import load_model
     from engine.model.threads import use_threads
 

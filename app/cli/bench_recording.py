@@ -13,7 +13,7 @@ from app.cli.run import make_prompt
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.bench.recording import RecordedRun
+    from engine.experiments.bench.recording import RecordedRun
 
 _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
@@ -24,8 +24,8 @@ def run(args: argparse.Namespace) -> int:
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
-    from engine.bench.recording import bench_recording
-    from engine.bench.suite import PromptSuite
+    from engine.experiments.bench.recording import bench_recording
+    from engine.experiments.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)
     suite = PromptSuite(

@@ -13,8 +13,8 @@ from app.cli.files import open_session
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
 from app.cli.run_arguments import add_chat, run_options
-from engine.bench.prompts import NamedPrompt, default_set, read_prompts
-from engine.bench.request import Configuration
+from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
+from engine.experiments.bench.request import Configuration
 from engine.files import written_whole
 from engine.options import DRAFTERS, RunOptions
 
@@ -87,7 +87,7 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
     if args.out is not None:
         check_output(args.out, "--out")
     session = open_session(args, target, drafts)
-    from engine.huge_pages import wait_for_huge_pages
+    from engine.machine.huge_pages import wait_for_huge_pages
 
     wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)
@@ -109,8 +109,8 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
     prompts: the set's name.
     """
-    from engine.bench.environment import environment
-    from engine.device import device_name
+    from engine.machine.device import device_name
+    from engine.machine.environment import environment
 
     return {
         "model": session.identity,

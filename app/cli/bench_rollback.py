@@ -12,7 +12,7 @@ from engine.errors import OptionError
 from engine.size_text import size_text
 
 if TYPE_CHECKING:
-    from engine.bench.rollback import RollbackRow
+    from engine.experiments.bench.rollback import RollbackRow
 
 _MOST_STATES = 64
 _MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         )
     import torch
 
-    from engine.bench.rollback import bench_layout, bench_rollback
+    from engine.experiments.bench.rollback import bench_layout, bench_rollback
 
     layout = bench_layout(args.heads, args.dim, args.layers, args.conv_dim)
     if args.threads is not None:

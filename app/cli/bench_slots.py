@@ -12,7 +12,7 @@ from engine.errors import OptionError
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.bench.slots import SlotRow
+    from engine.experiments.bench.slots import SlotRow
 
 _MOST = 64
 _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
-    from engine.bench.slots import bench_slots
+    from engine.experiments.bench.slots import bench_slots
 
     rows: list[SlotRow] = []
     n_all = len(opened.configurations) * len(args.slots)

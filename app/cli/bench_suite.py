@@ -12,15 +12,15 @@ from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_
 from app.cli.output import print_json, print_lines
 from app.cli.reports import deliver_report
 from app.cli.run import make_prompt
-from engine.bench.request import PLAIN
-from engine.bench.suite_compare import (
+from engine.experiments.bench.request import PLAIN
+from engine.experiments.bench.suite_compare import (
     SUITE_KIND,
     SUITE_VERSION,
     SuiteDiff,
     compare_results,
     read_result,
 )
-from engine.report.suite import OVERVIEW_HEADS, overview_cells, suite_page
+from engine.experiments.bench.suite_page import OVERVIEW_HEADS, overview_cells, suite_page
 from resources import SUITES
 
 N_PREDICT = 192
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     set_name, named = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
-    from engine.bench.suite import PromptSuite
-    from engine.bench.suite_report import suite_report
+    from engine.experiments.bench.suite import PromptSuite
+    from engine.experiments.bench.suite_report import suite_report
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)

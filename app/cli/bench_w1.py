@@ -13,7 +13,7 @@ from engine.errors import OptionError
 from resources import CONVERSATIONS
 
 if TYPE_CHECKING:
-    from engine.bench.workload import Workload
+    from engine.experiments.bench.workload import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
 _HEADS = (
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     session = opened.session
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
-    from engine.bench.workload import Workload
     from engine.decode.prompt_cache import PromptCache
+    from engine.experiments.bench.workload import Workload
 
     conversations = [
         Workload(
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.bench.workload import turn_totals
+    from engine.experiments.bench.workload import turn_totals
 
     pairs = zip(one.done, plain.done, strict=False)
     return {

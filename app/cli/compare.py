@@ -33,6 +33,8 @@ from app.cli.run_arguments import (
     run_options,
 )
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
+from engine.analysis.state_drift import state_drift
+from engine.analysis.verdict import noise_check
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
@@ -48,14 +50,12 @@ from engine.report.headline import headline
 from engine.report.run import run_report
 from engine.trace.export import strict_json
 from engine.trace.run_ref import RunRef
-from engine.trace.state_drift import state_drift
-from engine.trace.verdict import noise_check
 
 if TYPE_CHECKING:
+    from engine.analysis.verdict import LaneVerdict
     from engine.compare.comparison import Comparison
     from engine.compare.scenario import Scenario
     from engine.session import Session
-    from engine.trace.verdict import LaneVerdict
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
 
@@ -156,9 +156,9 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
-    from engine.bench.environment import environment
     from engine.compare.comparison import Comparison
     from engine.compare.scenario_job import start_comparison
+    from engine.machine.environment import environment
 
     if scenario and not scenario.lanes:
         return _run_scenario(args, session, scenario)
@@ -218,8 +218,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
     """A scenario without lanes: its sequences and what was found."""
-    from engine.bench.environment import environment
     from engine.compare.scenario_job import start_run
+    from engine.machine.environment import environment
 
     job = start_run(session, scenario)
     decode(job, job.step, args.trace, session.content)

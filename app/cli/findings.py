@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from engine.findings.check import Finding, recorded, with_consequences
+from engine.analysis.findings.check import Finding, recorded, with_consequences
 from engine.trace.store import TraceStore
 
 

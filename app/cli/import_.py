@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
     from app.cli.findings import finding_lines, findings_json
     from app.cli.recorded import check_trace_folder
+    from engine.analysis.findings.check import record_findings, recorded
     from engine.errors import OptionError
-    from engine.findings.check import record_findings, recorded
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
     from engine.observe.files.importing import before_and_after, import_file

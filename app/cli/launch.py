@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if models and args.demo:
         raise OptionError("Both a model and --demo are given.", "Use one of them.")
     check_display()
-    from app.shell.gui import run_window
+    from app.window.gui import run_window
 
     return run_window(models, args.spec_draft_model or [], args.demo, trace)
 

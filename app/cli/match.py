@@ -23,7 +23,7 @@ from app.cli.run_arguments import (
 from resources import MATCHES
 
 if TYPE_CHECKING:
-    from engine.bench.match import MatchResult, MatchStep, MatchTest
+    from engine.experiments.bench.match import MatchResult, MatchStep, MatchTest
     from engine.session import Session
 
 _N_PREDICT = 256
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_files(args, options)
     kinds = [kind.strip() for kind in args.steps.split(",")]
     session = open_session(args, target, drafts)
-    from engine.bench.match import MatchTest
+    from engine.experiments.bench.match import MatchTest
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     test = MatchTest(session, prompts, options, kinds)

@@ -16,9 +16,9 @@ from app.cli.option_arguments import add_options, options_from
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from app.cli.server import add_key, connect
+from engine.analysis.findings.check import recorded
+from engine.analysis.findings.rescored import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
-from engine.findings.check import recorded
-from engine.findings.rescored import TEXT_CHANGED
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in
 from engine.trace.export import export_csv

@@ -16,12 +16,12 @@ from app.cli.recorded import check_trace_folder, decode
 from app.cli.reports import check_report, deliver_report
 from app.cli.run_arguments import PromptSource, add_arguments, run_options
 from app.cli.run_turns import refuse_turns, run_turns
+from engine.analysis.audit_text import audit_text
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
 from engine.report.headline import headline
-from engine.trace.audit_text import audit_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, target, drafts)
     prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.audit.run_audit import audit_of
-    from engine.bench.environment import environment
+    from engine.machine.environment import environment
     from engine.report.run import run_report
 
     trace = TraceStore()

@@ -15,12 +15,12 @@ from app.cli.option_notes import print_notes
 from app.cli.output import print_json, print_lines
 from app.cli.recorded import decode, export
 from app.cli.run_arguments import cache_options, refuse_cache
+from engine.analysis.audit_text import audit_text
 from engine.conversation.recorded import RecordedConversation, RecordedTurn, read_recorded
 from engine.conversation.turns import Turn, content_of
 from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.size_text import size_text
-from engine.trace.audit_text import audit_text
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.store import TraceStore
 

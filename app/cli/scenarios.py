@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
+from engine.analysis.findings.check import recorded
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
-from engine.findings.check import recorded
 from engine.options import RunOptions
 from engine.trace.records import PEER
 from engine.trace.store import TraceStore

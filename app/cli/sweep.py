@@ -10,15 +10,15 @@ from typing import Any
 from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.reports import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
-from engine.report.sweep import sweep_report
-from engine.sweep.on_ray import OnRay
-from engine.sweep.one_by_one import one_by_one
-from engine.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.sweep.reader import read_results
-from engine.sweep.results import SweepResults, setting_text
-from engine.sweep.settings import JOB_KEYS
-from engine.sweep.sweep import Executor, Sweep, SweepProgress
-from engine.sweep.table import number, result_table
+from engine.experiments.sweep.on_ray import OnRay
+from engine.experiments.sweep.one_by_one import one_by_one
+from engine.experiments.sweep.plan import Bundled, SweepPlan, read_plan
+from engine.experiments.sweep.reader import read_results
+from engine.experiments.sweep.results import SweepResults, setting_text
+from engine.experiments.sweep.settings import JOB_KEYS
+from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress
+from engine.experiments.sweep.sweep_page import sweep_report
+from engine.experiments.sweep.table import number, result_table
 from engine.trace.export import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 

@@ -26,19 +26,19 @@ from app.cli.reports import add_report, deliver_report
 from app.cli.run_arguments import add_chat, add_draft_model, add_sizes
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.experiments.tune.lengths import LOOK_UPS, has_length
+from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Report, Table
-from engine.tune.lengths import LOOK_UPS, has_length
-from engine.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from resources import SUITES
 
 if TYPE_CHECKING:
+    from engine.experiments.tune.grid_check import GridCheck
+    from engine.experiments.tune.tune import Tuned, TunePlan
     from engine.options import Prompt
     from engine.session import Session
-    from engine.tune.grid_check import GridCheck
-    from engine.tune.tune import Tuned, TunePlan
 
 N_PREDICT = 64
 PAIRS = 6
@@ -151,12 +151,12 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
-        from engine.tune.trials import check_optuna
+        from engine.experiments.tune.trials import check_optuna
 
         check_optuna()
     session = open_session(args, target, list(drafts.values()))
-    from engine.tune.report import findings, tune_report
-    from engine.tune.tune import TunePlan, tune
+    from engine.experiments.tune.report import findings, tune_report
+    from engine.experiments.tune.tune import TunePlan, tune
 
     texts = _texts(args, session, prompts)
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
@@ -246,8 +246,8 @@ def _trials(
     base: RunOptions,
     tuned: Tuned,
 ) -> list[dict[str, Any]]:
-    from engine.tune.lengths import drafting
-    from engine.tune.trials import search
+    from engine.experiments.tune.lengths import drafting
+    from engine.experiments.tune.trials import search
 
     options = base
     if tuned.chosen is not None:
@@ -258,7 +258,7 @@ def _trials(
 def _check_grid(
     session: Session, plan: TunePlan, texts: Sequence[Prompt], tuned: Tuned
 ) -> GridCheck:
-    from engine.tune.grid_check import check_grid
+    from engine.experiments.tune.grid_check import check_grid
 
     found = check_grid(
         session,
@@ -281,6 +281,6 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
             part.write_text(text, encoding="utf-8")
         tell(f"results written to {args.json}")
     if args.out is not None:
-        from engine.tune.results_file import write_results
+        from engine.experiments.tune.results_file import write_results
 
         tell(f"results written to {write_results(tuned.data, args.out, target)}")

@@ -10,15 +10,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.cli.output import json_text, print_lines
+from engine.experiments.tune.lengths import has_floor
 from engine.files import written_whole
-from engine.tune.lengths import has_floor
 
 if TYPE_CHECKING:
+    from engine.experiments.tune.confirm import Confirmed
+    from engine.experiments.tune.grid_check import GridCheck
+    from engine.experiments.tune.simulator_error import SettingError
     from engine.options import Prompt, RunOptions
     from engine.session import Session
-    from engine.tune.confirm import Confirmed
-    from engine.tune.grid_check import GridCheck
-    from engine.tune.simulator_error import SettingError
 
 _LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
 
@@ -32,8 +32,8 @@ def check(
     tell: Callable[[str], None],
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
-    from engine.bench.environment import environment
-    from engine.tune.simulator_error import simulator_error
+    from engine.experiments.tune.simulator_error import simulator_error
+    from engine.machine.environment import environment
 
     data: dict[str, Any] = {
         "kind": "draftscope simulator check",

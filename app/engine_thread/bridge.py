@@ -46,12 +46,12 @@ from app.engine_thread.trace_jobs import (
     start_triage,
 )
 from app.engine_thread.worker import EngineWorker
-from app.models.run_facts import ModelRuns
-from app.models.run_notes import SOURCE
-from app.models.server_facts import server_name
-from app.models.tune_surface import SurfaceRequest
+from app.trace_models.run_facts import ModelRuns
+from app.trace_models.run_notes import SOURCE
+from app.trace_models.server_facts import server_name
+from app.trace_models.tune_surface import SurfaceRequest
+from engine.analysis.breaks import BreakRule
 from engine.options import RunOptions
-from engine.trace.breaks import BreakRule
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

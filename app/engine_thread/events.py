@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.analysis.breaks import BreakHit
 from engine.errors import DraftscopeError
 from engine.progress import ReportProgress
-from engine.trace.breaks import BreakHit
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

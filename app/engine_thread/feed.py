@@ -9,9 +9,9 @@ from typing import Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.models.live_numbers import LiveNumbers
-from app.models.position import Position
-from app.models.run_axis import RunOverlay
+from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.position import Position
+from app.trace_models.run_axis import RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33

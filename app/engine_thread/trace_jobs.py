@@ -17,10 +17,10 @@ from app.engine_thread.events import (
     mark_of,
     throttled,
 )
-from app.models.results import Results, read
-from app.models.run_comparison import compare_runs, text_difference
-from app.models.run_facts import run_names
-from app.models.tune_surface import SurfaceRequest, TuneSurface, estimate
+from app.trace_models.results import Results, read
+from app.trace_models.run_comparison import compare_runs, text_difference
+from app.trace_models.run_facts import run_names
+from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.errors import Cancelled
 from engine.report.parts import Report
 from engine.trace.export import export_csv
@@ -131,7 +131,7 @@ def start_reading(folder: Path, post: Post, into: TraceStore | None = None) -> T
 
 def _imported(file: Path) -> TraceStore:
     """What another engine wrote as a trace, with what the rules find in it."""
-    from engine.findings.check import record_findings
+    from engine.analysis.findings.check import record_findings
     from engine.observe.files.importing import import_file
 
     store = TraceStore()

@@ -51,10 +51,10 @@ from app.engine_thread.jobs import (
     ServerSession,
     TurnRequest,
 )
-from app.models.run_notes import STARTED
+from app.trace_models.run_notes import STARTED
+from engine.analysis.audit_text import audit_goes_on
+from engine.analysis.breaks import BreakRule, BreakWatch
 from engine.errors import Cancelled, DraftscopeError
-from engine.trace.audit_text import audit_goes_on
-from engine.trace.breaks import BreakRule, BreakWatch
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter

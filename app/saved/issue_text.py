@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from app.models.position import Position
-from app.models.run_notes import FACT
+from app.trace_models.position import Position
+from app.trace_models.run_notes import FACT
 from engine.trace.cell_text import escape_piece
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore

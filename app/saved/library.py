@@ -13,9 +13,9 @@ from pathlib import Path
 
 from app.engine_thread.events import CommandFailed, failure
 from app.engine_thread.trace_jobs import Post, TraceJob
-from app.models.run_facts import ModelRuns
-from app.models.run_notes import SOURCE, notes_of
 from app.saved.autosave import PREFIX, discard, in_use
+from app.trace_models.run_facts import ModelRuns
+from app.trace_models.run_notes import SOURCE, notes_of
 from engine.trace.export import SESSION_FILE, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef

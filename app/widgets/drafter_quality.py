@@ -10,16 +10,16 @@ from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
 from app.looks.theme import Theme, figures_font
-from app.models.drafter_facts import DrafterFacts, TreeEstimate
-from app.models.number_text import NOT_OBSERVED, significant
+from app.trace_models.drafter_facts import DrafterFacts, TreeEstimate
+from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.rank_bars import RankBars
 from app.widgets.rate_chart import RateChart
 from app.widgets.reliability_chart import ReliabilityChart
 from app.widgets.scroll_page import ScrollPage
 from app.widgets.survival_chart import SurvivalChart
-from engine.trace.draft_quality import DraftQuality
-from engine.trace.tree_gain import ASSUMPTIONS, LEAVES
+from engine.analysis.draft_quality import DraftQuality
+from engine.analysis.tree_gain import ASSUMPTIONS, LEAVES
 
 _TREE_HEADS = {
     "tree": "Leaves of the tree: the drafted chain and single candidates beside it",

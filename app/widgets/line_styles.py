@@ -11,7 +11,7 @@ from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QColor, QPainter, QPen
 
 from app.looks.theme import Theme
-from app.models.compared_lanes import ComparedLanes
+from app.trace_models.compared_lanes import ComparedLanes
 
 _ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")
 _DASHES: tuple[list[float], ...] = ([], [6, 3], [1.5, 2.5], [8, 3, 1.5, 3], [3, 3])

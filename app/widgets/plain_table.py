@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks.theme import Theme, figures_font
-from app.models.position_detail import BAR_ROLE, DIFFERS_ROLE
+from app.trace_models.position_detail import BAR_ROLE, DIFFERS_ROLE
 
 _ROW_PAD = 5
 _LEAST_ROWS = 3

@@ -10,7 +10,7 @@ from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.looks.theme import Theme
-from app.models.plain_tip import plain_tip
+from app.trace_models.plain_tip import plain_tip
 from app.widgets.value_axis import PlotAxis, ValueAxis
 
 

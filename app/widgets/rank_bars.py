@@ -10,7 +10,7 @@ from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme
-from app.models.plain_tip import plain_tip
+from app.trace_models.plain_tip import plain_tip
 
 _GAP = 4
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}

@@ -8,10 +8,10 @@ from PySide6.QtGui import QBrush, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.number_text import short_count, significant
+from app.trace_models.number_text import short_count, significant
 from app.widgets.line_styles import plot_pen
 from app.widgets.rate_chart import RateChart
-from engine.trace.calibration import Calibration
+from engine.analysis.calibration import Calibration
 
 _FEW = 10
 """A bar over fewer tokens is drawn hollow: its rate says little."""

@@ -8,10 +8,10 @@ from PySide6.QtGui import QBrush, QPainter
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.models.number_text import significant
+from app.trace_models.number_text import significant
 from app.widgets.line_styles import plot_pen
 from app.widgets.rate_chart import RateChart
-from engine.trace.survival import Survival
+from engine.analysis.survival import Survival
 
 _DOT = 3.0
 _MOST_LABELLED = 12

@@ -14,7 +14,7 @@ from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
 from app.looks.theme import Theme
-from app.models.token_stream import KIND, PLAIN
+from app.trace_models.token_stream import KIND, PLAIN
 from engine.trace.records import TOKEN_KINDS
 
 _ABOVE = 2

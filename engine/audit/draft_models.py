@@ -17,11 +17,11 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.draft_simple import STAND_IN
+from engine.machine.transfer import read, upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
-from engine.transfer import read, upload
-from kernels.top_k import top_k
+from kernels.rows.top_k import top_k
 
 if TYPE_CHECKING:
     from engine.model.drafters.dflash import DFlash

@@ -33,9 +33,9 @@ from engine.audit.recorded_drafts import (
     RecordedDrafts,
 )
 from engine.draft.registry import model_drafters
+from engine.machine.transfer import read
 from engine.model.taps import TargetRows
 from engine.trace.store import TraceStore
-from engine.transfer import read
 
 if TYPE_CHECKING:
     from engine.options import RunOptions

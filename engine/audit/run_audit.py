@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from engine.analysis.audit_text import FACT, GOING_ON
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
 from engine.audit.plain_pass import PlainPass
@@ -40,7 +41,6 @@ from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
-from engine.trace.audit_text import FACT, GOING_ON
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from engine.analysis.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.audit.plain_pass import PassedPart
+from engine.machine.transfer import read
 from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.sampler import Sampler
-from engine.trace.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
-from engine.transfer import read
 
 if TYPE_CHECKING:
     from engine.session import Session

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from engine.analysis.findings.check import record_findings
+from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
 from engine.compare.fork_lane import ForkLane
 from engine.compare.free_lane import FreeLane
@@ -28,7 +30,6 @@ from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
-from engine.findings.check import record_findings
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.sampling.distribution import Distribution
@@ -36,7 +37,6 @@ from engine.sampling.sampler import Sampler
 from engine.session import Session
 from engine.trace.records import NOISE, PEER, PEER_NOISE, REFERENCE
 from engine.trace.store import TraceStore
-from engine.trace.verdict import LaneVerdict, judge_lanes, noise_against
 
 
 class Comparison:

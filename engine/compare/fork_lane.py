@@ -77,7 +77,8 @@ class ForkLane(PolicyLane):
     exchange their cells, states that idle between others, planes carried over short ubatches.
 
     A row of `divergence` holds the worst of all members, written when each of them has verified
-    the round. The fact lane_copies says which of them were wrong, see engine.findings.forks.
+    the round. The fact lane_copies says which of them were wrong, see
+    engine.analysis.findings.forks.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from engine.analysis.noise_ceiling import logits_ceiling, state_ceiling
 from engine.batch import Span
 from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LaneSpec
@@ -32,7 +33,6 @@ from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.session import Session
-from engine.trace.noise_ceiling import logits_ceiling, state_ceiling
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 

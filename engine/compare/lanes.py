@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.analysis.noise_ceiling import logits_ceiling, tipped_share
 from engine.batch import Span
 from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader
 from engine.compare.lane_spec import LaneSpec
@@ -18,7 +19,6 @@ from engine.draft.chain import DrafterAnswer
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.options import RunOptions, StateTypes
-from engine.trace.noise_ceiling import logits_ceiling, tipped_share
 
 JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
 """Relative error of a noise lane's embeddings: about what sums in float32 come to differ by over

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.analysis.noise_ceiling import rows_beyond
 from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits
 from engine.compare.rounds import SequenceRound
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 from engine.session import Session
-from engine.trace.noise_ceiling import rows_beyond
 
 _WIDTHS = (2, 3, 5, 1, 4, 8)
 _ALL_OF_FIRST = 12
@@ -45,7 +45,7 @@ class _Text:
 class NoiseCheck:
     """Collects what a leader decodes and decodes it afresh when a sequence ends.
 
-    facts: `ceiling` and `share` as in engine.trace.noise_ceiling, and per way of batching the
+    facts: `ceiling` and `share` as in engine.analysis.noise_ceiling, and per way of batching the
     checked rows, those beyond the ceiling and the worst NMSE; first: where the first of them is.
     """
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.analysis.findings.check import recorded
+from engine.analysis.verdict import LaneVerdict
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA, LaneSpec
-from engine.findings.check import recorded
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
-from engine.trace.verdict import LaneVerdict
 
 RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
     "right",

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from engine.analysis.findings.check import RULES
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.files import user_text
-from engine.findings.check import RULES
 from engine.options import RunOptions
 
 _T = TypeVar("_T")

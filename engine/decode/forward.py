@@ -8,7 +8,7 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.decode.recorder import PhaseClock, Recorder
-from engine.device import wait_for
+from engine.machine.device import wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows, join_rows

@@ -11,7 +11,7 @@ from engine.decode.round_facts import RoundFacts
 from engine.decode.token_rows import token_rows
 from engine.decode.verify import FactsRequest, TargetFacts, all_target_facts
 from engine.gguf.model_files import ModelFiles
-from engine.run_clock import run_clock
+from engine.machine.clock import run_clock
 from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter

@@ -27,11 +27,11 @@ from engine.decode.verify import OF_DRAFTER, TRUNK, match, note_non_finite
 from engine.decode.verify_loop import VerifiedSequence, VerifyAttempt, VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
+from engine.machine.clock import clock_paused
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
-from engine.run_clock import clock_paused
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 

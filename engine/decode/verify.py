@@ -14,12 +14,12 @@ import torch
 
 from engine.draft.drafter import Draft
 from engine.errors import NonFiniteError
+from engine.machine.transfer import read, upload
 from engine.sampling.grammar import AllowedTokens
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.records import N_TOP
-from engine.transfer import read, upload
-from kernels.softmax_sums import LEAST, softmax_sums
-from kernels.top_k import top_k
+from kernels.rows.softmax_sums import LEAST, softmax_sums
+from kernels.rows.top_k import top_k
 
 
 @dataclass(slots=True)

@@ -21,13 +21,13 @@ from engine.draft.seen_rows import N_MARKS, SeenRows
 from engine.draft.spec import DrafterInputs
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
+from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.dflash import BlockOutput, DFlash
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.taps import TargetRows
-from engine.transfer import read
-from kernels.top_k import top_k
+from kernels.rows.top_k import top_k
 
 N_CANDIDATES = 10
 """Over so many logits a confidence is a softmax, as p_min of draft-dflash is measured."""

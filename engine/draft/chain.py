@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
 from engine.draft.spec import AHEAD, BEHIND
+from engine.machine.clock import run_clock
 from engine.model.taps import TargetRows
-from engine.run_clock import run_clock
 
 TrimDraft = Callable[[int, Draft], None]
 """Shortens the draft of a sequence to what the sequence may say."""

@@ -13,9 +13,9 @@ import torch
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.machine.transfer import read, upload
 from engine.trace.records import N_TOP
-from engine.transfer import read, upload
-from kernels.top_k import top_k
+from kernels.rows.top_k import top_k
 
 _N_CANDIDATES = 10
 

@@ -21,10 +21,10 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
 from engine.draft.seen_rows import N_MARKS, SeenRows
 from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.machine.transfer import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
-from engine.transfer import upload
 
 
 @dataclass(slots=True)

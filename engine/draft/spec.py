@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
     from engine.draft.with_model import TokenDraws
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.shelf import LentMemories
+    from engine.memory.reuse import LentMemories
     from engine.model.hybrid import HybridModel
 
 

@@ -19,7 +19,7 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.gguf.part_file import check_mapped
 from engine.gguf.stored_rows import StoredRows
 from engine.progress import ReportProgress
-from kernels.dequant import dequantise
+from kernels.linear.dequant import dequantise
 
 # bytes, as GGUF aligns tensors unless a file says otherwise
 _ALIGNED = 32
@@ -227,7 +227,8 @@ def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
 
 def _private_memory(n_bytes: int) -> mmap.mmap:
     """Memory of this process's own, none of it in use yet, on huge pages where there are some: they
-    take as long to fill, and products read them faster (engine.huge_pages). Raises OSError."""
+    take as long to fill, and products read them faster (engine.machine.huge_pages). Raises
+    OSError."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, n_bytes)
     n_bytes = -(-n_bytes // _HUGE) * _HUGE  # Linux begins such memory at the start of a huge page

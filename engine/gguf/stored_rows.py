@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.dequant import dequantise
+from kernels.linear.dequant import dequantise
 from kernels.rows import take_rows
 
 

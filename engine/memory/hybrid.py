@@ -12,7 +12,7 @@ import torch
 from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 from engine.errors import OptionError
 from engine.gguf.part_file import check_mapped
-from engine.graphs import PassInputs, StepGraphs, graphs_for
+from engine.machine.graphs import PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
 from engine.memory.policies import POLICIES

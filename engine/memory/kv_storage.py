@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.machine.transfer import upload
 from engine.model.parts import CellKey, CellSize
 from engine.model.rope import RopeConfig
-from engine.transfer import upload
 from kernels.rope import apply_rope, rope_table
 
 Rotate = Callable[[torch.Tensor, int], torch.Tensor]

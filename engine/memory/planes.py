@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import PassInputs
+from engine.machine.graphs import PassInputs
+from engine.machine.transfer import upload
 from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.pool import PoolRows
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.model.stored_state import stored_as
-from engine.transfer import upload
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
 PlaneRows = tuple[int | slice, slice] | torch.Tensor

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from engine.graphs import PassInputs
+from engine.machine.graphs import PassInputs
+from engine.machine.transfer import upload
 from engine.model.recurrence import Recurrence, RecurrenceInputs, RowNumbers
-from engine.transfer import upload
 from kernels.rows import put_rows, take_rows
 
 

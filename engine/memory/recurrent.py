@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import PassInputs
+from engine.machine.graphs import PassInputs
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
 from engine.model.stored_state import stored_as
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import PassInputs
+from engine.machine.graphs import PassInputs
+from engine.machine.transfer import upload
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
-from engine.transfer import upload
 from kernels.rows import copy_rows
 
 StateRows = slice | torch.Tensor

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.graphs import PassInputs
+from engine.machine.graphs import PassInputs
+from engine.machine.transfer import upload
 from engine.memory.pool import PoolRows
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
-from engine.transfer import upload
 
 
 @dataclass(slots=True)

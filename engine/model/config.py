@@ -68,7 +68,7 @@ class ModelConfig:
         return any(mixtures) or any(size.further for size in cells)
 
     def records_on(self, device_type: str) -> bool:
-        """Whether a pass can be recorded (engine.graphs). On the processor all can be."""
+        """Whether a pass can be recorded (engine.machine.graphs). On the processor all can be."""
         return device_type == "cpu" or not any(block.asks_host for block in self.blocks)
 
     def cells(self) -> Mapping[int, CellSize]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import InputsT, Recurrence, RowNumbers
-from kernels.conv import causal_conv, causal_conv_slots, fold_window
+from kernels.recurrence.conv import causal_conv, causal_conv_slots, fold_window
 
 
 class ConvInputs(NamedTuple):

@@ -8,8 +8,14 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import Recurrence, RowNumbers
-from kernels.delta_rule import DeltaLog, fold, gated_delta_into, gated_delta_log, gated_delta_slots
-from kernels.rounding import rounded
+from kernels.linear.rounding import rounded
+from kernels.recurrence.delta_rule import (
+    DeltaLog,
+    fold,
+    gated_delta_into,
+    gated_delta_log,
+    gated_delta_slots,
+)
 
 
 class DeltaInputs(NamedTuple):
@@ -32,7 +38,7 @@ class DeltaInputs(NamedTuple):
 
 
 class DeltaState(Recurrence[DeltaInputs]):
-    """S [n_v_heads, d, d] of kernels.delta_rule; advancing gives o [B, T, n_v_heads, d].
+    """S [n_v_heads, d, d] of kernels.recurrence.delta_rule; advancing gives o [B, T, n_v_heads, d].
 
     grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
     channels: one gate per key channel (Kimi Delta Attention, arXiv 2510.26692), else one per head.

@@ -13,12 +13,12 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.model.layers import OutputHead
-from kernels.dequant import dequantise
 from kernels.dispatch import uses_llvm
-from kernels.integer_blocks import integer_linear
+from kernels.linear.dequant import dequantise
+from kernels.linear.integer_blocks import integer_linear
+from kernels.linear.two_bits import BLOCK, two_bits
 from kernels.rows import take_rows
-from kernels.shortlist import shortlist
-from kernels.two_bits import BLOCK, two_bits
+from kernels.rows.shortlist import shortlist
 
 N_CANDIDATES = 256
 _COPY = "Q2_K"

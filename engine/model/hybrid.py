@@ -20,7 +20,7 @@ from engine.model.rope_tables import RopeTables
 from engine.model.taps import TapCollector, TargetRows
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding, Projection
-from kernels.product import multiply
+from kernels.pointwise import multiply
 
 
 class TrunkOutput(NamedTuple):

@@ -13,8 +13,7 @@ from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm
-from kernels.product import multiply
-from kernels.residual import add
+from kernels.pointwise import add, multiply
 from kernels.rows import take_rows
 
 

@@ -11,9 +11,9 @@ MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is told."""
 
 _F32 = 4
-# types of which products with blocks exist (kernels.block_linear, which would load torch)
+# types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
-# and products of integers (kernels.integer_blocks)
+# and products of integers (kernels.linear.integer_blocks)
 _INTEGER_BLOCKS = (
     *_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS"
 )  # fmt: skip

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from engine.available_memory import fits_in_memory
-from engine.device import CPU
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.huge_pages import use_huge_pages_soon
+from engine.machine.available_memory import fits_in_memory
+from engine.machine.device import CPU
+from engine.machine.huge_pages import use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.families import read_config

@@ -64,7 +64,7 @@ class ModelMemory(Protocol):
         compute: Callable[..., tuple[torch.Tensor, ...]],
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
-        like it (engine.graphs). key: what else the computation depends on."""
+        like it (engine.machine.graphs). key: what else the computation depends on."""
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""

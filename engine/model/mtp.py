@@ -13,9 +13,9 @@ from engine.model.memory import ModelMemory, PartwiseMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
-from kernels.argmax import argmax
 from kernels.norm import rms_norm
 from kernels.rows import join, take_rows
+from kernels.rows.argmax import argmax
 
 
 class MtpHead:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.device import CPU
+from engine.machine.device import CPU
 from engine.model.rope import RopeConfig
 from kernels.rope import rope_table
 from kernels.rows import take_rows

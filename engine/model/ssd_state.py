@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import Recurrence, RowNumbers
-from kernels.rounding import rounded
-from kernels.ssd import SsdLog, fold, ssd_into, ssd_log, ssd_slots
+from kernels.linear.rounding import rounded
+from kernels.recurrence.ssd import SsdLog, fold, ssd_into, ssd_log, ssd_slots
 
 
 class SsdInputs(NamedTuple):
@@ -34,7 +34,8 @@ class SsdInputs(NamedTuple):
 
 
 class SsdState(Recurrence[SsdInputs]):
-    """S [n_heads, head_dim, d_state] of kernels.ssd; advancing gives o [B, T, n_heads, head_dim].
+    """S [n_heads, head_dim, d_state] of kernels.recurrence.ssd; advancing gives o [B, T, n_heads,
+    head_dim].
 
     A token's log entry is (dt x, B, g), and folding is one product.
     """

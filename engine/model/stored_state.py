@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 
 from engine.model.recurrence import Recurrence, RecurrentLayout, RowNumbers
-from kernels.rounding import round_in_place, round_rows, rounded
+from kernels.linear.rounding import round_in_place, round_rows, rounded
 
 EXACT = "f32"
 

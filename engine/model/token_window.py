@@ -8,9 +8,9 @@ import torch
 
 from engine.model.conv_window import InputWindow
 from engine.model.recurrence import RowNumbers
-from kernels.conv import causal_conv_slots
-from kernels.ngrams import recent_tokens
+from kernels.recurrence.conv import causal_conv_slots
 from kernels.rows import take_rows
+from kernels.rows.ngrams import recent_tokens
 
 
 class TokenInputs(NamedTuple):

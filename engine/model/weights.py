@@ -8,11 +8,10 @@ from itertools import groupby, pairwise, tee
 
 import torch
 
-from engine.device import CPU
 from engine.gguf.reader import TensorReader
 from engine.gguf.stored_rows import StoredRows
+from engine.machine.device import CPU
 from engine.model.parts import Shapes
-from kernels.dequant import dequantise
 from kernels.linear import (
     PackedWeight,
     as_llama_cpp,
@@ -22,8 +21,9 @@ from kernels.linear import (
     pack_blocks,
     stays_in_blocks,
 )
+from kernels.linear.dequant import dequantise
 from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_together
-from kernels.residual import add
+from kernels.pointwise import add
 from kernels.rows import take_rows
 
 

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.analysis.findings.check import Finding, with_consequences
 from engine.errors import OptionError
-from engine.findings.check import Finding, with_consequences
 from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
 from engine.report.parts import Code, Facts, Note, Section

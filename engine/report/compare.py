@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.findings.check import recorded
+from engine.analysis.findings.check import recorded
+from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_check
 from engine.report.common import (
     findings_section,
     machine_section,
@@ -19,7 +20,6 @@ from engine.report.common import (
 from engine.report.parts import Facts, Note, Part, Plot, Report, Section, Table
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.verdict import LaneVerdict, judge_lanes, noise_check
 
 LANE_HEADS = (
     "lane",

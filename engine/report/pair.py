@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.findings.check import recorded
+from engine.analysis.findings.check import recorded
 from engine.report.common import changed, findings_section, model_section, run_command
 from engine.report.generated import GeneratedText, run_texts, shown_texts
 from engine.report.parts import Code, Note, Part, Report, Section, Table

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings.check import recorded
+from engine.analysis.audit_text import audit_text
+from engine.analysis.findings.check import recorded
 from engine.report.common import (
     decimals,
     findings_section,
@@ -23,7 +24,6 @@ from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
 from engine.report.parts import Facts, Part, Plot, Report, Section, Table
 from engine.size_text import size_text
-from engine.trace.audit_text import audit_text
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef

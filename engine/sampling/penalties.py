@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from engine.machine.transfer import upload
 from engine.sampling.options import SamplerOptions
-from engine.transfer import upload
 
 
 class Penalties:

@@ -16,13 +16,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.machine.transfer import read
 from engine.sampling import filters
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
 from engine.sampling.options import SamplerOptions
 from engine.sampling.penalties import LogitBias, Penalties
-from engine.transfer import read
-from kernels.top_k import top_k
+from kernels.rows.top_k import top_k
 
 RowDistribution = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties or a grammar are in force it

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.peer_figures import with_told
 from engine.trace.records import MISSING, PHASES
 from engine.trace.round_rows import RoundRows
 from engine.trace.step_sums import joint_counts, per_position
 from engine.trace.store import TraceStore
-from engine.trace.told import with_told
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
 
@@ -136,7 +136,8 @@ def summary(
     rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
     the sum of each phase's column after the prompt rows, None for a phase never observed.
     drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
-    engine told of its run goes before what the rows say (`engine.trace.told`); None is not known.
+    engine told of its run goes before what the rows say (`engine.trace.peer_figures`); None is not
+    known.
     """
     rows = RoundRows.select(store.rounds, run_id, seq_id)
     later = ~rows.is_prompt

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from kernels import integer_blocks
-from kernels.block_linear import TYPES, block_linear
 from kernels.dispatch import uses_llvm
+from kernels.linear import integer_blocks
+from kernels.linear.block_linear import TYPES, block_linear
 from kernels.linear.packed import PackedWeight
 
 # plain numbers come in groups of this many
@@ -52,7 +52,8 @@ def pack_plain(weight: torch.Tensor) -> PackedWeight:
 def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
-    type: one of kernels.block_linear.TYPES, or F32; in mode "q8" of kernels.integer_blocks.TYPES.
+    type: one of kernels.linear.block_linear.TYPES, or F32; in mode "q8" of
+    kernels.linear.integer_blocks.TYPES.
     mode: "blocks", "bf16" or "q8"; "f32" for F32.
     """
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.relu2 import naive as relu2_law
-from kernels.relu2 import relu2
-from kernels.situ import naive as situ_law
-from kernels.situ import situ
-from kernels.swiglu import naive as swiglu_law
-from kernels.swiglu import swiglu
+from kernels.pointwise import naive, relu2, situ, swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +33,11 @@ def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def swiglu_within(limit: float | None) -> Activation:
-    """SwiGLU with a limit, if there is one; see kernels.swiglu."""
+    """SwiGLU with a limit, if there is one; see kernels.pointwise.swiglu."""
     return Activation(
         "swiglu" if limit is None else f"swiglu within {limit}",
         True,
-        lambda opened: swiglu_law.swiglu(*_halves(opened), limit),
+        lambda opened: naive.swiglu(*_halves(opened), limit),
         lambda opened: swiglu(*_halves(opened), limit, invariant=True),
         "swiglu",
         () if limit is None else (limit,),
@@ -50,11 +45,11 @@ def swiglu_within(limit: float | None) -> Activation:
 
 
 def situ_activation(beta: float, linear_beta: float) -> Activation:
-    """See kernels.situ."""
+    """See kernels.pointwise.situ."""
     return Activation(
         f"situ {beta} {linear_beta}",
         True,
-        lambda opened: situ_law.situ(*_halves(opened), beta, linear_beta),
+        lambda opened: naive.situ(*_halves(opened), beta, linear_beta),
         lambda opened: situ(*_halves(opened), beta, linear_beta, invariant=True),
         "situ",
         (beta, linear_beta),
@@ -62,4 +57,4 @@ def situ_activation(beta: float, linear_beta: float) -> Activation:
 
 
 SWIGLU = swiglu_within(None)
-RELU2 = Activation("relu2", False, relu2_law.relu2, relu2, "relu2")
+RELU2 = Activation("relu2", False, naive.relu2, relu2, "relu2")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.integer_blocks import rows_with_llvm as one_matrix
-from kernels.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
-from kernels.integer_blocks.row_vectors_with_llvm import layout_for
+from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
+from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
+from kernels.linear.integer_blocks.row_vectors_with_llvm import layout_for
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.values import I64
 from kernels.moe.places import ExpertPlaces

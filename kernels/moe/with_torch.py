@@ -11,7 +11,7 @@ from kernels.linear import with_torch as products
 from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts, pack_each
 from kernels.moe.routing import Choice
-from kernels.pointwise import pointwise
+from kernels.whole_vectors import pointwise
 
 MIN_SUM = 2.0**-14
 

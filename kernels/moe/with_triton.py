@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.moe.activation import SWIGLU, Activation
 from kernels.moe.packed import Matrices, PackedExperts
-from kernels.situ.with_triton import tanh
+from kernels.pointwise.with_triton import tanh
 from kernels.triton_setup import cdiv, jit, power_of_2
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -1,7 +1,7 @@
 """Rows of tables found by numbers that lie in memory, and rows copied to where they are wanted.
 
 Nothing is computed. The host learns none of the numbers, so a call can be recorded and repeated
-with others in them (engine.graphs).
+with others in them (engine.machine.graphs).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from kernels.attention import attend
-from kernels.conv import causal_conv
-from kernels.delta_rule import gated_delta_rule
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
+from kernels.recurrence.conv import causal_conv
+from kernels.recurrence.delta_rule import gated_delta_rule
 from kernels.rope import apply_rope, rope_table
 
 EPS = 1e-6

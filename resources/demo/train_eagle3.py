@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.session import Session
-from kernels.dequant import dequantise
+from kernels.linear.dequant import dequantise
 from resources import DEMO_EAGLE3, DEMO_TARGET
 from resources.demo.corpus import CorpusFile, read_sources
 from resources.demo.eagle3 import TAPS, Eagle3Net, load, save

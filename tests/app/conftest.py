@@ -22,7 +22,7 @@ from app.saved.settings import Settings
 from tests.support.fake_session import FakeEngine
 
 if TYPE_CHECKING:
-    from app.shell.window import MainWindow
+    from app.window.window import MainWindow
 
 
 PATIENCE_MS = 120_000
@@ -74,8 +74,8 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
-    from app.dialogs.unexported import QuitChoice
-    from app.shell.window import MainWindow
+    from app.window.dialogs.unexported import QuitChoice
+    from app.window.window import MainWindow
 
     threads = set(threading.enumerate())
     widgets = set(QApplication.topLevelWidgets())

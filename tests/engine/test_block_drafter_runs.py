@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.bench.random_model import write_random_drafter, write_random_model
+from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.options import (
     KV_MODES,
     ROLLBACK_POLICIES,

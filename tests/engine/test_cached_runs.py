@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.findings.check import recorded
+from engine.analysis.findings.check import recorded
 from engine.options import (
     KV_MODES,
     ROLLBACK_POLICIES,

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.analysis.findings.check import recorded
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
-from engine.findings.check import recorded
-from engine.graphs import VARIABLE
+from engine.machine.graphs import VARIABLE
 from engine.options import (
     KV_MODES,
     ROLLBACK_POLICIES,

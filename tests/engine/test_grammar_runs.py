@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import RULES, find
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.draft.suffix import SuffixOptions
 from engine.errors import GrammarFileError, OptionError
-from engine.findings.check import RULES, find
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import GrammarState

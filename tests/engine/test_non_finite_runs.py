@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import find, recorded
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE
 from engine.errors import NonFiniteError
-from engine.findings.check import find, recorded
 from engine.options import Prompt, SamplerOptions
 from engine.session import Session
 from engine.trace.export import export_csv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.recorded_launches import RecordOnProcessor
+from engine.machine.launches import RecordOnProcessor
 from kernels.dispatch import uses_llvm
 from kernels.linear import beside, pack_blocks
 from kernels.moe import PackedExperts, experts, put_together, route

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import engine.recorded_launches as on_processor
-from engine.bench.random_families import RANDOM_FAMILIES
-from engine.bench.random_model import write_random_model
-from engine.bench.random_qwen4exp import QWEN4EXP_SIZES
-from engine.graphs import VARIABLE
+import engine.machine.launches as on_processor
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_model
+from engine.experiments.random_models.random_qwen4exp import QWEN4EXP_SIZES
+from engine.machine.graphs import VARIABLE
 from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.session import Session

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import engine.recorded_launches as on_processor
-from engine.graphs import VARIABLE
+import engine.machine.launches as on_processor
+from engine.machine.graphs import VARIABLE
 from engine.session import Session
 from kernels.dispatch import uses_llvm
 from tests.support.golden_files import golden_file

@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
-import engine.recorded_launches as on_processor
+import engine.machine.launches as on_processor
 from engine.batch import Span
-from engine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
+from engine.machine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
 from engine.memory.hybrid import HybridMemory
-from engine.memory.shelf import MemoryShelf
+from engine.memory.reuse import MemoryShelf
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.run import Run
 from engine.session import Session

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.analysis.findings.check import recorded
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft
-from engine.findings.check import recorded
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET

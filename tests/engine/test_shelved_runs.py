@@ -10,12 +10,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import engine.recorded_launches as on_processor
+import engine.machine.launches as on_processor
 from engine.errors import DraftscopeError
-from engine.graphs import VARIABLE
-from engine.memory import kv_storage, shelf
+from engine.machine.graphs import VARIABLE
+from engine.memory import kv_storage
+from engine.memory import reuse as shelf
 from engine.memory.hybrid import HybridMemory
-from engine.memory.shelf import LentMemories
+from engine.memory.reuse import LentMemories
 from engine.model.parts import CellSize
 from engine.options import Prompt, RunOptions
 from engine.session import Session

@@ -8,28 +8,25 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels import delta_rule
 from kernels.attention import attend
 from kernels.attention import naive as naive_attention
 from kernels.attention import with_llvm as llvm_attention
 from kernels.attention import with_torch as torch_attention
-from kernels.conv import causal_conv
-from kernels.conv import naive as naive_conv
-from kernels.conv import with_torch as torch_conv
-from kernels.delta_rule import log_with_torch, with_llvm, with_torch
-from kernels.delta_rule import naive as naive_delta
-from kernels.gates import delta_gates, step_gates
-from kernels.gates import with_torch as torch_gates
 from kernels.linear import MODES
 from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.norm import with_torch as torch_norm
-from kernels.pointwise import pointwise
-from kernels.relu2 import relu2
-from kernels.swiglu import swiglu
-from kernels.swiglu import with_torch as torch_swiglu
+from kernels.pointwise import delta_gates, relu2, step_gates, swiglu
+from kernels.pointwise.with_torch import invariant as torch_ops
+from kernels.recurrence import delta_rule
+from kernels.recurrence.conv import causal_conv
+from kernels.recurrence.conv import naive as naive_conv
+from kernels.recurrence.conv import with_torch as torch_conv
+from kernels.recurrence.delta_rule import log_with_torch, with_llvm, with_torch
+from kernels.recurrence.delta_rule import naive as naive_delta
+from kernels.whole_vectors import pointwise
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 
@@ -65,17 +62,13 @@ def test_norms_and_gates(d):
         "group, torch": lambda s: torch_norm.group_rms_norm_invariant(x[s], gate[s], groups, 1e-6),
         "relu2": lambda s: relu2(x[s]),
         "steps": lambda s: step_gates(x[s], weight, weight, invariant=True)[0],
-        "steps, torch": lambda s: torch_gates.step_gates_invariant(x[s], weight, weight)[1],
+        "steps, torch": lambda s: torch_ops.step_gates(x[s], weight, weight)[1],
         "swiglu": lambda s: swiglu(gate[s], x[s], invariant=True),
-        "swiglu, torch": lambda s: torch_swiglu.swiglu_invariant(gate[s], x[s]),
+        "swiglu, torch": lambda s: torch_ops.swiglu(gate[s], x[s]),
         "gates": lambda s: delta_gates(x[s], weight, weight, gate[s], invariant=True)[0],
         "beta": lambda s: delta_gates(x[s], weight, weight, gate[s], invariant=True)[1],
-        "gates, torch": lambda s: torch_gates.delta_gates_invariant(x[s], weight, weight, gate[s])[
-            0
-        ],
-        "beta, torch": lambda s: torch_gates.delta_gates_invariant(x[s], weight, weight, gate[s])[
-            1
-        ],
+        "gates, torch": lambda s: torch_ops.delta_gates(x[s], weight, weight, gate[s])[0],
+        "beta, torch": lambda s: torch_ops.delta_gates(x[s], weight, weight, gate[s])[1],
     }
     for name, form in forms.items():
         together = form(slice(None))

@@ -20,21 +20,19 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
 from kernels.attention import with_triton as attention
-from kernels.block_linear import TYPES
-from kernels.block_linear import with_triton as blocks_op
-from kernels.channel_gates import with_triton as gates
-from kernels.conv import with_triton as conv
-from kernels.delta_rule import DeltaLog
-from kernels.delta_rule import with_triton as delta
-from kernels.head_linear import with_triton as heads
+from kernels.linear.block_linear import TYPES
+from kernels.linear.block_linear import with_triton as blocks_op
+from kernels.linear.head_linear import with_triton as heads
 from kernels.moe import RELU2, SWIGLU, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
-from kernels.relu2 import with_triton as relu2
+from kernels.pointwise import with_triton as pointwise
+from kernels.recurrence.channel_gates import with_triton as gates
+from kernels.recurrence.conv import with_triton as conv
+from kernels.recurrence.delta_rule import DeltaLog
+from kernels.recurrence.delta_rule import with_triton as delta
+from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
-from kernels.situ import with_triton as situ
-from kernels.ssd import with_triton as ssd
-from kernels.swiglu import with_triton as swiglu
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
@@ -222,11 +220,11 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     norm.gated_rms_norm(x, x, d, 1e-6)
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
-    swiglu.swiglu(x, x)
+    pointwise.swiglu(x, x)
     norm.group_rms_norm(
         torch.ones(n_tokens, 8, 640), torch.ones(n_tokens, 8, 640), d.view(-1, 640), 1e-5
     )
-    relu2.relu2(x)
+    pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
     assert names == ["_conv", *["_norm"] * 3, "_rotate", "_swiglu", "_norm", "_relu2"]
 
@@ -234,7 +232,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
 @in_turn("n_tokens", [1, 3, 8, 16])
 def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     x, channels = torch.ones(1, n_tokens, 2048), torch.ones(2048)
-    situ.situ(x, x, 4.0, 25.0)
+    pointwise.situ(x, x, 4.0, 25.0)
     gates.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
     gates.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))

@@ -15,7 +15,7 @@ from engine.batch import Span
 from engine.decode.prompt_cache import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.memory.hybrid import HybridMemory
-from engine.memory.shelf import MemoryShelf
+from engine.memory.reuse import MemoryShelf
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.run import Run

@@ -15,12 +15,12 @@ from itertools import count
 
 import numpy as np
 
+from engine.analysis.findings.check import recorded
+from engine.analysis.verdict import LaneVerdict
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.findings.check import recorded
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.session import Session
-from engine.trace.verdict import LaneVerdict
 from resources import DEMO_TARGET
 from tests.support.golden_runs import DATA, MODELS, MTP_MODELS
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.analysis.verdict import LaneVerdict
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.trace.verdict import LaneVerdict
 
 
 def finish(comparison: Comparison) -> Comparison:

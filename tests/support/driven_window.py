@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QApplication, QMessageBox, QToolButton, QWidget
 from tests.support.x_display import XUser
 
 if TYPE_CHECKING:
-    from app.shell.window import MainWindow
+    from app.window.window import MainWindow
 
 _POLL_MS = 20
 _PATIENCE = 60.0

@@ -1,7 +1,8 @@
 """A CUDA device that computes shapes only: torch's fake tensors, on a machine without a GPU.
 
-Mixing devices raises, and so does looking at a value on the host, but for `engine.transfer.read`,
-which gets made-up numbers and is counted. What crosses between host and device is counted too.
+Mixing devices raises, and so does looking at a value on the host, but for
+`engine.machine.transfer.read`, which gets made-up numbers and is counted. What crosses between
+host and device is counted too.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def fake_cuda(
 ) -> Iterator[Seen]:
     """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
     seen = Seen()
-    from engine import graphs, transfer
     from engine.decode import verify
     from engine.draft import model_drafter
+    from engine.machine import graphs, transfer
     from engine.sampling import sampler
 
     def read(*tensors: torch.Tensor) -> list[np.ndarray]:
@@ -95,7 +96,7 @@ def fake_cuda(
         monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
     # tensors on the processor have no memory here either
-    monkeypatch.setattr("kernels.dequant.uses_llvm", lambda: False)
+    monkeypatch.setattr("kernels.linear.dequant.uses_llvm", lambda: False)
     # nor a place there
     monkeypatch.setattr("engine.model.weights._in_one_piece", lambda tensors: False)
     # a replay would compute the same shapes again

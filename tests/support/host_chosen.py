@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.graphs import VARIABLE
+from engine.machine.graphs import VARIABLE
 
 
 @pytest.fixture

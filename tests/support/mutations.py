@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.analysis.findings.check import Finding, recorded
 from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
@@ -27,7 +28,6 @@ from engine.decode.rollback import Rollback
 from engine.decode.sequence_judge import SequenceJudge
 from engine.decode.verify import Acceptance, with_bonus
 from engine.decode.verify_loop import VerifyLoop
-from engine.findings.check import Finding, recorded
 from engine.memory import planes as plane_memory
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.kv import AttentionKV

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.analysis.what_if.first_passes import are_first
+from engine.analysis.what_if.recorded import RecordedRounds
 from engine.trace.records import PHASES
-from engine.trace.what_if.first_times import are_first
-from engine.trace.what_if.recorded import RecordedRounds
 
 
 def recorded(

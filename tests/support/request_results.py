@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.bench.request import RequestResult
+from engine.experiments.bench.request import RequestResult
 
 
 def made_up(prompt: str, configuration: str, **figures: Any) -> RequestResult:

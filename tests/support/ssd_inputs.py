@@ -1,4 +1,4 @@
-"""Inputs of state-space duality, as kernels.ssd takes them."""
+"""Inputs of state-space duality, as kernels.recurrence.ssd takes them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
-from app.shell.window import MainWindow
+from app.window.window import MainWindow
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from engine.bench.quant_mixes import QUANTS
-from engine.bench.random_drafters import RANDOM_DRAFTERS
-from engine.bench.random_model import write_random_drafter, write_random_model
+from engine.experiments.random_models.quant_mixes import QUANTS
+from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import FAMILIES
 from tests.support.gguf_writer import ARRAY, STRING, Tensor, Typed, build

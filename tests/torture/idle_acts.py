@@ -177,16 +177,16 @@ ACTS: dict[str, _Act] = {
     "open results": _Act(
         lambda idle: idle.real.window.bridge.open_results(idle.folder / "out"),
         "results_read",
-        ("engine.sweep.reader:_read", "app.models.results:of_sweep"),
+        ("engine.experiments.sweep.reader:_read", "app.trace_models.results:of_sweep"),
     ),
     "tune": _Act(
         _tune,
         "estimated",
         (
             "app.engine_thread.trace_jobs:estimate",
-            "engine.trace.what_if.recorded:RecordedRounds.of",
-            "engine.trace.what_if.costs:RoundCosts.measured",
-            "app.models.tune_surface:surface",
+            "engine.analysis.what_if.recorded:RecordedRounds.of",
+            "engine.analysis.what_if.costs:RoundCosts.measured",
+            "app.trace_models.tune_surface:surface",
         ),
         _shows_tuned,
     ),

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from engine.analysis.findings.check import recorded, with_consequences
 from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_script_parser import memory_scripts
 from engine.decode.prompt_cache import PromptCache
-from engine.findings.check import recorded, with_consequences
 from engine.options import CacheOptions, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session

@@ -178,7 +178,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     ),
     "no finding is recorded": (
         "mutants",
-        around("engine.findings.check:record_findings", _does_nothing),
+        around("engine.analysis.findings.check:record_findings", _does_nothing),
     ),
     "every trace is refused": (
         "trace",

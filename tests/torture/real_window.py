@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QDockWidget
 
-from app.dialogs.unexported import QuitChoice
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
+from app.window.dialogs.unexported import QuitChoice
 from tests.torture import awake, heart
 
 if TYPE_CHECKING:
-    from app.shell.window import MainWindow
+    from app.window.window import MainWindow
     from tests.support.fake_session import FakeEngine
 
 BLOCKED_S = 2.0
@@ -35,7 +35,7 @@ class RealWindow:
     """
 
     def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
-        from app.shell.window import MainWindow
+        from app.window.window import MainWindow
 
         os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
         ini, user = QSettings.Format.IniFormat, QSettings.Scope.UserScope

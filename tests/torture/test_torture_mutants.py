@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.findings.check import RULES
+from engine.analysis.findings.check import RULES
 from tests.support.mutations import MUTATIONS
 from tests.torture.campaigns.mutants import switch_on
 from tests.torture.mutants_list import MUTANTS

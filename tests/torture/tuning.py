@@ -11,8 +11,8 @@ from typing import Any
 
 from app.__main__ import main
 from engine.errors import DraftscopeError
-from engine.sweep.reader import read_results
-from engine.sweep.schema import RESULTS_FILE
+from engine.experiments.sweep.reader import read_results
+from engine.experiments.sweep.schema import RESULTS_FILE
 from tests.torture.fault import Fault
 
 _TOLD = (DraftscopeError, OSError, MemoryError)

@@ -12,7 +12,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.weights import Weights
 from kernels.attention import attend
 from kernels.norm import head_norm
-from kernels.product import multiply
+from kernels.pointwise import multiply
 from kernels.rope import apply_rope
 
 

@@ -25,10 +25,9 @@ from engine.model.parts.feed_forward import SwigluPart
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
-from kernels.block_conv import block_conv
 from kernels.norm import rms_norm
-from kernels.product import multiply
-from kernels.residual import add
+from kernels.pointwise import add, multiply
+from kernels.recurrence.block_conv import block_conv
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
 

@@ -24,7 +24,7 @@ from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
-from kernels.residual import add
+from kernels.pointwise import add
 from kernels.rows import join
 
 

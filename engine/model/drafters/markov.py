@@ -10,9 +10,9 @@ import torch
 
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.weights import Weights
-from kernels.argmax import argmax
-from kernels.residual import add
+from kernels.pointwise import add
 from kernels.rows import copy_rows, join, take_rows
+from kernels.rows.argmax import argmax
 
 
 class MarkovHead:

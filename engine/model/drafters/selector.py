@@ -12,7 +12,7 @@ import torch
 
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.weights import Embedding, Weights
-from kernels.top_k import top_k
+from kernels.rows.top_k import top_k
 
 
 class Lattice(NamedTuple):

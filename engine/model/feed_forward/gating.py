@@ -9,8 +9,7 @@ import torch
 
 from engine.model.parts.feed_forward import Gating, SituPart
 from kernels.moe import SWIGLU, Activation, situ_activation, swiglu_within
-from kernels.situ import situ
-from kernels.swiglu import swiglu
+from kernels.pointwise import situ, swiglu
 
 
 def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:

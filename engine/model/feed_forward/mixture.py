@@ -9,10 +9,9 @@ from engine.model.feed_forward.relu2 import Relu2
 from engine.model.feed_forward.swiglu import Swiglu
 from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
-from kernels.gates import output_gate
 from kernels.moe import RELU2, Choice, experts, route, route_biased
 from kernels.norm import rms_norm
-from kernels.residual import add
+from kernels.pointwise import add, output_gate
 
 
 class MixtureOfExperts:

@@ -6,7 +6,7 @@ import torch
 
 from engine.model.parts.feed_forward import Relu2Part
 from engine.model.weights import Weights
-from kernels.relu2 import relu2
+from kernels.pointwise import relu2
 
 
 class Relu2:

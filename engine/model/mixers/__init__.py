@@ -30,7 +30,7 @@ from engine.model.parts.short_conv import ShortConvPart
 from engine.model.parts.sparse_attention import SparseAttentionPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
-from kernels.residual import add
+from kernels.pointwise import add
 
 
 class _Row(NamedTuple):

@@ -12,9 +12,8 @@ from engine.model.parts.attention import AttentionPart
 from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.gates import output_gate
 from kernels.norm import head_norm
-from kernels.product import multiply
+from kernels.pointwise import multiply, output_gate
 from kernels.rope import apply_rope
 
 

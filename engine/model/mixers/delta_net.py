@@ -13,8 +13,8 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import MatrixRows, Weights
-from kernels.gates import delta_gates
 from kernels.norm import gated_rms_norm, l2_norm
+from kernels.pointwise import delta_gates
 
 
 def recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:

@@ -14,8 +14,8 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.kda import KdaPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import MatrixRows, Projection, Weights
-from kernels.channel_gates import channel_gates
 from kernels.norm import gated_rms_norm, l2_norm
+from kernels.recurrence.channel_gates import channel_gates
 
 
 def recurrences(part: KdaPart) -> Mapping[str, Recurrence[Any]]:

@@ -9,9 +9,9 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.latent_attention import LatentAttentionPart
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.gates import output_gate
-from kernels.head_linear import head_linear
+from kernels.linear.head_linear import head_linear
 from kernels.norm import rms_norm
+from kernels.pointwise import output_gate
 from kernels.rope import apply_rope
 from kernels.rows import join
 

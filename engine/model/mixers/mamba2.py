@@ -13,9 +13,8 @@ from engine.model.parts.mamba2 import Mamba2Part
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.ssd_state import SsdInputs, SsdState
 from engine.model.weights import Weights
-from kernels.gates import step_gates
 from kernels.norm import group_rms_norm
-from kernels.swiglu import swiglu
+from kernels.pointwise import step_gates, swiglu
 
 
 def recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:

@@ -15,9 +15,9 @@ from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.token_window import TokenInputs, TokenWindow
 from engine.model.weights import Weights
-from kernels.ngrams import NgramHash, agreeing, hash_rows
 from kernels.norm import head_norm
-from kernels.residual import add
+from kernels.pointwise import add
+from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
 
 
 def recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:

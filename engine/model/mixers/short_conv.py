@@ -12,7 +12,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.short_conv import ShortConvPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import Weights
-from kernels.product import multiply
+from kernels.pointwise import multiply
 
 
 def recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:

@@ -11,7 +11,7 @@ from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import CellRow
 from engine.model.parts.sparse_attention import INDEX_ROW, SparseAttentionPart
 from engine.model.weights import Weights
-from kernels.block_choice import Indexer, choose_blocks
+from kernels.attention.block_choice import Indexer, choose_blocks
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope
 

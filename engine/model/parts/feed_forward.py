@@ -10,7 +10,7 @@ from engine.model.parts import Shapes, only_present
 
 @dataclass(frozen=True, slots=True)
 class SituPart:
-    """SiTU in place of SwiGLU (kernels.situ)."""
+    """SiTU in place of SwiGLU (kernels.pointwise.situ)."""
 
     beta: float
     linear_beta: float
@@ -18,7 +18,7 @@ class SituPart:
 
 @dataclass(frozen=True, slots=True)
 class ClampPart:
-    """SwiGLU whose factors are cut off at a limit (kernels.swiglu)."""
+    """SwiGLU whose factors are cut off at a limit (kernels.pointwise.swiglu)."""
 
     limit: float
 

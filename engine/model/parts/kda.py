@@ -16,7 +16,7 @@ class KdaPart:
     decay, gate: the matrices, by name and in order, whose product gives the raw decay and the
     output gate; of two, the first leaves head_dim numbers. positive_a: `ssm_a` holds exp(A_log) in
     place of -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
-    kernels.channel_gates.
+    kernels.recurrence.channel_gates.
     """
 
     n_heads: int

@@ -17,9 +17,9 @@ from engine.model.parts.ngram_embedding import TABLE
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm
-from kernels.residual import add
+from kernels.pointwise import add
 from kernels.rows import join
-from kernels.streams import add_to_streams, mix_streams, open_low
+from kernels.rows.streams import add_to_streams, mix_streams, open_low
 
 
 class StreamMixer:
@@ -45,7 +45,7 @@ class StreamMixer:
         self, streams: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """streams [B, T, n_streams, n_embd] -> mixture [B, T, n_embd], gains [B, T, n_streams] as
-        kernels.streams takes them."""
+        kernels.rows.streams takes them."""
         normed = head_norm(streams, self._norm, self._eps)
         down = self._down(normed.flatten(2), invariant=invariant)
         low, *gains = down.split_with_sizes(self._sizes, -1)

@@ -20,11 +20,11 @@ from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
-from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
 from engine.observe.rounds.raw import RawStore
 from engine.observe.rounds.request_facts import as_fact
+from engine.observe.rounds.trace_rows import Vocabulary
 from engine.trace.store import TraceStore
 
 MOST_BYTES = 128 << 20

@@ -11,9 +11,9 @@ from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
-from engine.observe.rounds.fill import Vocabulary
 from engine.observe.rounds.log import is_log
 from engine.observe.rounds.log_run import fill_log
+from engine.observe.rounds.trace_rows import Vocabulary
 from engine.trace.store import TraceStore
 
 CAPTURE, LOG = "capture", "log"

@@ -23,8 +23,8 @@ from engine.errors import OptionError
 from engine.observe.proxy import request_head
 from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_fields
 from engine.observe.proxy.allowed_hosts import AllowedHosts
+from engine.observe.proxy.exchange_queue import Recording, Tape
 from engine.observe.proxy.json_limits import excess
-from engine.observe.proxy.tape import Recording, Tape
 from engine.observe.server.address import is_loopback, server_address
 from engine.observe.server.errors import cut_short, unreachable
 from engine.observe.server.reply import CONNECT_S

@@ -6,10 +6,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from engine.analysis.findings.check import record_findings
 from engine.errors import DraftscopeError, OptionError
-from engine.findings.check import record_findings
+from engine.observe.proxy.exchange_queue import Note, Tape
 from engine.observe.proxy.proxy import Proxy
-from engine.observe.proxy.tape import Note, Tape
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.log_file import JoinedLog

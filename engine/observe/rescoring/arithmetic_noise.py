@@ -20,7 +20,7 @@ from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.gguf.binary import check_cancelled
 from engine.model.hybrid import HybridModel
 from engine.observe.rescoring.identity import is_observed
-from engine.observe.rescoring.teacher import Teacher
+from engine.observe.rescoring.teacher_forcing import Teacher
 from engine.progress import ReportProgress
 from engine.session import Session
 

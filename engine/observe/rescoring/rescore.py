@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.analysis.findings.check import record_findings
 from engine.decode.verify import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
-from engine.findings.check import record_findings
 from engine.gguf.binary import check_cancelled, never
 from engine.observe.rescoring.arithmetic_noise import noise_of_gaps
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
@@ -26,7 +26,7 @@ from engine.observe.rescoring.request_sampler import (
     RequestSampling,
     request_sampling,
 )
-from engine.observe.rescoring.teacher import Teacher
+from engine.observe.rescoring.teacher_forcing import Teacher
 from engine.observe.rescoring.texts import SequenceText, TextReader
 from engine.progress import ReportProgress
 from engine.session import Session

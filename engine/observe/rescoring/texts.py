@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import DraftscopeError
-from engine.observe.rescoring.asked import Asked, asked_of
+from engine.observe.rescoring.request_facts import Asked, asked_of
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 

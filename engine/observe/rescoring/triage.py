@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.observe.rescoring.asked import Asked, asked_of
+from engine.observe.rescoring.request_facts import Asked, asked_of
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
 from engine.observe.rescoring.texts import rows_by_sequence
 from engine.sampling.options import SamplerOptions

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from engine.foreign_numbers import is_whole
-from engine.observe.rounds.fill import PromptPart, ReadyRow, Vocabulary, told_figures
-from engine.observe.rounds.join import AnotherRunError, LogJoin
-from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
+from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
+from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, Vocabulary, told_figures
+from engine.observe.rounds.withheld_tokens import PlaneReach
 
 _MOST_PARTS = 1 << 16
 MOST_TEXT = 1 << 28

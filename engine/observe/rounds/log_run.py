@@ -8,12 +8,18 @@ from functools import cache
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.observe.rounds.fill import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, told_figures
-from engine.observe.rounds.join import path_of
 from engine.observe.rounds.log import LogReader, LogRequest
-from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import Timings
+from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
+from engine.observe.rounds.trace_rows import (
+    LOG_COLUMNS,
+    PromptPart,
+    ReadyRow,
+    RowWriter,
+    told_figures,
+)
+from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 

@@ -24,14 +24,14 @@ from engine.observe.rounds.counters import (
     movement,
     read_counters,
 )
-from engine.observe.rounds.fill import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
-from engine.observe.rounds.join import LogJoin
 from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.raw import RawRequest, RawStore
 from engine.observe.rounds.request_facts import model_of, server_of
-from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
+from engine.observe.rounds.stream_and_log import LogJoin
+from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
+from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
 

@@ -14,8 +14,14 @@ from typing import NamedTuple
 
 from engine.foreign_numbers import LONGEST_DRAFT
 from engine.observe.rounds.log import LogRound
-from engine.observe.rounds.shares import Group, NoShareError, PlaneReach, Share, possible_shares
 from engine.observe.rounds.stream import Chunk, Timings
+from engine.observe.rounds.withheld_tokens import (
+    Group,
+    NoShareError,
+    PlaneReach,
+    Share,
+    possible_shares,
+)
 
 _MOST_HELD = 32
 _MOST_OPEN = 1 << 12

@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+from engine.analysis.findings.check import record_findings
 from engine.errors import OptionError, ServerError
-from engine.findings.check import record_findings
 from engine.observe.rounds.counters import Counters, Movement, movement, read_counters
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts

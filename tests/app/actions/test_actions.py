@@ -8,7 +8,7 @@ from PySide6.QtGui import QAction, QKeySequence
 
 from app.actions import SPECS
 from app.actions.actions import MENUS, SEPARATOR, TOOLBAR
-from app.shell.window import MainWindow
+from app.window.window import MainWindow
 from resources import ICONS
 
 

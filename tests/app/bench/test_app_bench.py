@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bench import __main__ as bench
-from app.bench import processes
-from app.bench.figure import Figure, figure_table
-from app.bench.processes import run_child
-from app.bench.synthetic import N_PROMPT, SyntheticRun, trace_of
-from engine.findings.check import find
+from engine.analysis.findings.check import find
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
+from tests.bench.window import __main__ as bench
+from tests.bench.window import processes
+from tests.bench.window.figure import Figure, figure_table
+from tests.bench.window.processes import run_child
+from tests.bench.window.synthetic import N_PROMPT, SyntheticRun, trace_of
 
 
 def columns(store: TraceStore) -> dict[str, list[object]]:
@@ -133,7 +133,7 @@ def test_the_slow_down_is_told_with_its_spread(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_child_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="demo_run ended with status 2: usage"):
-        run_child("app.bench.demo_run", "--nonsense")
+        run_child("tests.bench.window.demo_run", "--nonsense")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QImage
 
-from app.bench import screenshots
 from app.looks.theme import load_theme
+from tests.bench.window import screenshots
 
 
 def test_every_state_theme_and_size_has_a_file_of_its_own() -> None:

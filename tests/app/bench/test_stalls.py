@@ -1,8 +1,8 @@
 """A hundred thousand tokens are on show and more arrive: no turn of the window's event loop does
 work for all of them.
 
-How long turns take is what `python -m app.bench --only frames` measures; here calls are counted,
-which a busy machine does not change.
+How long turns take is what `python -m tests.bench.window --only frames` measures; here calls are
+counted, which a busy machine does not change.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 from PySide6.QtCore import QTimer
 from pytestqt.qtbot import QtBot
 
-from app.bench import window_thread
-from app.bench.synthetic import SyntheticRun
-from app.bench.window_thread import Pulse, spread_out
-from app.shell.window import MainWindow
+from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
+from tests.bench.window import window_thread
+from tests.bench.window.synthetic import SyntheticRun
+from tests.bench.window.window_thread import Pulse, spread_out
 from tests.support.counted_calls import counted_calls
 from tests.support.window_acts import settle
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.against.llama_bench import LlamaBench
+from engine.experiments.bench.against.llama_bench import LlamaBench
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.fake_llama_programs import FakePrograms
 

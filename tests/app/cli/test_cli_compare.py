@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis.verdict import judge
 from engine.trace.reopen import open_trace
-from engine.trace.verdict import judge
 from resources import DEMO_DRAFT
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.clean import PASSED, passed

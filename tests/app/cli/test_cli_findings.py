@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.findings.check import RULES, recorded
+from engine.analysis.findings.check import RULES, recorded
 from engine.session import Session
 from engine.trace.reopen import open_trace
 from resources import DEMO_TARGET, SCENARIOS

@@ -28,9 +28,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         calls.append((models, drafts, demo) if trace is None else trace)
         return 0
 
-    gui = types.ModuleType("app.shell.gui")
+    gui = types.ModuleType("app.window.gui")
     gui.run_window = run_window  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "app.shell.gui", gui)
+    monkeypatch.setitem(sys.modules, "app.window.gui", gui)
     monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
     return calls
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.width_control import WidthControl
+from engine.experiments.bench.width_control import WidthControl
 from tests.app.cli.conftest import ROOT, Outcome
 
 Cli = Callable[..., Outcome]
@@ -88,7 +88,8 @@ def test_a_near_tie_passes_unless_texts_must_be_exact(
     cli: Cli, one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.bench.match.width_control", lambda *args: WidthControl(gap=0.01, noise=0.02)
+        "engine.experiments.bench.match.width_control",
+        lambda *args: WidthControl(gap=0.01, noise=0.02),
     )
     words = [*FAULTY, "--prompts", one, "--steps", "seq"]
     outcome = cli(*words)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.prompts import read_prompts
-from engine.bench.suite_compare import AGGREGATE_FIELDS
+from engine.experiments.bench.prompts import read_prompts
+from engine.experiments.bench.suite_compare import AGGREGATE_FIELDS
 from engine.options import ROLLBACK_POLICIES
 from resources import DEMO_DRAFT, SUITES
 from tests.app.cli.conftest import ROOT, Outcome
@@ -106,7 +106,7 @@ def test_a_repeated_suite_counts_medians(cli: Cli, two: Path) -> None:
 def test_ctrl_c_keeps_what_is_done(
     cli: Cli, two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.bench import suite
+    from engine.experiments.bench import suite
 
     measure_request, calls = suite.measure_request, []
 
@@ -137,7 +137,7 @@ def test_nothing_is_printed_or_written_where_nothing_was_done(
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engine.bench.suite.measure_request", interrupted)
+    monkeypatch.setattr("engine.experiments.bench.suite.measure_request", interrupted)
     out = tmp_path / "none.json"
     outcome = cli("bench", MTP, "--prompts", two, *QUICK, "--out", out)
     assert (outcome.status, outcome.out) == (130, "")
@@ -183,7 +183,7 @@ def test_the_cache_of_the_conversation(cli: Cli) -> None:
 
 
 def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.bench import workload
+    from engine.experiments.bench import workload
 
     measure_request, calls = workload.measure_request, []
 

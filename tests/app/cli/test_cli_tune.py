@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.models.results import read
-from engine.sweep.reader import read_results
-from engine.trace.what_if.rules import RULES
+from app.trace_models.results import read
+from engine.analysis.what_if.rules import RULES
+from engine.experiments.sweep.reader import read_results
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]

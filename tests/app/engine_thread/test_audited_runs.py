@@ -8,8 +8,8 @@ from app.engine_thread.events import RunEnded, State, StateChanged
 from app.engine_thread.jobs import OpenRequest, RunFlags, RunRequest
 from app.engine_thread.opening import LocalEngine
 from app.engine_thread.worker import EngineWorker
-from app.models.live_numbers import LiveNumbers
-from app.models.run_progress import progress_text
+from app.trace_models.live_numbers import LiveNumbers
+from app.window.run_progress import progress_text
 from engine.options import RunOptions
 from resources import DEMO_TARGET
 

@@ -18,10 +18,10 @@ from app.engine_thread.events import State
 from app.engine_thread.jobs import CompareRequest, OpenRequest, RunFlags, RunRequest
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.worker import EngineWorker
+from engine.analysis.breaks import BreakRule
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
 from engine.options import RunOptions, SpecOptions
-from engine.trace.breaks import BreakRule
 from tests.support.fake_session import FakeEngine
 
 ROOT = Path(__file__).parents[3]
@@ -333,7 +333,7 @@ STUCK = """
     from pathlib import Path
     from PySide6.QtCore import QTimer
     from app.engine_thread import bridge, opening
-    from app.shell import gui
+    from app.window import gui
     from tests.support.fake_session import FakeEngine
 
     engine = FakeEngine()

@@ -22,7 +22,7 @@ from app.saved.errors import ErrorCatcher, log
 from app.saved.folders import DATA_VARIABLE, data_folder, unwritable
 from app.saved.library import saved_folders
 from app.saved.settings import Settings
-from app.shell.window import MainWindow
+from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
 
@@ -125,7 +125,7 @@ START = """
     import json, os, sys
     from pathlib import Path
     from PySide6.QtCore import QTimer
-    from app.shell import gui
+    from app.window import gui
 
     class Window(gui.MainWindow):
         def complete(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication, QHBoxLayout, QWidget
 
-from app.widgets.status_line import FigureChip
+from app.window.status_line import FigureChip
 
 
 class _LayoutRequests(QObject):

@@ -13,24 +13,24 @@ from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
-from app.models.results import read
-from app.models.run_axis import RunOverlay
-from app.models.run_end import COMPARE, NextStep, RunEnd
-from app.shell.window import MainWindow
-from app.views.acceptance import AcceptanceView
-from app.views.breaks import BreaksView
-from app.views.conversation import ConversationView
-from app.views.divergence import DivergenceView
-from app.views.results import ResultsView
-from app.views.rollback import RollbackView
-from app.views.runs import RunsView
-from app.views.tokens import TokensView
-from app.views.tune import TuneView
-from app.views.what_if import WhatIfView
-from app.widgets.draft_histogram import DraftHistogram
+from app.panels.breaks.breaks_view import BreaksView
+from app.panels.conversation.conversation_view import ConversationView
+from app.panels.divergence.divergence_view import DivergenceView
+from app.panels.plots.acceptance_view import AcceptanceView
+from app.panels.plots.draft_histogram import DraftHistogram
+from app.panels.plots.rollback_view import RollbackView
+from app.panels.results.results_view import ResultsView
+from app.panels.runs.runs_view import RunsView
+from app.panels.tokens.end_card import EndCard
+from app.panels.tokens.run_end import COMPARE, NextStep, RunEnd
+from app.panels.tokens.tokens_view import TokensView
+from app.panels.tune.tune_view import TuneView
+from app.panels.what_if.what_if_view import WhatIfView
+from app.trace_models.results import read
+from app.trace_models.run_axis import RunOverlay
 from app.widgets.drafter_quality import DrafterQuality
-from app.widgets.end_card import EndCard
 from app.widgets.scroll_page import LowPanel, ScrollPage
+from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace

@@ -13,14 +13,14 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, ModelFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
-from app.models.live_numbers import LiveNumbers
-from app.models.number_text import significant
-from app.views.model_map import ModelMapView
-from app.widgets.banner import MOST_BANNERS, BannerArea
+from app.panels.model.layer_strip import LayerStrip
+from app.panels.model.model_map import ModelMapView
+from app.panels.model.size_bars import SizeBars
+from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.number_text import significant
 from app.widgets.fitted_labels import MOST_LINES
-from app.widgets.layer_strip import LayerStrip
-from app.widgets.size_bars import SizeBars
-from app.widgets.status_line import StatusLine
+from app.window.banner import MOST_BANNERS, BannerArea
+from app.window.status_line import StatusLine
 from engine.options import RunOptions, SpecOptions
 from tests.support.fake_session import FakeInfo, FakeLayer
 from tests.support.trace_builder import TraceBuilder

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
+from engine.analysis.findings.check import find, recorded
 from engine.audit.recorded_drafts import JUDGED, NOT_JUDGED, DraftAudit
 from engine.draft.ngram_drafter import NgramSizes
-from engine.findings.check import find, recorded
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session

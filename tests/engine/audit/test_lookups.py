@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
-from engine.findings.check import find
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run
 from tests.support.draft_audits import audited

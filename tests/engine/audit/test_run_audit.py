@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.analysis.audit_text import audit_text
+from engine.analysis.findings.check import Finding, find, recorded, with_consequences
 from engine.audit.run_audit import audit_of
 from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
@@ -17,14 +19,12 @@ from engine.decode import acceptance_rules
 from engine.decode.prompt_cache import PromptCache
 from engine.decode.verify import Acceptance, match
 from engine.draft.drafter import Draft
-from engine.findings.check import Finding, find, recorded, with_consequences
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions, StateTypes
 from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
-from engine.trace.audit_text import audit_text
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef

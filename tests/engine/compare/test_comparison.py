@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.analysis.verdict import judge, noise_bound
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
 from engine.draft.drafter import Draft, DraftRequest
@@ -21,7 +22,6 @@ from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
-from engine.trace.verdict import judge, noise_bound
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
 from tests.support.faults import LARGE_FAULTS

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import find, recorded
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec
 from engine.errors import OptionError
-from engine.findings.check import find, recorded
 from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

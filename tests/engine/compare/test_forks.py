@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.analysis.verdict import judge
 from engine.compare import lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.options import SamplerOptions
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
-from engine.trace.verdict import judge
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import MTP_MODELS, SAMPLED, options_of, prompt_of, session
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.analysis.verdict import judge
 from engine.compare.comparison import Comparison
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
@@ -14,7 +15,6 @@ from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
-from engine.trace.verdict import judge
 from tests.support.clean import PASSED
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts
 from tests.support.golden_runs import (

@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
-from engine.findings.check import recorded
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.records import PHASES

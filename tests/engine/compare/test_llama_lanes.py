@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_modes import LaneMode, with_mode_lanes
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.errors import OptionError
-from engine.findings.check import Finding, recorded
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
-from engine.trace.verdict import judge_lanes
 from tests.support.comparisons import differences_of, finish, rounds_of, verdicts
 from tests.support.fake_llama import FakeLlama, use
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session

@@ -19,6 +19,7 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
@@ -34,7 +35,6 @@ from engine.compare.scenario_job import start_comparison
 from engine.compare.state_blob import decode_state, relative_errors
 from engine.compare.state_history import StateHistory
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
-from engine.findings.check import recorded
 from engine.model.mixers import layout_of
 from engine.options import Prompt
 from engine.session import Session

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.analysis.verdict import judge_lanes
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import ContextSpec
@@ -19,7 +20,6 @@ from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
-from engine.trace.verdict import judge_lanes
 from tests.support.golden_runs import session
 
 MODEL = "qwen35-a-f32"

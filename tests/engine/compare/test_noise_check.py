@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from engine import batch
+from engine.analysis.findings.check import find, recorded
+from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
+from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.noise_check import ONE_BATCH, SHORT_BATCHES
-from engine.findings.check import find, recorded
 from engine.memory import hybrid
 from engine.memory.kv_cells import CellTable
 from engine.memory.planes import PlaneMemory
@@ -24,9 +26,7 @@ from engine.model.delta_state import DeltaState
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt
 from engine.trace.export import export_csv
-from engine.trace.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.trace.reopen import open_trace
-from engine.trace.verdict import judge_lanes
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import options_of, prompt_of, session
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.compare.comparison import Comparison
-from engine.findings.check import recorded
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory

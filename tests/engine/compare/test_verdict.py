@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from engine.analysis.verdict import band, judge, judge_lanes, noise_bound
 from engine.trace.store import TraceStore
-from engine.trace.verdict import band, judge, judge_lanes, noise_bound
 
 
 def lane(trace: TraceStore, name: str, nmse: list[float], rolled_back: dict[int, int]) -> int:

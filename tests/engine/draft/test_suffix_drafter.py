@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.draft.drafter import DraftRequest
 from engine.draft.registry import meaning
 from engine.draft.suffix import SuffixDrafter, SuffixOptions, SuffixTexts
 from engine.draft.suffix_tree import SuffixLimits
-from engine.findings.check import find
 from engine.options import RunOptions, SpecOptions
 from tests.support.golden_runs import MTP_MODELS, decode, prompt_of, session, tokens_of
 

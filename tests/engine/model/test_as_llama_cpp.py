@@ -13,10 +13,10 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model
 from engine.model.weights import Weights
-from kernels.dequant import dequantise
 from kernels.linear.as_llama_cpp import round_rows
+from kernels.linear.dequant import dequantise
 from kernels.moe import experts
-from kernels.swiglu import swiglu
+from kernels.pointwise import swiglu
 from tests.support.closeness import nmse
 from tests.support.golden_runs import DATA, golden
 from tests.support.random_blocks import random_blocks

@@ -18,8 +18,8 @@ from engine.model.loader import load_model, resolve_compute
 from engine.model.mixers.delta_net import _qkv_and_z
 from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.weights import MatrixRows, Weights
-from kernels.dequant import dequantise
 from kernels.linear import linear
+from kernels.linear.dequant import dequantise
 from kernels.moe import experts
 from tests.support.closeness import nmse
 from tests.support.golden_in_blocks import distance

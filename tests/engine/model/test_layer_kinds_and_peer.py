@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.looks.layer_kinds import LAYER_KINDS
+from app.panels.model.layer_kinds import LAYER_KINDS
 from engine.gguf.file import GgufFile
 from engine.model.info import ModelInfo, describe
 from engine.model.peer import llama_cpp_rollback

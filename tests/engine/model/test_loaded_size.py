@@ -10,7 +10,7 @@ from engine.memory.policies import memory_sizes
 from engine.model.info import describe
 from engine.model.loaded_size import MODES, is_expanded
 from engine.model.loader import load_model
-from kernels.integer_blocks import TYPES
+from kernels.linear.integer_blocks import TYPES
 from kernels.linear.integers import has_vnni
 from kernels.linear.with_torch import has_bf16
 from tests.support.golden_files import DATA

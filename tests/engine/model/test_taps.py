@@ -9,7 +9,7 @@ import torch
 
 from engine.batch import Span
 from engine.errors import UnsupportedModelError
-from engine.graphs import VARIABLE
+from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.config import check_taps
 from engine.model.parts.hyper_connections import HyperConnections

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.request import PLAIN, Configuration
-from engine.bench.suite_report import suite_report
 from engine.errors import OptionError
+from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.bench.suite_page import suite_page
+from engine.experiments.bench.suite_report import suite_report
+from engine.experiments.sweep.reader import read_results
+from engine.experiments.sweep.sweep_page import sweep_report
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.report.common import run_command
 from engine.report.compare import compare_report
 from engine.report.markdown import markdown
 from engine.report.page import html_page
 from engine.report.run import run_report
-from engine.report.suite import suite_page
-from engine.report.sweep import sweep_report
 from engine.report.write import write_report
-from engine.sweep.reader import read_results
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.lane_traces import faulty_comparison

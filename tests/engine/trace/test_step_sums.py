@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.trace.baseline import find_baseline
+from engine.analysis.baseline import find_baseline
 from engine.trace.records import PHASES
 from engine.trace.step_sums import StepSums, per_position
 from engine.trace.timings import acceptance

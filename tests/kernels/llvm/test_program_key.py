@@ -13,7 +13,7 @@ from kernels.linear import bytes_with_llvm
 from kernels.llvm import program_key as module
 from kernels.llvm.program_key import program_key
 from kernels.norm.with_llvm import _body as norm
-from kernels.swiglu.with_llvm import _body as swiglu
+from kernels.pointwise.with_llvm import _body as swiglu
 
 
 class Pair(NamedTuple):

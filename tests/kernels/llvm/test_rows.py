@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.conv import with_llvm as conv
-from kernels.gates import with_llvm as gates
 from kernels.llvm import rows as rows_module
 from kernels.llvm.rows import rows
 from kernels.norm import with_llvm as norm
+from kernels.pointwise import with_llvm as pointwise
+from kernels.recurrence.conv import with_llvm as conv
 from kernels.rope import with_llvm as rope
-from kernels.swiglu import with_llvm as swiglu
 
 Form = Callable[[slice], torch.Tensor]
 
@@ -76,8 +75,8 @@ def forms(d: int) -> dict[str, Form]:
         "rms": lambda s: norm.rms_norm(x[s], weight, 1e-6),
         "l2": lambda s: norm.l2_norm(x[s], 1e-6),
         "gated": lambda s: norm.gated_rms_norm(x[s], gate[s], weight, 1e-6),
-        "swiglu": lambda s: swiglu.swiglu(gate[s], x[s]),
-        "gates": lambda s: torch.stack(gates.delta_gates(x[s], weight, weight, gate[s]), 1),
+        "swiglu": lambda s: pointwise.swiglu(gate[s], x[s]),
+        "gates": lambda s: torch.stack(pointwise.delta_gates(x[s], weight, weight, gate[s]), 1),
         "conv": convolve,
     } | ({"rope": rotate} if d > 1 else {})
 

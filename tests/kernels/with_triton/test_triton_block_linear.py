@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.block_linear import TYPES, naive, with_triton
-from kernels.dequant import dequantise
+from kernels.linear.block_linear import TYPES, naive, with_triton
+from kernels.linear.dequant import dequantise
 from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
 

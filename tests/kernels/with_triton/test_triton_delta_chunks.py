@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.delta_rule import chunks_with_triton as chunks
-from kernels.delta_rule import naive, with_triton
+from kernels.recurrence.delta_rule import chunks_with_triton as chunks
+from kernels.recurrence.delta_rule import naive, with_triton
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import Inputs, make, strided
 

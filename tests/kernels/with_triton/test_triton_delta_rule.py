@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.delta_rule import DeltaLog, naive, with_triton
-from kernels.delta_rule import recurrence_with_triton as recurrence
+from kernels.recurrence.delta_rule import DeltaLog, naive, with_triton
+from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.delta_rule import naive, with_triton
-from kernels.delta_rule import recurrence_with_triton as recurrence
+from kernels.recurrence.delta_rule import naive, with_triton
+from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make, strided
 from tests.support.delta_pool import LAYOUTS, Pool, assert_the_rest_is_poison, scattered

@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.channel_gates import naive as gates_law
-from kernels.channel_gates import with_triton as gates
-from kernels.conv import naive as conv_law
-from kernels.conv import with_triton as conv
-from kernels.head_linear import naive as heads_law
-from kernels.head_linear import with_triton as heads
+from kernels.linear.head_linear import naive as heads_law
+from kernels.linear.head_linear import with_triton as heads
 from kernels.norm import naive as norm_law
 from kernels.norm import with_triton as norm
-from kernels.relu2 import with_triton as relu2
+from kernels.pointwise import naive as pointwise_law
+from kernels.pointwise import with_triton as pointwise
+from kernels.recurrence.channel_gates import naive as gates_law
+from kernels.recurrence.channel_gates import with_triton as gates
+from kernels.recurrence.conv import naive as conv_law
+from kernels.recurrence.conv import with_triton as conv
 from kernels.rope import naive as rope_law
 from kernels.rope import with_triton as rope
-from kernels.situ import naive as situ_law
-from kernels.situ import with_triton as situ
-from kernels.swiglu import naive as swiglu_law
-from kernels.swiglu import with_triton as swiglu
 from tests.support.closeness import nmse
 
 F32 = 1e-12
@@ -104,7 +101,7 @@ def test_the_norm_of_groups(device, n_groups, d):
 def test_squared_relu(device, shape):
     x = torch.randn(shape)
     x[..., 0] = -torch.inf
-    y = relu2.relu2(permuted(x.to(device)))
+    y = pointwise.relu2(permuted(x.to(device)))
     assert torch.equal(y.cpu(), x.clamp(min=0).square())
 
 
@@ -141,11 +138,11 @@ def test_swiglu(device, shape, strides):
         given = permuted(given[0]), given[1]
     elif strides == "halves":
         given = torch.cat(given, -1).split(shape[-1], -1)
-    y = swiglu.swiglu(*given)
+    y = pointwise.swiglu(*given)
     assert y.shape == shape and y.dtype == torch.float32
-    assert nmse(y.cpu(), swiglu_law.swiglu(gate.double(), up.double())) < F32
-    within = swiglu_law.swiglu(gate.double(), up.double(), 1.5)
-    assert nmse(swiglu.swiglu(*given, 1.5).cpu(), within) < F32
+    assert nmse(y.cpu(), pointwise_law.swiglu(gate.double(), up.double())) < F32
+    within = pointwise_law.swiglu(gate.double(), up.double(), 1.5)
+    assert nmse(pointwise.swiglu(*given, 1.5).cpu(), within) < F32
 
 
 @pytest.mark.parametrize("linear", [25.0, 0.0], ids=["both", "gate"])
@@ -154,8 +151,8 @@ def test_situ(device, strides, linear):
     joined = torch.randn(2, 3, 140) * 8
     joined[..., 0], joined[..., 1], joined[..., 70], joined[..., 2] = -80.0, 80.0, 80.0, 1e-6
     gate, up = (part if strides == "halves" else part.clone() for part in joined.split(70, -1))
-    y = situ.situ(gate.to(device), up.to(device), 4.0, linear)
-    wanted = situ_law.situ(gate.double(), up.double(), 4.0, linear)
+    y = pointwise.situ(gate.to(device), up.to(device), 4.0, linear)
+    wanted = pointwise_law.situ(gate.double(), up.double(), 4.0, linear)
     torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ssd import SsdLog, naive, with_triton
-from kernels.ssd import chunks_with_triton as chunks
-from kernels.ssd import recurrence_with_triton as recurrence
+from kernels.recurrence.ssd import SsdLog, naive, with_triton
+from kernels.recurrence.ssd import chunks_with_triton as chunks
+from kernels.recurrence.ssd import recurrence_with_triton as recurrence
 from tests.support.closeness import nmse
 from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
 from tests.support.ssd_inputs import make, strided

@@ -234,7 +234,7 @@ def _command(name: str, folder: Path) -> None:
 
 
 def _prepare() -> None:
-    import app.shell.window  # noqa: F401
+    import app.window.window  # noqa: F401
 
 
 CAMPAIGN = Campaign(

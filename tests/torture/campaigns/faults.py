@@ -208,7 +208,7 @@ def _comparison(options: RunOptions) -> CompareRequest:
 
 
 def _prepare() -> None:
-    import app.shell.window  # noqa: F401
+    import app.window.window  # noqa: F401
 
     Session.open(_MODEL, compute="f32")
     first_text(_MODEL)

@@ -16,11 +16,11 @@ from app.saved.autosave import Autosave
 from app.saved.library import read_saved, saved_folders
 from app.saved.settings import Settings
 from engine.errors import OptionError
+from engine.experiments.sweep.reader import read_results
+from engine.experiments.sweep.sweep import Sweep
 from engine.files import written_whole
 from engine.gguf.content import keep_hash, kept_hash
 from engine.gguf.file import GgufFile
-from engine.sweep.reader import read_results
-from engine.sweep.sweep import Sweep
 from engine.trace.export import export_csv, recover_export
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

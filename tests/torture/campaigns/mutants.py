@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import with_consequences
 from engine.decode.acceptance_rules import RULES
-from engine.findings.check import with_consequences
-from engine.graphs import VARIABLE
+from engine.machine.graphs import VARIABLE
 from tests.support.golden_runs import session
 from tests.support.mutations import MODEL, MUTATIONS, mutate, outcome
 from tests.torture.campaign import Campaign, Case, Figures

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from app.__main__ import main
+from engine.observe.proxy.exchange_queue import Tape
 from engine.observe.proxy.proxy import Proxy
-from engine.observe.proxy.tape import Tape
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

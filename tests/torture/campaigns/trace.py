@@ -84,7 +84,7 @@ def _play(case: Case, folder: Path) -> Figures:
 
 def _prepare() -> None:
     draw(np.random.default_rng(0), gently=False), real_trace(), others()
-    import app.shell.window  # noqa: F401
+    import app.window.window  # noqa: F401
 
 
 CAMPAIGN = Campaign(

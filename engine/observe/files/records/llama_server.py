@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine.findings.check import record_findings
+from engine.analysis.findings.check import record_findings
 from engine.foreign_numbers import OutOfRangeError, real
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.shape import Shape

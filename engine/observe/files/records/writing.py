@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.analysis.findings.check import record_findings
+from engine.analysis.findings.observed import FACT
 from engine.errors import TraceFileError
-from engine.findings.check import record_findings
-from engine.findings.observed import FACT
 from engine.observe.files.records.document import MOST_STEPS
 from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.trace.records import MISSING

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.files import unpacked
-from engine.findings.check import find
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.observe.files.capture import capture_of, read_capture, replay, write_capture

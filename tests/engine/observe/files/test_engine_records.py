@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.analysis.findings.check import recorded
 from engine.errors import TraceFileError
-from engine.findings.check import recorded
 from engine.observe.files.records import NAMES, fill, recognise
 from engine.observe.files.records.aiperf import acceptance_records
 from engine.trace.export import export_csv

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.errors import OptionError
-from engine.findings.check import recorded
 from engine.observe.proxy import client_connection, json_limits
 from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.added_fields import add_fields
+from engine.observe.proxy.exchange_queue import Tape
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
-from engine.observe.proxy.tape import Tape
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.store import TraceStore
 from tests.support.scripted_server import Hold, Reply, ScriptedServer, events, json_reply

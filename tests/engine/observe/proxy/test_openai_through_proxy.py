@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.findings.check import recorded
+from engine.analysis.findings.check import recorded
+from engine.observe.proxy.exchange_queue import Tape
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
-from engine.observe.proxy.tape import Tape
 from engine.observe.rounds.counters import counted, movement, read_counters
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.client import ServerClient

@@ -17,8 +17,8 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe.proxy import proxy as proxy_module
+from engine.observe.proxy.exchange_queue import FELL_BEHIND, Note, Tape
 from engine.observe.proxy.proxy import ENDED, Proxy, listening_address
-from engine.observe.proxy.tape import FELL_BEHIND, Note, Tape
 from tests.support.scripted_server import (
     STREAM,
     Cut,

@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.errors import DraftscopeError, OptionError
-from engine.findings.check import recorded
+from engine.observe.proxy.exchange_queue import FELL_BEHIND
 from engine.observe.proxy.proxy_run import ProxyRun
-from engine.observe.proxy.tape import FELL_BEHIND
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.analysis.findings.check import record_findings, recorded
 from engine.errors import Cancelled, OptionError, UnsupportedModelError
-from engine.findings.check import record_findings, recorded
 from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

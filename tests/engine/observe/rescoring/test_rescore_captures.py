@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.findings.check import recorded
+from engine.analysis.findings.check import recorded
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.rescore import NothingToRescoreError, SameModelUnknownError, rescore
 from engine.observe.rescoring.triage import triage

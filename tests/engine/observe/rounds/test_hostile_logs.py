@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
-from engine.findings.check import find
 from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.log_run import fill_log
 from engine.trace.export import export_csv

@@ -14,13 +14,13 @@ from httpx_sse._decoders import SSEDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.findings.check import find
+from engine.analysis.findings.check import find
 from engine.observe.rounds import answer, stream
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
-from engine.observe.rounds.shares import PlaneReach
 from engine.observe.rounds.stream import EventReader, UnreadableError
 from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds
+from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.export import export_csv
 from engine.trace.records import MISSING
 from engine.trace.reopen import open_trace

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
-from engine.findings.check import find
 from engine.observe.rounds.log import LogReader, is_log
 from engine.observe.rounds.log_run import fill_log
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts

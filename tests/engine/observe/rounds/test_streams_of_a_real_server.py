@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.findings.check import find
+from engine.analysis.findings.check import find
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.records import EMITTED_KINDS

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.errors import Cancelled, ServerError, ServerTimeoutError
-from engine.findings.check import recorded
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server import limits as limits_module
 from engine.observe.server import server_run

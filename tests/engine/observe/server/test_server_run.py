@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.errors import ApiKeyError, OptionError, ServerError
-from engine.findings.check import recorded
 from engine.observe.server.client import ServerClient
 from engine.observe.server.request_options import RequestOptions, ServerRequest, completion
 from engine.observe.server.server_run import ServerRun

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from engine.findings.check import recorded
-from engine.findings.observed import RULES
+from engine.analysis.findings.check import recorded
+from engine.analysis.findings.observed import RULES
 from engine.observe.rounds.counters import DRAFTS, PREDICTED, counted
 from engine.observe.server.client import ServerClient
 from engine.observe.server.request_options import completion

@@ -1,1 +1,0 @@
-"""How fast the window is on this machine: python -m app.bench."""

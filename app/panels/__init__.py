@@ -1,0 +1,2 @@
+"""The docks of the window, a folder each: the view, and the tables and widgets that only it
+uses."""

@@ -1,0 +1,1 @@
+"""The dock of conditions at which a run pauses."""

@@ -1,0 +1,1 @@
+"""The dock of the turns of a conversation."""

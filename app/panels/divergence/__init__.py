@@ -1,0 +1,1 @@
+"""The dock of the lanes of a comparison."""

@@ -1,0 +1,280 @@
+"""The lanes of a comparison side by side: how far each differs from the reference lane, from which
+position on, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme
+from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
+from app.panels.divergence.lane_plots import LanePlots
+from app.panels.divergence.lane_tables import LaneTables
+from app.trace_models.compared_lanes import (
+    ComparedLanes,
+    lanes_of,
+    latest_lanes,
+    run_to_show,
+    verdict_sentence,
+)
+from app.trace_models.position import Position
+from app.widgets.empty_state import EmptyState
+from app.widgets.scroll_page import ScrollPage
+from engine.compare.lane_spec import LaneSpec
+from engine.trace.run_ref import RunRef
+
+_EMPTY, _LANES = range(2)
+_LOW_LINES = 36
+"""Lines that the view is high below which plots and tables make do with less, so that as little
+as may be of it scrolls."""
+FindPosition = Callable[[int, list[int]], int | None]
+"""(position of the cursor or -1, positions beyond the bound) -> the one to go to."""
+
+
+class DivergenceView(QWidget):
+    """The lanes over plots and tables. actions: compare, first, previous, next.
+
+    Everything on show comes from the trace; only the lanes of the next comparison are kept here.
+    The comparison on show is that of the run that the window shows, or the latest one.
+    """
+
+    position_selected = Signal(object)  # Position
+    lane_selected = Signal(object)  # RunRef
+    divergences_changed = Signal(bool)
+
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._lanes: ComparedLanes | None = None
+        self._run_id = -1
+        self._pos: int | None = None
+        self._has_divergences = False
+        self._is_stale = False
+        self.header = ComparisonHeader(theme)
+        self.plots = LanePlots(theme)
+        self.tables = LaneTables(theme)
+        self.bar = PositionBar(actions)
+        self.plots.head.addWidget(self.bar)
+        self._stack = QStackedWidget()
+        self._empty = EmptyState(
+            "No comparison yet",
+            "Runs the prompt once without drafting and once in every lane, and shows where "
+            "their logits and states come apart.",
+            [actions["run.compare"]],
+        )
+        self._stack.addWidget(self._empty)
+        self._lay_out()
+        self.header.lane_chosen.connect(self._on_lane_chosen)
+        self.bar.seq_chosen.connect(self._show_seq)
+        self.plots.pos_clicked.connect(self.select)
+        self.plots.pos_stepped.connect(self._step)
+        self.tables.pos_chosen.connect(self.select)
+        self.setAccessibleName("Divergence")
+
+    # -- what the window reads -------------------------------------------------------------
+
+    def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
+        """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
+        return self.header.chosen_lanes()
+
+    @property
+    def has_divergences(self) -> bool:
+        """Whether any lane is beyond the bound anywhere."""
+        return self._has_divergences
+
+    @property
+    def outcome(self) -> str:
+        """What is said of the chosen lane, with its name; empty without one."""
+        lanes = self._lanes
+        if lanes is None or self._run_id not in lanes.verdicts:
+            return ""
+        sentence = verdict_sentence(lanes.verdicts[self._run_id], lanes.bounds[self._run_id])
+        return f"Lane {lanes.names[self._run_id]}: {sentence[:1].lower()}{sentence[1:]}"
+
+    def show_triage(self, verdict: str, reason: str) -> None:
+        """Say where two runs that lie over each other part, where no lanes do; empty: none do."""
+        self._empty.say(f"Two runs: {verdict}" if verdict else "", reason)
+
+    # -- the trace -------------------------------------------------------------------------
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Show the comparison that a run belongs to, else the latest, else none."""
+        lanes = () if run is None else lanes_of(run) or latest_lanes(run.store)
+        same = lanes == (() if self._lanes is None else self._lanes.runs)
+        if not same:
+            run_ids = tuple(lane.run_id for lane in lanes)
+            self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None
+            self._run_id, self._pos = -1, None
+            self.header.set_lanes(self._lanes)
+            self._show_page(_EMPTY if self._lanes is None else _LANES)
+        if self._lanes is not None and run is not None:
+            wanted = run.run_id if run.run_id in self._lanes.followers else self._run_id
+            if wanted not in self._lanes.followers:
+                wanted = run_to_show(lanes[0]).run_id
+            self._choose(wanted)
+        elif not same:
+            self._choose(-1)
+
+    def refresh(self) -> None:
+        """Draw what has joined the trace since the last call."""
+        if not self.isVisible():
+            self._is_stale = True
+        elif self._lanes is not None:
+            if self._lanes.poll():
+                self.plots.draw()
+                self.tables.draw()
+            self._tell()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Show the position that all views share."""
+        lanes = self._lanes
+        if position is None or lanes is None or position.run not in lanes.runs:
+            self._pos = None
+        else:
+            if position.seq_id != lanes.seq_id and position.seq_id in lanes.seq_ids:
+                self._show_seq(position.seq_id)
+            known = position.pos is not None
+            self._pos = (
+                position.pos
+                if known
+                else lanes.first_pos_of_round(position.run.run_id, position.round)
+            )
+        self._place_cursor()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        for part in (self.header, self.plots, self.tables):
+            part.retheme(theme)
+
+    # -- positions -------------------------------------------------------------------------
+
+    def select(self, pos: int) -> None:
+        """Move the shared cursor to a position of the chosen lane, if it has it."""
+        lanes = self._lanes
+        round_ = None if lanes is None else lanes.round_at(self._run_id, pos)
+        if lanes is not None and round_ is not None:
+            self._pos = pos
+            self._place_cursor()
+            run = RunRef(lanes.store, self._run_id)
+            self.position_selected.emit(Position(run, lanes.seq_id, round_, pos))
+
+    def go_first(self) -> None:
+        """Select the first divergence of the chosen lane, else of the lane that has the first."""
+        self._go(lambda _pos, beyond: beyond[0])
+
+    def go_next(self) -> None:
+        """Select the next position beyond the bound."""
+        self._go(lambda pos, beyond: next((p for p in beyond if p > pos), None))
+
+    def go_previous(self) -> None:
+        """Select the position beyond the bound before this one."""
+        self._go(lambda pos, beyond: next((p for p in reversed(beyond) if p < pos), None))
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        both = self._both = QSplitter(Qt.Orientation.Vertical)
+        both.addWidget(self.plots)
+        both.addWidget(self.tables)
+        both.setChildrenCollapsible(False)
+        both.setSizes([580, 420])
+        self._stack.addWidget(both)
+        self._show_page(_EMPTY)
+        column = QVBoxLayout()
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addWidget(self.header)
+        column.addWidget(self._stack, 1)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(ScrollPage(column))
+
+    def _show_page(self, page: int) -> None:
+        """Without lanes no room is kept for them: the page would scroll with nothing on it."""
+        kept = QSizePolicy.Policy.Ignored if page == _EMPTY else QSizePolicy.Policy.Expanding
+        self._both.setSizePolicy(kept, kept)
+        self._stack.setCurrentIndex(page)
+
+    def _choose(self, run_id: int) -> None:
+        """Choose a lane in the cards, the plots and the tables."""
+        self._run_id = run_id
+        self.header.cards.choose(run_id)
+        if self._lanes is not None:
+            self._lanes.poll()
+        self.plots.set_lane(self._lanes, run_id)
+        self.tables.set_lane(self._lanes, run_id)
+        self._place_cursor()
+        self._tell()
+
+    def _show_seq(self, seq_id: int) -> None:
+        lanes = self._lanes
+        if lanes is not None:
+            self._lanes = ComparedLanes(lanes.store, lanes.run_ids, seq_id)
+            self._pos = None
+            self._choose(self._run_id)
+
+    def _on_lane_chosen(self, run_id: int) -> None:
+        self._choose(run_id)
+        if self._lanes is not None:
+            self.lane_selected.emit(RunRef(self._lanes.store, run_id))
+
+    def _step(self, step: int) -> None:
+        if self._lanes is not None:
+            shown = self._shown_pos()
+            if shown is not None:
+                self.select(shown if self._pos is None else shown + step)
+
+    def _shown_pos(self) -> int | None:
+        """The cursor's position; without one the chosen lane's first divergence or position."""
+        if self._pos is not None or self._lanes is None:
+            return self._pos
+        beyond = self._lanes.beyond(self._run_id)
+        positions = beyond if len(beyond) else self._lanes.positions()
+        return int(positions[0]) if len(positions) else None
+
+    def _place_cursor(self) -> None:
+        self.plots.set_cursor(self._pos)
+        self.tables.show_position(self._shown_pos(), self._pos)
+
+    def _go(self, find: FindPosition) -> None:
+        lanes = self._lanes
+        if lanes is None or not self._has_divergences:
+            return
+        if not len(lanes.beyond(self._run_id)):
+            run_id = min(
+                (run for run in lanes.followers if len(lanes.beyond(run))),
+                key=lambda run: int(lanes.beyond(run)[0]),
+            )
+            self._on_lane_chosen(run_id)
+        beyond = lanes.beyond(self._run_id).tolist()
+        pos = find(self._pos if self._pos is not None else -1, beyond)
+        if pos is not None:
+            self.select(pos)
+
+    def _tell(self) -> None:
+        """Update the header, the choice of sequences, and whether there is a divergence."""
+        lanes = self._lanes
+        self.header.tell(lanes, self._run_id)
+        self.bar.show_sequences(lanes)
+        found = lanes is not None and any(len(lanes.beyond(run)) for run in lanes.followers)
+        if lanes is not None and self._pos is None and self.tables.shown != self._shown_pos():
+            self.tables.show_position(self._shown_pos(), None)
+        if found != self._has_divergences:
+            self._has_divergences = found
+            self.divergences_changed.emit(found)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        low = event.size().height() < _LOW_LINES * self.fontMetrics().height()
+        for part in (self.plots, self.tables):
+            part.set_low(low)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._is_stale:
+            self._is_stale = False
+            self.refresh()

@@ -1,0 +1,244 @@
+"""The lanes of a comparison as cards: line, settings and verdict; one of them is chosen."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
+
+from app.looks.theme import Theme, icon
+from app.trace_models.compared_lanes import ComparedLanes
+from app.trace_models.number_text import error_text
+from app.trace_models.plain_tip import plain_tip
+from app.widgets.line_styles import lane_pen
+from engine.analysis.verdict import SUSPECT, LaneVerdict
+from engine.trace.records import NOISE, REFERENCE
+
+_ABOUT = {
+    REFERENCE: "token by token, no drafts",
+    NOISE: "same batch widths, exact state",
+    "checkpoint": "restore, decode again",
+    "planes": "partial seq_rm, planes",
+    "carry": "partial seq_rm, carried planes",
+    "ring": "partial seq_rm, ring",
+    "replay": "partial seq_rm, log replay",
+}
+_CHARACTERS = 28
+"""Least width of a card."""
+_LINE_SAMPLE = 14
+_PAD = 7
+_ICON = 14
+
+
+def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
+    """The chip of a lane: text, icon and colour role."""
+    if verdict.verdict == REFERENCE:
+        return "leads", "", "ui.muted"
+    if verdict.verdict == "failed":
+        return "stopped", "error", "status.error"
+    if not verdict.n_positions:
+        return "nothing yet", "", "ui.muted"
+    if verdict.verdict == SUSPECT:
+        return f"suspect @{verdict.first_pos}", "error", "status.error"
+    if verdict.lane.partition(",")[0] == NOISE:
+        return f"≤ {error_text(verdict.worst_nmse)}", "", "ui.muted"
+    if verdict.fork is not None:
+        return f"forked @{verdict.fork.pos}", "", "ui.text"
+    if verdict.verdict == "mode":
+        return f"mode: {error_text(verdict.worst_nmse)}", "", "ui.muted"
+    return verdict.verdict, "check", "status.ok"
+
+
+class LaneCard(QAbstractButton):
+    """One lane in two lines. The reference cannot be chosen."""
+
+    def __init__(self, theme: Theme, lanes: ComparedLanes, run_id: int) -> None:
+        super().__init__()
+        self._theme, self._lanes, self.run_id = theme, lanes, run_id
+        self.verdict: LaneVerdict | None = None
+        self._drawing: QIcon | None = None
+        policy, _, settings = lanes.names[run_id].partition(",")
+        told = lanes.store.runs[run_id].get("lane_about")
+        self._title, self._about = policy, settings or told or _ABOUT.get(policy, "")
+        is_reference = run_id == lanes.reference
+        self.setCheckable(not is_reference)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus if is_reference else Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    def set_verdict(self, verdict: LaneVerdict) -> None:
+        """Show a verdict; the tooltip has its figures."""
+        if verdict == self.verdict:
+            return
+        self.verdict = verdict
+        text, drawing, role = verdict_text(verdict)
+        self._drawing = icon(drawing, self._theme, role) if drawing else None
+        self.setAccessibleName(f"Lane {verdict.lane}: {text}")
+        lines = [verdict.lane]
+        if verdict.n_positions:
+            lines += [
+                f"worst NMSE {error_text(verdict.worst_nmse)} at position {verdict.worst_pos}",
+                f"max |Δ| {error_text(verdict.max_abs)}, KL {error_text(verdict.max_kl)} nats",
+                f"{verdict.n_forks} of {verdict.n_positions} positions with another top-1",
+                f"state {error_text(verdict.state_error)}, window {error_text(verdict.conv_error)}",
+                f"duplicate attention cells: {verdict.duplicates}",
+            ]
+        if verdict.error:
+            lines.append(verdict.error)
+        self.setToolTip(plain_tip("\n".join(lines)))
+        self.update()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        verdict, self.verdict = self.verdict, None
+        if verdict is not None:
+            self.set_verdict(verdict)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        return QSize(_CHARACTERS * metrics.averageCharWidth(), 2 * metrics.height() + 14)
+
+    def minimumSizeHint(self) -> QSize:
+        return self.sizeHint()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            event.ignore()  # for LaneCards
+        else:
+            super().keyPressEvent(event)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        theme, metrics = self._theme, self.fontMetrics()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        text, drawing, role = ("", "", "ui.muted")
+        if self.verdict is not None:
+            text, drawing, role = verdict_text(self.verdict)
+        self._paint_frame(painter, drawing == "error")
+        line = metrics.height()
+        inner = self.rect().adjusted(_PAD, 5, -_PAD, -5)
+        first = QRect(inner.left(), inner.top(), inner.width(), line + 2)
+        second = QRect(inner.left(), first.bottom() + 1, inner.width(), line + 2)
+        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+
+        painter.setPen(theme.color(role))
+        painter.drawText(first, right, text)
+        chip = metrics.horizontalAdvance(text)
+        if self._drawing is not None:
+            chip += _ICON + 4
+            place = QRect(first.right() - chip, first.center().y() - _ICON // 2, _ICON, _ICON)
+            self._drawing.paint(painter, place)
+
+        start = first.left()
+        if self.run_id != self._lanes.reference:
+            painter.setPen(lane_pen(theme, self._lanes, self.run_id, 2.0))
+            y = first.center().y() + 0.5
+            painter.drawLine(QPointF(start, y), QPointF(start + _LINE_SAMPLE, y))
+            start += _LINE_SAMPLE + 5
+        font = painter.font()
+        font.setBold(True)
+        painter.setFont(font)
+        painter.setPen(theme.color("ui.text"))
+        room = first.right() - chip - 5 - start
+        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, room)
+        painter.drawText(first.adjusted(start - first.left(), 0, 0, 0), left, title)
+        font.setBold(False)
+        painter.setFont(font)
+        painter.setPen(theme.color("ui.muted"))
+        about = metrics.elidedText(self._about, Qt.TextElideMode.ElideRight, second.width())
+        painter.drawText(second, left, about)
+        painter.end()
+
+    def _paint_frame(self, painter: QPainter, is_bad: bool) -> None:
+        theme = self._theme
+        edge, width = ("status.error" if is_bad else "ui.border"), 1.0
+        if self.isChecked():
+            width = 2.0
+            edge = "status.error" if is_bad else "ui.accent"
+        if self.hasFocus():
+            edge, width = "ui.focus", 2.0
+        fill = "ui.raised" if self.isChecked() else "ui.panel"
+        if self.underMouse() and self.isCheckable():
+            fill = "ui.hover"
+        painter.setPen(QPen(theme.color(edge), width))
+        painter.setBrush(theme.color(fill))
+        box = QRectF(self.rect()).adjusted(1, 1, -1, -1)
+        painter.drawRoundedRect(box, 4, 4)
+
+
+class LaneCards(QWidget):
+    """Cards in as many columns as fit. Left and Right go from one to the next."""
+
+    lane_chosen = Signal(int)  # run_id
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.cards: dict[int, LaneCard] = {}
+        self._n_columns = 0
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(4)
+        self.setAccessibleName("Lanes")
+
+    def set_lanes(self, lanes: ComparedLanes | None) -> None:
+        """A card for each lane."""
+        for card in self.cards.values():
+            self._grid.removeWidget(card)
+            card.hide()
+            card.deleteLater()
+        run_ids = lanes.run_ids if lanes is not None else ()
+        self.cards = {
+            run_id: LaneCard(self._theme, lanes, run_id) for run_id in run_ids if lanes is not None
+        }
+        for run_id, card in self.cards.items():
+            card.clicked.connect(lambda _=False, chosen=run_id: self.lane_chosen.emit(chosen))
+        self._n_columns = 0
+        self._arrange()
+
+    def set_verdicts(self, verdicts: dict[int, LaneVerdict]) -> None:
+        """Bring the chips up to date."""
+        for run_id, card in self.cards.items():
+            card.set_verdict(verdicts[run_id])
+
+    def choose(self, run_id: int) -> None:
+        """Mark one lane as chosen."""
+        for other, card in self.cards.items():
+            card.setChecked(other == run_id)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        for card in self.cards.values():
+            card.retheme(theme)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        steps = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
+        choices = [card for card in self.cards.values() if card.isCheckable()]
+        focused = self.focusWidget()
+        if event.key() not in steps or focused not in choices:
+            event.ignore()
+            return
+        at = choices.index(focused) + steps[Qt.Key(event.key())]
+        if 0 <= at < len(choices):
+            choices[at].setFocus()
+            choices[at].click()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        least = _CHARACTERS * self.fontMetrics().averageCharWidth()
+        fit = max(1, (self.width() + 4) // (least + 4))
+        rows = -(-len(self.cards) // fit)
+        n_columns = -(-len(self.cards) // rows) if rows else 0  # rows of equal length
+        if n_columns == self._n_columns:
+            return
+        self._n_columns = n_columns
+        for i, card in enumerate(self.cards.values()):
+            self._grid.addWidget(card, i // n_columns, i % n_columns)
+        for column in range(self._grid.columnCount()):
+            self._grid.setColumnStretch(column, 1 if column < n_columns else 0)

@@ -1,0 +1,156 @@
+"""The figures of a comparison: all lanes at one position, and one lane at all positions."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
+
+from app.looks.theme import Theme
+from app.panels.divergence.position_table import PositionTable
+from app.trace_models.compared_lanes import ComparedLanes
+from app.trace_models.position_detail import PositionDetail
+from app.widgets.plain_table import ProbabilityDelegate, plain_table
+
+_SIDE_BY_SIDE = 150
+"""From this many characters on the two tables stand beside one another."""
+_TOKEN_CHARACTERS = 14
+_LEAST_ROWS, _LOW_ROWS = 6, 4
+_SAMPLES = {
+    "pos": "12,345",
+    "round": "1,234",
+    "token": " continue",
+    "verdict": "✗ beyond",
+    "top-1": "≠ other",
+    "rank": "4,096",
+    "cells": "1,234",
+}
+_ERROR = "1.5e-12"
+_CELL_PAD = 12
+
+
+class LaneTables(QSplitter):
+    """Two tables as tabs, or side by side where there is room."""
+
+    pos_chosen = Signal(int)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(Qt.Orientation.Horizontal, parent)
+        self._lanes: ComparedLanes | None = None
+        self.shown: int | None = None
+        """The position at which all lanes are shown."""
+        self._placing = False
+        self._known: object = None
+        self.detail_model = PositionDetail(self)
+        self.position_model = PositionTable(self)
+        self.detail = plain_table(self.detail_model, "Lanes at one position")
+        self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self._delegate = ProbabilityDelegate(theme, self)
+        self.detail.setItemDelegate(self._delegate)
+        self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.detail.horizontalHeader().setDefaultAlignment(
+            Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        )
+        self.detail.horizontalHeader().setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.detail.verticalHeader().show()
+        self.detail.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.positions = plain_table(self.position_model, "One lane at all positions")
+        self.positions.selectionModel().selectionChanged.connect(self._on_selected)
+        self._left, self._right = QTabWidget(), QTabWidget()
+        self._left.addTab(self.detail, "Position")
+        self._left.addTab(self.positions, "All positions")
+        for tabs, name in ((self._left, "Figures of the lanes"), (self._right, "More figures")):
+            tabs.setAccessibleName(name)
+            tabs.setDocumentMode(True)
+            self.addWidget(tabs)
+        self.setChildrenCollapsible(False)
+        self._right.hide()
+        self._fit_columns()
+        self.set_low(False)
+        self.retheme(theme)
+
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not."""
+        n_rows = _LOW_ROWS if low else _LEAST_ROWS
+        rows = n_rows * self.detail.verticalHeader().defaultSectionSize()
+        heads = self._left.tabBar().sizeHint().height() + 2 * self.fontMetrics().height()
+        self.setMinimumHeight(rows + heads)
+
+    def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
+        """Show these lanes, one of them position by position."""
+        self._lanes = lanes
+        self.position_model.show_lane(lanes, run_id)
+        tabs = self._tabs_of(self.positions)
+        name = "All positions" if lanes is None else f"All positions of {lanes.names[run_id]}"
+        tabs.setTabText(tabs.indexOf(self.positions), name)
+        self.show_position(self.shown, self.shown)
+
+    def draw(self) -> None:
+        """Read the lanes' new rows and bring both tables up to date."""
+        self.position_model.grow()
+        self._show_detail()
+
+    def show_position(self, pos: int | None, cursor: int | None) -> None:
+        """Show the lanes at a position; the cursor's row of the other table is selected."""
+        self.shown = pos
+        self._show_detail()
+        title = "Position" if pos is None else f"Position {pos:,}"
+        self._left.setTabText(self._left.indexOf(self.detail), title)
+        row = None if cursor is None else self.position_model.row_of(cursor)
+        self._placing = True
+        if row is None:
+            self.positions.clearSelection()
+            self.positions.setCurrentIndex(QModelIndex())
+        elif row != self.positions.currentIndex().row():
+            self.positions.setCurrentIndex(self.position_model.index(row, 0))
+        self._placing = False
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._delegate.retheme(theme)
+        self.detail_model.differs_colour = theme.color("rejected.line")
+        self.detail_model.muted_colour = theme.color("ui.muted")
+        self.position_model.beyond_colour = theme.color("status.error")
+        for table in (self.detail, self.positions):
+            table.viewport().update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        wide = self.width() >= _SIDE_BY_SIDE * self.fontMetrics().averageCharWidth()
+        target = self._right if wide else self._left
+        source = self._tabs_of(self.positions)
+        if source is not target:
+            title = source.tabText(source.indexOf(self.positions))
+            target.addTab(self.positions, title)
+            self._right.setVisible(wide)
+            self.setSizes([self.width() // 2] * 2)
+
+    def _show_detail(self) -> None:
+        """The lanes at the position, if anything about it has changed."""
+        lanes, pos = self._lanes, self.shown
+        known = None
+        if lanes is not None and pos is not None:
+            there = tuple(run for run in lanes.followers if lanes.row_at(run, pos) is not None)
+            known = (lanes, pos, there, tuple(lanes.bounds.values()))
+        if known != self._known or known is None:
+            self._known = known
+            self.detail_model.show_position(lanes, pos)
+
+    def _tabs_of(self, page: QWidget) -> QTabWidget:
+        return self._right if self._right.indexOf(page) >= 0 else self._left
+
+    def _fit_columns(self) -> None:
+        character = self.fontMetrics().averageCharWidth()
+        self.detail.verticalHeader().setFixedWidth(_TOKEN_CHARACTERS * character)
+        header = self.positions.horizontalHeader()
+        metrics = self.positions.fontMetrics()
+        for column in range(self.position_model.columnCount()):
+            title = str(header.model().headerData(column, Qt.Orientation.Horizontal))
+            texts = (title, _SAMPLES.get(title, _ERROR))
+            width = max(metrics.horizontalAdvance(text) for text in texts)
+            header.resizeSection(column, width + _CELL_PAD)
+
+    def _on_selected(self) -> None:
+        rows = self.positions.selectionModel().selectedRows()
+        if rows and not self._placing:
+            self.pos_chosen.emit(self.position_model.pos_of(rows[0].row()))

@@ -1,0 +1,1 @@
+"""The dock of how good the drafter is."""

@@ -1,0 +1,1 @@
+"""The dock of failures that were recognised."""

@@ -1,0 +1,182 @@
+"""What the rules found in a run or in the lanes of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
+from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QWidget
+
+from app.looks.theme import Theme
+from app.panels.findings.finding_rows import FindingTable
+from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.position import Position
+from app.widgets.empty_state import EmptyState
+from app.widgets.plain_table import plain_table
+from engine.trace.run_ref import RunRef
+
+_EMPTY, _NOTHING, _TABLE = range(3)
+_IN_DETAIL = ("evidence", "suggestion")
+"""Columns that the text below the table has room for and the table has not."""
+_LEAST_MESSAGE = 36
+_LEAST_LANE = 14
+"""Characters; a narrow table takes the room for the message from the lane, then scrolls."""
+_FITTED_ROWS = 200
+
+
+class FindingsView(QStackedWidget):
+    """A table over the whole text of the finding that is chosen; choosing jumps to its round."""
+
+    position_selected = Signal(object)  # Position
+    run_selected = Signal(object)  # RunRef
+    count_changed = Signal(int)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._has_run = False
+        self.model = FindingTable(theme, self)
+        self.table = plain_table(self.model, "Findings")
+        self.table.selectionModel().selectionChanged.connect(self._on_selected)
+        self._set_up_headers()
+        self.detail = QLabel()
+        self.detail.setAccessibleName("The chosen finding")
+        self.detail.setWordWrap(True)
+        self.detail.setTextFormat(Qt.TextFormat.PlainText)
+        self.detail.setAlignment(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail.setContentsMargins(8, 4, 8, 4)
+        both = QSplitter(Qt.Orientation.Vertical)
+        both.addWidget(self.table)
+        both.addWidget(self.detail)
+        both.setChildrenCollapsible(False)
+        both.setStretchFactor(0, 1)
+        self.addWidget(
+            EmptyState(
+                "No run yet",
+                "Known failures are named here. Press Run (F5) or Compare.",
+                waits_for_run=True,
+            )
+        )
+        self.addWidget(
+            EmptyState("Nothing found", "No rule has anything to say about what is on show.")
+        )
+        self.addWidget(both)
+        self.setFocusProxy(self.table)
+        self.setAccessibleName("Findings")
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Show the findings of a run, or of all lanes of its comparison."""
+        self._has_run = run is not None
+        runs = () if run is None else lanes_of(run) or (run,)
+        if self.model.show_runs(runs):
+            self.detail.clear()
+        self.table.setColumnHidden(self.model.column_of("lane"), len(runs) < 2)
+        self._show_page()
+        self._fit_columns()
+
+    def refresh(self) -> None:
+        """Show what has been found since the last call."""
+        if self.model.grow():
+            self._show_page()
+            self._fit_columns()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Mark the first finding of the round that all views share."""
+        row = next(
+            (
+                i
+                for i, one in enumerate(self.model.findings)
+                if position is not None
+                and (one.run, one.round, one.seq) == (position.run, position.round, position.seq_id)
+            ),
+            None,
+        )
+        chosen = self.table.currentIndex()
+        if row is not None and chosen.isValid():
+            one, other = self.model.findings[row], self.model.findings[chosen.row()]
+            if (one.run, one.round) == (other.run, other.round):
+                return  # several findings of one round: keep the one that was chosen
+        blocked = self.table.selectionModel().blockSignals(True)
+        index = QModelIndex() if row is None else self.model.index(row, 0)
+        flags = QItemSelectionModel.SelectionFlag
+        self.table.selectionModel().setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+        self.table.selectionModel().blockSignals(blocked)
+        self.table.viewport().update()
+        self._show_detail(index)
+
+    def open_first(self, rules: Collection[str], *, keep_place: bool) -> str:
+        """Choose the first finding of one of these rules, else the first of all, and its place
+        in all views unless that is to be kept; its message, empty without any."""
+        found = self.model.findings
+        at = next((i for i, one in enumerate(found) if one.rule in rules), 0)
+        if not found:
+            return ""
+        blocked = self.table.selectionModel().blockSignals(keep_place)
+        self.table.selectRow(at)
+        self.table.selectionModel().blockSignals(blocked)
+        self.table.viewport().update()
+        self._show_detail(self.model.index(at, 0))
+        return found[at].message
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.model.retheme(theme)
+
+    def _show_page(self) -> None:
+        n = len(self.model.findings)
+        if not self.table.currentIndex().isValid():
+            self._show_detail(QModelIndex())
+        nothing = _NOTHING if self._has_run else _EMPTY
+        self.setCurrentIndex(_TABLE if n else nothing)
+        self.count_changed.emit(n)
+
+    def _on_selected(self) -> None:
+        rows = self.table.selectionModel().selectedRows()
+        if not rows:
+            return
+        index = rows[0]
+        self._show_detail(index)
+        finding = self.model.findings[index.row()]
+        if finding.round is None:
+            self.run_selected.emit(finding.run)
+        else:
+            position = Position(finding.run, finding.seq or 0, finding.round, None)
+            self.position_selected.emit(position)
+
+    def _show_detail(self, index: QModelIndex) -> None:
+        """Show the chosen finding in full, or the first one while none is chosen."""
+        row = index.row() if index.isValid() else 0
+        if row >= len(self.model.findings):
+            self.detail.clear()
+            return
+        finding = self.model.findings[row]
+        follows = f"follows from {finding.cause}" if finding.cause else ""
+        head = " · ".join(part for part in (finding.rule, finding.lane, follows) if part)
+        parts = (head, finding.message, finding.evidence, finding.suggestion)
+        self.detail.setText("\n".join(part for part in parts if part))
+
+    def _set_up_headers(self) -> None:
+        for name in _IN_DETAIL:
+            self.table.setColumnHidden(self.model.column_of(name), True)
+        self.table.horizontalHeader().setResizeContentsPrecision(_FITTED_ROWS)
+        self.table.viewport().installEventFilter(self)
+
+    def _fit_columns(self) -> None:
+        """Every column as wide as what is in it, and the message has the rest."""
+        table, character = self.table, self.fontMetrics().averageCharWidth()
+        lane, message = self.model.column_of("lane"), self.model.column_of("message")
+        for column in range(message):
+            if not table.isColumnHidden(column):
+                table.resizeColumnToContents(column)
+        room = table.viewport().width() - table.horizontalHeader().sectionPosition(message)
+        missing = _LEAST_MESSAGE * character - room
+        if missing > 0 and not table.isColumnHidden(lane):
+            taken = min(missing, max(0, table.columnWidth(lane) - _LEAST_LANE * character))
+            table.setColumnWidth(lane, table.columnWidth(lane) - taken)
+            room += taken
+        table.setColumnWidth(message, max(room, _LEAST_MESSAGE * character))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize and watched is self.table.viewport():
+            self._fit_columns()
+        return super().eventFilter(watched, event)

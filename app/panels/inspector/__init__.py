@@ -1,0 +1,1 @@
+"""The dock of one round in full."""

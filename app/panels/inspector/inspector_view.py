@@ -1,0 +1,295 @@
+"""The round under the cursor: its judged tokens, what both models thought, and all its facts."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.actions.actions import Actions
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme
+from app.panels.inspector.step import Step, neighbour, newest_round, read_step
+from app.panels.inspector.step_facts import FactTable, outcome, step_facts
+from app.panels.inspector.step_table import COLUMNS, StepTable
+from app.panels.inspector.step_text import step_line, step_line_tip, step_markdown
+from app.panels.inspector.step_tops import TopTable
+from app.trace_models.plain_tip import plain_tip
+from app.trace_models.position import Position
+from app.widgets.empty_state import EmptyState
+from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
+from engine.trace.run_ref import RunRef
+
+_EMPTY, _STEP = range(2)
+_PERIOD_MS = 200
+_MOST_ROWS = 9
+_SAMPLES = {
+    "pos": "12,345",
+    "token": " continue",
+    "decision": "↻ replacement",
+    "target": " continue",
+}
+_FIGURE = "0.000"
+_FACT_CHARACTERS = 56
+"""Most width of the facts: a value stands near its label however wide the panel is."""
+_TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
+
+
+class InspectorView(QStackedWidget):
+    """One round as tables. Without a cursor it is the newest round, as long as rounds come."""
+
+    position_selected = Signal(object)  # Position
+
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._run: RunRef | None = None
+        self._cursor: Position | None = None
+        self._n_seen = -1
+        self._placing = False
+        self.step: Step | None = None
+        self._pacer = Pacer(self._show, _PERIOD_MS, self)
+        self.tokens_model = StepTable(theme, self)
+        self.tops_model = TopTable(self)
+        self.facts_model = FactTable(self)
+        self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
+        self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
+        self.facts = plain_table(self.facts_model, "Facts about the round")
+        self._delegate = ProbabilityDelegate(theme, self)
+        self.title, self.sentence, self._tops_title = QLabel(), QLabel(), QLabel()
+        self.rest = QLabel()
+        """What the table has no room for, of the chosen row."""
+        self._build(actions)
+        self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
+        self.retheme(theme)
+        self.setAccessibleName("Step inspector")
+
+    # -- the trace -------------------------------------------------------------------------
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Inspect a run, from its newest round on, or nothing."""
+        self._pacer.stop()
+        self._run = run
+        self._cursor, self._n_seen = None, -1
+        self._show_step(None)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show a round that has joined the trace, unless the cursor holds another one."""
+        run = self._run
+        if run is None or len(run.store.rounds) == self._n_seen:
+            return
+        if self._cursor is None or self.step is None:
+            self._ask()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Show the round of the position that all views share; None: the newest again."""
+        if position is not None and position.run != self._run:
+            position = None
+        self._cursor = position
+        shown = self.step
+        if position is not None and shown is not None and shown.is_at(position):
+            self._show_title()
+            if not self.tokens_model.stands_at(self.tokens.currentIndex().row(), position.pos):
+                self._select_row(self.tokens_model.row_of(position.pos))
+            return
+        self._n_seen = -1
+        self._pacer.stop()
+        self._ask()
+
+    def step_round(self, step: int) -> None:
+        """Move the cursor to the next (+1) or previous (-1) round of the sequence on show."""
+        self._pacer.now()
+        if self._run is None or self.step is None:
+            return
+        seq_id = self.step.seq_id
+        round_ = neighbour(self._run, seq_id, self.step.round, step)
+        if round_ is not None:
+            self.position_selected.emit(Position(self._run, seq_id, round_, None))
+
+    def markdown(self) -> str:
+        """The round under the cursor, else the newest, as Markdown; empty without a run."""
+        step = self._read()
+        return "" if step is None else step_markdown(step)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.tokens_model.retheme(theme)
+        self._delegate.retheme(theme)
+        self.tops_model.muted_colour = theme.color("ui.muted")
+        self.facts_model.muted_colour = theme.color("ui.muted")
+        for table in (self.tokens, self.tops, self.facts):
+            table.viewport().update()
+
+    # -- building --------------------------------------------------------------------------
+
+    def _build(self, actions: Actions) -> None:
+        bold = self.title.font()
+        bold.setBold(True)
+        for label in (self.title, self._tops_title):
+            label.setFont(bold)
+        for label in (self.title, self.sentence, self._tops_title, self.rest):
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        for label in (self.sentence, self.rest):
+            label.setWordWrap(True)
+            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        head = QHBoxLayout()
+        head.setSpacing(0)
+        head.addWidget(self.title, 1)
+        for action_id in _TOOLS:
+            button = QToolButton()
+            button.setDefaultAction(actions[action_id])
+            button.setAutoRaise(True)
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
+            button.setAccessibleName(actions[action_id].text().replace("&", ""))
+            head.addWidget(button)
+        self.tops.setItemDelegate(self._delegate)
+        self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.facts.setAlternatingRowColors(False)
+        self.facts.viewport().setAutoFillBackground(False)
+        self.facts.horizontalHeader().hide()
+        self.facts.horizontalHeader().setStretchLastSection(True)
+        for table in (self.tokens, self.tops, self.facts):
+            table.setFrameShape(QFrame.Shape.NoFrame)
+            table.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        for table in (self.tops, self.facts):
+            table.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._columns = FittedColumns(self.tokens, [_SAMPLES.get(c.name, _FIGURE) for c in COLUMNS])
+        self._columns.changed.connect(self._show_rest)
+        most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
+        self.facts.setMaximumWidth(most)
+        facts = QHBoxLayout()
+        facts.addWidget(self.facts, 1)
+        facts.addStretch()
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(8, 4, 8, 8)
+        column.setSpacing(6)
+        column.addLayout(head)
+        for widget in (self.sentence, self.tokens, self._tops_title, self.rest, self.tops):
+            column.addWidget(widget)
+        column.addLayout(facts)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setAccessibleName("Round in full")
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(page)
+        self.addWidget(
+            EmptyState(
+                "No round yet",
+                "Shows one round in full: tokens, probabilities, rollback, bytes and times. "
+                "Press Run (F5), then choose a token.",
+                waits_for_run=True,
+            )
+        )
+        self.addWidget(scroll)
+
+    # -- showing ---------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self.isVisible():
+            self._pacer.ask()
+
+    def _read(self) -> Step | None:
+        run = self._run
+        if run is None:
+            return None
+        place = newest_round(run)
+        if self._cursor is not None:
+            place = (self._cursor.seq_id, self._cursor.round)
+        return None if place is None else read_step(run, *place)
+
+    def _show(self) -> None:
+        if self._run is not None:
+            self._n_seen = len(self._run.store.rounds)
+        self._show_step(self._read())
+
+    def _show_step(self, step: Step | None) -> None:
+        self.step = step
+        self.setCurrentIndex(_EMPTY if step is None else _STEP)
+        self._placing = True
+        self.tokens_model.show_step(step)
+        self._placing = False
+        self._columns.hide_empty(self.tokens_model.empty_columns())
+        self.facts_model.show_facts([] if step is None else step_facts(step))
+        self.facts.clearSpans()
+        for row, fact in enumerate(self.facts_model.facts):
+            if fact.is_heading:
+                self.facts.setSpan(row, 0, 1, 2)
+        self.facts.resizeColumnToContents(0)
+        self.sentence.setText("" if step is None else outcome(step))
+        self._show_title()
+        self.tokens.setVisible(self.tokens_model.rowCount() > 0)
+        fit_height(self.tokens, _MOST_ROWS)
+        fit_height(self.facts)
+        self._select_row(self.tokens_model.row_of(self._cursor.pos if self._cursor else None))
+
+    def _show_title(self) -> None:
+        if self.step is not None:
+            newest = " · newest" if self._cursor is None else ""
+            self.title.setText(f"{self.step.title}{newest}")
+
+    def _select_row(self, row: int) -> None:
+        self._placing = True
+        index = self.tokens_model.index(row, 0) if row >= 0 else QModelIndex()
+        self.tokens.setCurrentIndex(index)
+        self._placing = False
+        self._show_tops(row)
+
+    def _show_tops(self, row: int) -> None:
+        step = self.step
+        self.tops_model.show_token(step, row)
+        shown = self.tops_model.rowCount() > 0
+        self.tops.setVisible(shown)
+        self._tops_title.setVisible(shown)
+        if shown and step is not None:
+            token = step.tokens[row]
+            self._tops_title.setText(f"Position {token['pos']:,}: {token['kind']}")
+        fit_height(self.tops)
+        self._show_rest(row)
+
+    def _show_rest(self, row: int | None = None) -> None:
+        row = self.tokens.currentIndex().row() if row is None else row
+        line = tip = ""
+        if self.step is not None and 0 <= row < len(self.step.tokens):
+            names = [COLUMNS[column].name for column in self._columns.left_out]
+            token = self.step.tokens[row]
+            line = step_line(self.step, token, names)
+            tip = step_line_tip(self.step, token, names)
+        self.rest.setText(line)
+        self.rest.setToolTip(plain_tip(tip))
+        self.rest.setVisible(bool(line))
+
+    def _on_selected(self) -> None:
+        rows = self.tokens.selectionModel().selectedRows()
+        step = self.step
+        if not rows or self._placing or step is None or self._run is None:
+            return
+        row = rows[0].row()
+        self._show_tops(row)
+        self._cursor = Position(self._run, step.seq_id, step.round, step.tokens[row]["pos"])
+        self._show_title()
+        self.position_selected.emit(self._cursor)
+
+    # -- Qt --------------------------------------------------------------------------------
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._pacer.ask()

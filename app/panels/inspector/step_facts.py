@@ -1,0 +1,261 @@
+"""What a round did beside choosing tokens, in words (drafters, rollback, batch, bytes, times), and
+the table that lists it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor, QFont
+
+from app.panels.inspector.step import Step, TraceRow
+from app.trace_models.number_text import NOT_OBSERVED, probability_text, significant, whole_text
+from app.trace_models.plain_tip import plain_tip
+from engine.draft.registry import meaning
+from engine.size_text import size_text
+from engine.trace.records import PHASES
+
+_PATH_TIPS = {
+    "none": "Nothing had to be undone",
+    "seq_rm": "Tokens removed, a snapshot read instead",
+    "restore": "Checkpoint restored, the accepted tokens decoded again",
+    "restore_depth": "Deeper than the snapshots reach: checkpoint restored, tokens decoded again",
+    "refused": "The memory could not roll back",
+}
+_BYTES = (
+    ("written", "state_bytes_written", "Recurrent state that forward passes stored"),
+    ("copied", "state_bytes_copied", "Stored state copied unchanged to another place"),
+    ("restored", "state_bytes_restored", "State put back from checkpoints"),
+    ("checkpoint", "checkpoint_bytes", "Size of the checkpoint taken in this round"),
+    ("held", "memory_bytes_held", "Storage of attention cells and recurrent states"),
+)
+_DRAWN_ROWS = 17
+_OF_MEMORY = (
+    *(name for _, name, _ in _BYTES),
+    "kv_cells_used",
+    "kv_cells_duplicate",
+    "attention_pos_max",
+    "recurrent_pos_max",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FactLine:
+    """A labelled value of the fact table; without a value, the heading of a section."""
+
+    label: str
+    value: str = ""
+    tip: str = ""
+
+    @property
+    def is_heading(self) -> bool:
+        return not self.value
+
+
+def step_facts(step: Step) -> list[FactLine]:
+    """All lines about a round, sections in the order in which a round goes."""
+    sections = (
+        ("Draft", _draft(step)),
+        ("Verification", _verification(step)),
+        ("Rollback", _rollback(step)),
+        ("State and cells", _memory(step.facts)),
+        ("Time", _times(step.facts)),
+    )
+    lines = []
+    for title, facts in sections:
+        if facts:
+            lines += [FactLine(title), *facts]
+    return lines
+
+
+def outcome(step: Step) -> str:
+    """The round's result in one sentence: tokens drafted, accepted and put out."""
+    facts = step.facts
+    if step.n_prompt:
+        chosen = "then the first token" if step.tokens else "nothing chosen behind it yet"
+        return f"{step.n_prompt:,} tokens of the prompt, {chosen}."
+    drafted, accepted = facts["num_draft_tokens"], facts["num_accepted_draft_tokens"]
+    if not drafted:
+        reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
+        return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
+    emitted = whole_text(facts["num_emitted"])
+    counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} out"
+    judge = f" by {facts['accept_rule']}" if facts["accept_rule"] else ""
+    rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
+    own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
+    if rejected is None or own is None:
+        return f"{counts}{judge}."
+    said, chose = (step.text_of(one).strip() for one in (rejected, own))
+    return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
+
+
+def _draft(step: Step) -> list[FactLine]:
+    lines = []
+    for one in step.drafts:
+        n, raw = one["num_draft_tokens"], one["num_raw"]
+        parts = [f"{whole_text(n)} {'token' if n == 1 else 'tokens'}"]
+        if raw is not None and raw != n:
+            parts.append(f"{raw} before trimming")
+        if one["match_pos"] is not None:
+            parts.append(f"match at {one['match_pos']:,}")
+        if one["reason"]:
+            parts.append(one["reason"])
+        tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
+        lines.append(FactLine(one["drafter"], ", ".join(parts), tip))
+        if one["block_length"] is not None:
+            lines.append(_block(step, one["block_length"]))
+        if one["confidence"] is not None:
+            head = any(token["draft_conf"] is not None for token in step.tokens)
+            of = "of its confidence head" if head else "q"
+            lines.append(
+                FactLine(
+                    "confidence", probability_text(one["confidence"]), f"Mean {of} over the draft"
+                )
+            )
+    return lines
+
+
+def _block(step: Step, n: int) -> FactLine:
+    """The rows of a block: the newest token at its place, and a mask for each behind it."""
+    first = step.facts["pos0"]
+    where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
+    return FactLine(
+        "block",
+        f"● {'□' * (n - 1)}{where}" if n <= _DRAWN_ROWS else f"● and {n - 1:,} □{where}",
+        f"{n:,} rows in one pass: ● the newest token, □ mask tokens that the drafter filled",
+    )
+
+
+def _verification(step: Step) -> list[FactLine]:
+    facts = step.facts
+    untold = NOT_OBSERVED if facts["num_draft_tokens"] else "none: nothing drafted"
+    rule = facts["accept_rule"] or untold
+    lines = [
+        FactLine("rule", rule, "What judged the draft"),
+        FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        FactLine(
+            "verify width", whole_text(facts["verify_width"]), "Tokens of this sequence, unpadded"
+        ),
+    ]
+    for one in step.ubatches:
+        size = f"{one['purpose']} {whole_text(one['n_seqs'])} × {whole_text(one['n_seq_tokens'])}"
+        padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
+        why = f", {one['reason']}" if one["reason"] else ""
+        tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
+        lines.append(FactLine(f"ubatch {whole_text(one['ubatch'])}", f"{size}{padding}{why}", tip))
+    return lines
+
+
+def _rollback(step: Step) -> list[FactLine]:
+    facts = step.facts
+    path = facts["rollback_path"]
+    untold = "" if facts["num_draft_tokens"] is None else "The engine did not tell"
+    derived = " (derived)" if step.is_derived("rollback_path") and path else ""
+    in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
+    deep = whole_text(depth)
+    if in_memory is not None and in_memory != depth:
+        deep += f", in memory {in_memory}"
+    return [
+        FactLine("path", f"{path or NOT_OBSERVED}{derived}", _PATH_TIPS.get(path, untold)),
+        FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        FactLine(
+            "valid depth / n_rs_seq",
+            f"{whole_text(facts['valid_depth'])} / {whole_text(facts['n_rs_seq'])}",
+            "Deepest truthful rollback behind this batch / snapshot planes",
+        ),
+        FactLine(
+            "rs_idx",
+            f"{whole_text(facts['rs_idx_before'])} → {whole_text(facts['rs_idx_after'])}",
+            "Pending plane that the batch read → pending plane behind the rollback",
+        ),
+        FactLine(
+            "replays", whole_text(facts["replay_index"]), "Restores and replays in this round"
+        ),
+    ]
+
+
+def _memory(facts: TraceRow) -> list[FactLine]:
+    if all(facts[name] is None for name in _OF_MEMORY):
+        return [FactLine("all of it", "not observed", "The engine did not tell")]
+    lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
+    used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
+    attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
+    return [
+        *lines,
+        FactLine(
+            "KV cells / duplicates", f"{whole_text(used)} / {whole_text(twice)}", "Of this sequence"
+        ),
+        FactLine(
+            "last pos KV / state",
+            f"{whole_text(attention)} / {whole_text(recurrent)}",
+            "Last position that the attention cells and the recurrent state hold",
+        ),
+    ]
+
+
+def _times(facts: TraceRow) -> list[FactLine]:
+    spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
+    known = [(phase, ms) for phase, ms in spent if ms is not None]
+    if not known:
+        whole, n = facts["total_ms"], facts["n_merged"]
+        if whole is None:
+            return [FactLine("all phases", "not observed", "The engine did not tell")]
+        merged = f", {n} rounds together" if n else ""
+        return [FactLine("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
+    total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
+    return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
+
+
+def _ms(value: float | None) -> str:
+    return NOT_OBSERVED if value is None else f"{significant(value)} ms"
+
+
+def _bytes(value: int | None) -> str:
+    return NOT_OBSERVED if value is None else size_text(value)
+
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+
+
+class FactTable(QAbstractTableModel):
+    """Labels at the left, values at the right; a heading has no value."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.muted_colour = QColor()
+        self.facts: list[FactLine] = []
+
+    def show_facts(self, facts: list[FactLine]) -> None:
+        """Show other lines."""
+        self.beginResetModel()
+        self.facts = facts
+        self.endResetModel()
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.facts)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else 2
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        fact, is_value = self.facts[index.row()], index.column() == 1
+        if role == Qt.ItemDataRole.DisplayRole:
+            return fact.value if is_value else fact.label
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(f"{fact.value}\n{fact.tip}".strip()) or None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            flag = Qt.AlignmentFlag
+            side = flag.AlignRight if is_value else flag.AlignLeft
+            return side | (flag.AlignBottom if fact.is_heading else flag.AlignVCenter)
+        if role == Qt.ItemDataRole.FontRole and fact.is_heading:
+            font = QFont()
+            font.setBold(True)
+            return font
+        if role == Qt.ItemDataRole.ForegroundRole and not is_value and not fact.is_heading:
+            return self.muted_colour
+        return None

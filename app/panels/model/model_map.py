@@ -1,0 +1,247 @@
+"""The Model panel: what the files hold and what running them costs, before they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import (
+    QFormLayout,
+    QFrame,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.engine_thread.events import ModelFiles, ServerConnected
+from app.looks.theme import Theme
+from app.panels.model.layer_kinds import LAYER_KINDS
+from app.panels.model.layer_strip import LayerStrip
+from app.panels.model.memory_estimate import estimate
+from app.panels.model.policy_costs import PolicyCosts
+from app.panels.model.server_page import ServerPage
+from app.panels.model.size_bars import SizeBars
+from app.trace_models.plain_tip import plain_tip
+from app.widgets.empty_state import EmptyState
+from engine.options import RunOptions
+from engine.report.text import visible
+from engine.size_text import size_text
+
+if TYPE_CHECKING:
+    from engine.model.info import ModelInfo
+
+_FACTS = (
+    "target",
+    "draft",
+    "architecture",
+    "parameters",
+    "quantisation",
+    "context",
+    "rollback",
+    "llama.cpp",
+)
+
+
+class ModelMapView(QStackedWidget):
+    """Facts, layer map and memory estimate of the inspected files, or how to get some."""
+
+    load_asked = Signal()
+
+    def __init__(
+        self, theme: Theme, open_actions: Sequence[QAction], parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._files: ModelFiles | None = None
+        self._compute = ""
+        self._options, self._n_slots = RunOptions(), 1
+        self._facts = {name: _fact_label() for name in _FACTS}
+        self._strip = LayerStrip(theme)
+        self._legend = _muted("")
+        self._legend.setWordWrap(True)
+        self._memory_title = _muted("")
+        self._memory_title.setWordWrap(True)
+        self._bars = SizeBars(theme)
+        self._costs_title = _muted("To undo: bytes × snapshots × sequences")
+        self._costs_title.setWordWrap(True)
+        self.costs = PolicyCosts()
+        self._load = QPushButton("Load weights")
+        self._load.clicked.connect(self.load_asked)
+        self.addWidget(
+            EmptyState(
+                "No model",
+                "Layers, quantisation and memory are shown here before anything is loaded. "
+                "Open a GGUF file or drop one on the window.",
+                open_actions,
+            )
+        )
+        self.addWidget(self._make_page())
+        self.server = ServerPage()
+        self.addWidget(self.server)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The facts on show, by name."""
+        return {name: label.text() for name, label in self._facts.items()}
+
+    @property
+    def legend(self) -> str:
+        """What the letters of the layer map stand for."""
+        return self._legend.text()
+
+    def set_server(self, server: ServerConnected | None) -> None:
+        """Show a server in place of files, or the empty state."""
+        if server is not None:
+            self.set_files(None)
+            self.server.set_server(server)
+            self.setCurrentWidget(self.server)
+        elif self.currentWidget() is self.server:
+            self.setCurrentIndex(0)
+
+    def set_files(self, files: ModelFiles | None) -> None:
+        """Show these files, or the empty state."""
+        self._files, self._compute = files, ""
+        self.setCurrentIndex(0 if files is None else 1)
+        if files is None:
+            return
+        info = files.info
+        texts = {
+            "target": files.target.name,
+            "draft": _describe_draft(files),
+            "architecture": f"{info.architecture} · {_count_layers(info)}",
+            "parameters": f"{_count(info.n_params)} in {size_text(info.weight_bytes)}",
+            "quantisation": _describe_mix(info.quant_mix),
+            "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
+            "rollback": info.rollback,
+            "llama.cpp": info.llama_cpp,
+        }
+        for name, text in texts.items():
+            self._facts[name].setText(visible(text))
+        self._facts["target"].setToolTip(plain_tip(str(files.target)))
+        self._facts["draft"].setToolTip(
+            plain_tip("\n".join(str(draft.path) for draft in files.drafts))
+        )
+        self._strip.set_layers(info.layers)
+        self._legend.setText(_legend(info))
+        self._show_memory()
+
+    def set_compute(self, mode: str) -> None:
+        """Estimate for weights loaded in this mode instead of as the files hold them."""
+        self._compute = mode
+        self._show_memory()
+
+    def set_options(self, options: RunOptions, n_seqs: int = 1) -> None:
+        """Estimate memory for these options and so many prompts."""
+        self._options = options
+        self._n_slots = max(1, min(options.parallel, n_seqs))
+        self._show_memory()
+
+    def set_loadable(self, loadable: bool) -> None:
+        """Offer to load what has only been inspected."""
+        self._load.setVisible(loadable)
+
+    def retheme(self, theme: Theme) -> None:
+        self._strip.retheme(theme)
+        self._bars.retheme(theme)
+
+    def _show_memory(self) -> None:
+        if self._files is None:
+            return
+        files, options = self._files, self._options
+        drafts = {draft.drafter: draft.info for draft in files.drafts}
+        found = estimate(files.info, drafts, options, self._n_slots, self._compute)
+        kept = "no snapshots"
+        if found.n_rs_seq:
+            kept = f"{options.rollback} of {found.n_rs_seq}"
+        sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
+        total = size_text(sum(found.sizes.values()))
+        self._memory_title.setText(
+            f"Memory for {sequences}, {found.n_ctx:,} cells, {kept}: {total}"
+        )
+        self._bars.set_sizes(found.sizes)
+        self.costs.set_costs(found.policies, options.rollback)
+        self._costs_title.setVisible(bool(found.policies))
+
+    def _make_page(self) -> QWidget:
+        page = QWidget()
+        form = QFormLayout()
+        form.setContentsMargins(0, 0, 0, 0)
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(2)
+        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        for name, label in self._facts.items():
+            heading = _muted(name)
+            heading.setAlignment(Qt.AlignmentFlag.AlignTop)
+            form.addRow(heading, label)
+        column = QVBoxLayout(page)
+        column.setContentsMargins(6, 6, 6, 6)
+        column.setSpacing(4)
+        column.addLayout(form)
+        column.addSpacing(2)
+        column.addWidget(self._strip)
+        column.addWidget(self._legend)
+        column.addWidget(self._memory_title)
+        column.addWidget(self._bars)
+        column.addWidget(self._costs_title)
+        column.addWidget(self.costs)
+        column.addWidget(self._load)
+        column.addStretch(1)
+        area = QScrollArea()
+        area.setAccessibleName("Model in full")
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        area.setWidgetResizable(True)
+        area.setWidget(page)
+        return area
+
+
+def _count(n: int) -> str:
+    """Parameters as people say them: 9.28 M, 650 M, 35.1 B."""
+    return f"{n / 1e6:.3g} M" if n < 999.5e6 else f"{n / 1e9:.3g} B"
+
+
+def _describe_draft(files: ModelFiles) -> str:
+    parts = []
+    if any(layer.kind == "mtp" for layer in files.info.layers):
+        parts.append("MTP head")
+    parts += [draft.path.name for draft in files.drafts]
+    return ", ".join(parts) or "none"
+
+
+def _legend(info: ModelInfo) -> str:
+    """The kinds of layers that the model has, as its map tells them apart."""
+    kinds = dict.fromkeys(layer.kind for layer in info.layers)
+    return " · ".join(f"{LAYER_KINDS[kind].letter} {LAYER_KINDS[kind].name}" for kind in kinds)
+
+
+def _count_layers(info: ModelInfo) -> str:
+    mtp = sum(layer.kind == "mtp" for layer in info.layers)
+    trunk = len(info.layers) - mtp
+    return f"{trunk} layers + MTP" if mtp else f"{trunk} layers"
+
+
+def _describe_mix(mix: dict[str, int]) -> str:
+    """Types by their share of the bytes, those of at least one per cent."""
+    total = sum(mix.values()) or 1
+    shares = {name: 100 * n / total for name, n in mix.items()}
+    return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 1)
+
+
+def _fact_label() -> QLabel:
+    label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    return label
+
+
+def _muted(text: str) -> QLabel:
+    label = QLabel(text)
+    label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
+    return label

@@ -1,0 +1,129 @@
+"""What a server says of itself: its facts, its slots, and what it has counted meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
+
+from app.engine_thread.events import ServerConnected, ServerSeen
+from app.trace_models.number_text import NOT_OBSERVED
+from app.trace_models.plain_tip import plain_tip
+from app.trace_models.server_facts import counted_since, known_facts, slot_lines
+
+_FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
+_COUNTS = {
+    "spec_decode_num_drafts_total": "drafts",
+    "spec_decode_num_draft_tokens_total": "drafted",
+    "spec_decode_num_accepted_tokens_total": "accepted",
+    "tokens_predicted_total": "generated",
+}
+
+
+class ServerPage(QScrollArea):
+    """Beside what is told: what is not, as "not observed"."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName("Server")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._server: ServerConnected | None = None
+        self._status = ServerSeen()
+        self._first_run = 0
+        """The first of the store's runs since the connection."""
+        self._labels = {name: _value() for name in _FACTS}
+        self._slots, self._counters = _value(), _value()
+        form = QFormLayout()
+        form.setContentsMargins(0, 0, 0, 0)
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(2)
+        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        for name, label in self._labels.items():
+            form.addRow(_muted(name), label)
+        column = QVBoxLayout(page := QWidget())
+        column.setContentsMargins(6, 6, 6, 6)
+        column.setSpacing(4)
+        column.addLayout(form)
+        column.addWidget(_muted("Slots"))
+        column.addWidget(self._slots)
+        column.addWidget(_muted("Counted by the server since the connection, all its clients"))
+        column.addWidget(self._counters)
+        column.addStretch(1)
+        self.setWidget(page)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The texts on show, by name."""
+        shown = {name: label.text() for name, label in self._labels.items()}
+        return shown | {"slot lines": self._slots.text(), "counters": self._counters.text()}
+
+    def set_server(self, server: ServerConnected) -> None:
+        """Show what is known of a server from its first replies."""
+        self._server, self._first_run = server, len(server.store.runs)
+        self.set_status(ServerSeen())
+
+    def set_status(self, status: ServerSeen) -> None:
+        """Show how it is now."""
+        self._status = status
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show it again, when more has been recorded since."""
+        status = self._status
+        if self._server is None:
+            return
+        told = known_facts(self._server.facts, status.slots)
+        texts = {
+            **told,
+            "key": {
+                "keyring": "kept in the system's keyring",
+                "session": "kept for this session only: there is no keyring",
+            }.get(self._server.key_kept, "none"),
+        }
+        for name, label in self._labels.items():
+            _show(label, str(texts.get(name) or NOT_OBSERVED))
+        self._labels["server"].setForegroundRole(_role(bool(status.gone)))
+        self._labels["server"].setToolTip(plain_tip(status.gone))
+        if status.gone:
+            _show(self._labels["server"], f"{told['server']} · gone")
+        when = ["when it was seen last:"] if status.gone else []
+        _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
+        drafted, accepted = counted_since(self._server.store, self._first_run)
+        here = f"Recorded here: {drafted:,} drafted, {accepted:,} accepted"
+        _show(self._counters, f"{_counted(status.counters)}\n{here}")
+
+
+def _counted(counters: Mapping[str, float] | None) -> str:
+    if counters is None:
+        return "not observed: the server runs without --metrics"
+    known = [f"{counters[key]:,.0f} {word}" for key, word in _COUNTS.items() if key in counters]
+    return ", ".join(known) or "nothing yet"
+
+
+def _show(label: QLabel, text: str) -> None:
+    if label.text() != text:
+        label.setText(text)
+
+
+def _role(alarming: bool) -> QPalette.ColorRole:
+    return QPalette.ColorRole.BrightText if alarming else QPalette.ColorRole.WindowText
+
+
+def _value() -> QLabel:
+    label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
+
+
+def _muted(text: str) -> QLabel:
+    label = QLabel(text)
+    label.setWordWrap(True)
+    label.setAlignment(Qt.AlignmentFlag.AlignTop)
+    label.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+    return label

@@ -1,0 +1,1 @@
+"""The dock of plots over the rounds of a run."""

@@ -1,0 +1,256 @@
+"""How drafts fare: over the run, by index in the draft, and by length of the draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from app.panels.plots.draft_histogram import DraftHistogram
+from app.panels.plots.overlaid_view import OverlaidView
+from app.panels.plots.pixel_columns import envelope
+from app.panels.plots.position_rates import SWATCHES, PositionRates
+from app.panels.plots.step_curves import WINDOW, StepCurves
+from app.trace_models.number_text import significant
+from app.trace_models.run_axis import RunAxis, RunOverlay
+from app.trace_models.run_rows import RunRows
+from app.widgets.legend import Swatch
+from app.widgets.line_styles import (
+    DOTS,
+    ROLE,
+    OverlayLine,
+    draw_overlay,
+    draw_overlay_dots,
+    plot_pen,
+)
+from app.widgets.plot_surface import draw_nothing
+from app.widgets.samples import draw_bar, draw_dashes
+from engine.trace.run_ref import RunRef
+from engine.trace.step_sums import per_position
+
+_RATES_FROM, _BOTH_FROM = 103, 137
+"""Characters across from which the rates by index stand beside the lines, and the table as well."""
+_SIDE_LINES, _SIDE_CHARACTERS = 6, 34
+_PLOT_CHARACTERS = 24
+"""Least width of the lines: where a long legend would leave them less, what is beside them goes."""
+_WINDOWED, _LIFETIME = range(2)
+
+
+class AcceptanceView(OverlaidView):
+    """Two lines over the rounds; beside them three rates by index and a table by draft length."""
+
+    widest_label = "lifetime: 0.999"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        windowed = f"Accepted / drafted over the last {WINDOW} steps"
+        super().__init__(
+            theme,
+            "Acceptance",
+            "rate",
+            (
+                Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
+                Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
+            ),
+            "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen.",
+            parent,
+        )
+        self._stacked = False
+        self.rates = PositionRates(theme)
+        self.histogram = DraftHistogram(theme)
+        sides: tuple[QWidget, ...] = (self.rates, self.histogram)
+        for place, widget in enumerate(sides, start=1):
+            widget.setFixedWidth(_SIDE_CHARACTERS * self.fontMetrics().averageCharWidth())
+            widget.setMinimumHeight(1)  # they go where there is little room
+            self._row.insertWidget(place, widget)
+        self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
+        for curve in (self._lifetime, self._windowed):
+            self.plot.addItem(curve, ignoreBounds=True)
+        self._lines_over = OverlayLine(cased=False), OverlayLine(DOTS, cased=False)
+        for line in self._lines_over:
+            self.plot.addItem(line, ignoreBounds=True)
+        self._curves_over, self._n_over = StepCurves(), 0
+        self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
+        self.plot.set_y_range(-0.04, 1.08)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self.curves = StepCurves()
+        draw_nothing(self._windowed, self._lifetime)
+
+    def _read(self, run: RunRef) -> int | None:
+        if self._rows is None:
+            self._rows = RunRows(run, "rounds")
+        start, stop = self._rows.read()
+        if start == stop:
+            # only sums are known: they show at the side
+            return 0 if not stop and self._told(run) else None
+        self.curves.add(self._rows, start, stop)
+        return int(self._rows.rounds.values[-1]) + 1
+
+    def _told(self, run: RunRef | None) -> dict[str, Any]:
+        """Figures that an engine told of a run without rounds, if rates by index are among them."""
+        told = {} if run is None or len(self.curves) else run.facts.get("told", {})
+        return told if told.get("acceptance_per_position") else {}
+
+    def _draw(self) -> None:
+        curves = self.curves
+        self._draw_curves(curves, self.plot.run_axis, (self._windowed, self._lifetime))
+        if self._overlay is not None:
+            over = self._read_over(self._overlay)
+            self._draw_curves(over, self._overlay.axis(self.plot.run_axis.unit), self._lines_over)
+            self.rates.set_overlay(per_position(over.sums.counts)["acceptance_per_position"])
+        for label, name, values in (
+            (_WINDOWED, f"last {WINDOW}", curves.windowed),
+            (_LIFETIME, "lifetime", curves.lifetime),
+        ):
+            n = len(curves)
+            newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
+            self.legend.set_label(label, name + newest)
+        counts = curves.sums.counts
+        told = self._told(self._run)
+        if told:
+            rate = significant(told.get("draft_acceptance_rate"))
+            self.legend.set_label(_LIFETIME, f"lifetime: {rate}")
+        by_index = told or per_position(counts)
+        self.rates.set_rates(by_index["acceptance_per_position"])
+        self.histogram.set_counts(counts)
+
+    def _draw_curves(
+        self, curves: StepCurves, axis: RunAxis, lines: tuple[pg.PlotCurveItem, pg.PlotCurveItem]
+    ) -> None:
+        start, stop = curves.between(*axis.between(*self.plot.x_range))
+        start, stop = max(0, start - 1), min(len(curves), stop + 1)
+        rounds = curves.rounds[start:stop]
+        x = (axis.starts(rounds) + axis.ends(rounds)) / 2
+        rates = curves.windowed(start, stop), curves.lifetime(start, stop)
+        for line, y in zip(lines, rates, strict=True):
+            line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
+
+    def _read_over(self, overlay: RunOverlay) -> StepCurves:
+        """The rates of the second run by now."""
+        rows = overlay.rows()
+        if len(rows) > self._n_over:
+            self._curves_over.add(rows, self._n_over, len(rows))
+            self._n_over = len(rows)
+        return self._curves_over
+
+    def _clear_overlay(self) -> None:
+        self._curves_over, self._n_over = StepCurves(), 0
+        for line in self._lines_over:
+            line.setData([], [])
+        self.rates.set_overlay(None)
+
+    def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
+        name = overlay.name
+        over = f"of {name}, over those of {overlay.over}"
+        return [
+            Swatch(
+                f"{name}, last {WINDOW}",
+                ROLE,
+                f"Accepted / drafted over the last {WINDOW} steps {over}; "
+                "by index in the draft, its marks are hollow",
+                draw_overlay,
+            ),
+            Swatch(
+                f"{name}, lifetime", ROLE, f"Accepted / drafted so far {over}", draw_overlay_dots
+            ),
+        ]
+
+    def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
+        return _rates_words(self._read_over(overlay), round_)
+
+    def _recolour(self, theme: Theme) -> None:
+        self.rates.retheme(theme)
+        for line in self._lines_over:
+            line.retheme(theme)
+        self.histogram.retheme(theme)
+        for curve, role, style in (
+            (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
+            (self._lifetime, "plot.text", Qt.PenStyle.DashLine),
+        ):
+            curve.setPen(plot_pen(theme.color(role), style=style))
+
+    def _tip(self, x: float, _y: float) -> str:
+        round_ = self.plot.run_axis.round_at(x)
+        rates = _rates_words(self.curves, round_)
+        if self._rows is None or not rates:
+            return ""
+        lines = [self.plot.run_axis.text(round_)]
+        for at in range(*self._rows.between(round_, round_ + 1)):
+            row = self._rows.row(at)
+            if row["num_draft_tokens"]:
+                lines.append(
+                    f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
+                    f"of {row['num_draft_tokens']} accepted"
+                )
+        return "\n".join([*lines, rates])
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        start, stop = self.curves.between(*self.plot.rounds_in_sight)
+        columns = (
+            self.curves.rounds[start:stop],
+            self.curves.windowed(start, stop),
+            self.curves.lifetime(start, stop),
+        )
+        names = ["round", f"acceptance_last_{WINDOW}", "acceptance_lifetime"]
+        return names, [list(row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+
+    def _summary(self) -> str:
+        n = len(self.curves)
+        told = self._told(self._run).get("draft_acceptance_rate")
+        rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
+        return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
+
+    @property
+    def is_plot_alone(self) -> bool:
+        return self.rates.isHidden()
+
+    def set_stacked(self, stacked: bool) -> None:
+        """In a stack the plot alone is shown, as wide as the others."""
+        self._stacked = stacked
+        self._show_sides()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._show_sides()
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        super().set_overlay(overlay)
+        self._show_sides()  # the legend has become wider, or narrower
+
+    def _show_sides(self) -> None:
+        metrics = self.fontMetrics()
+        high = self.height() >= _SIDE_LINES * metrics.height()
+        characters = self.width() / metrics.averageCharWidth()
+        can_show = high and not self._stacked
+        self._show_rates(can_show and characters >= _RATES_FROM)
+        if not self.is_plot_alone and not self._has_room_beside(1):
+            self._show_rates(False)
+        both = not self.is_plot_alone and characters >= _BOTH_FROM
+        self.histogram.setVisible(both and self._has_room_beside(2))
+
+    def _show_rates(self, shown: bool) -> None:
+        self.rates.setVisible(shown)
+        self._show_behind(SWATCHES if shown else [])
+
+    def _has_room_beside(self, n_sides: int) -> bool:
+        legend = self.legend.minimumWidth() if self.legend_width else 0
+        left = self.width() - legend - n_sides * self.rates.minimumWidth()
+        return left >= _PLOT_CHARACTERS * self.fontMetrics().averageCharWidth()
+
+
+def _rates_words(curves: StepCurves, round_: int) -> str:
+    """Both rates after a round, empty where it has no step."""
+    start, stop = curves.between(round_, round_ + 1)
+    if start == stop:
+        return ""
+    windowed, lifetime = (
+        float(rate(stop - 1, stop)[0]) for rate in (curves.windowed, curves.lifetime)
+    )
+    return f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}"

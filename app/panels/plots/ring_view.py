@@ -1,0 +1,312 @@
+"""What every snapshot slot of every sequence held after each round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from app.panels.plots.round_view import RoundView
+from app.trace_models.run_facts import is_ours
+from app.trace_models.run_rows import GrowingArray
+from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
+from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
+from engine.trace.run_ref import RunRef
+
+_CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
+"""Values of the image; 0 is a slot that was not observed."""
+_SPENT = "spent"
+"""Recorded as stale, by a policy that refuses to read it: nothing is wrong."""
+_CODE[_SPENT] = len(_CODE) + 1
+_NAMES = tuple(_CODE)
+_BY_WEIGHT = np.array(
+    [0, *(_CODE[s] for s in ("free", _SPENT, "carried", "fresh", "live", "pending", "stale"))],
+    np.uint8,
+)
+"""Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
+_WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
+_MARKED = {"pending": "o", "stale": "x"}
+"""States with a sign in the cell besides its colour. The live state has slot 0 for a sign."""
+_MARK_PIXELS = 6
+_LEAST_MARK_PIXELS = 3
+"""In cells that are narrower than a mark it shrinks to this, then only the colour is left."""
+_MOST_MARKS = 2000
+_MOST_ROWS = 1024
+"""Slots of all sequences together that are drawn; more would be narrower than a pixel."""
+_SLOT_BITS = 16
+"""A slot's key is its sequence's number, and behind it so many bits for the slot."""
+_ROW_LABEL_PIXELS = 13
+_TIPS = {
+    "free": "Never written, or given up",
+    "live": "The state that the next batch continues from",
+    "fresh": "Written by this round's batch",
+    "carried": "Kept from an earlier batch",
+    "stale": "Older than its place claims: reading it is possible, and would be wrong",
+    _SPENT: "Undone, or older than its place claims; a rollback to it is refused",
+    "pending": "Chosen by a rollback, read by the next batch",
+}
+
+
+def _swatch(state: str) -> Swatch:
+    def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
+        painter.fillRect(box, colour)
+        if state not in _MARKED:
+            return
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(_ink_on(colour), 1.3))
+        inner = QRectF(box).adjusted(2.5, 2.5, -2.5, -2.5)
+        if state == "stale":
+            painter.drawLine(inner.topLeft(), inner.bottomRight())
+            painter.drawLine(inner.topRight(), inner.bottomLeft())
+        else:
+            painter.drawEllipse(inner)
+
+    return Swatch(state, f"slot.{state}", _TIPS[state], draw)
+
+
+class RingView(RoundView):
+    """Heat map of rounds and slots, one band of slots for each sequence, slot 0 on top."""
+
+    untold = "what its snapshot slots hold"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(
+            theme,
+            "Ring occupancy",
+            "slot",
+            [_swatch(state) for state in ("live", "fresh", "carried", "pending", "stale", "free")],
+            "Shows what each snapshot slot holds after every round. Press Run (F5).",
+            parent,
+        )
+        self._image = pg.ImageItem(axisOrder="row-major")
+        self._image.setLevels((0, 255))
+        self._marks = {
+            state: pg.ScatterPlotItem(symbol=symbol, size=_MARK_PIXELS)
+            for state, symbol in _MARKED.items()
+        }
+        for item in (self._image, *self._marks.values()):
+            self.plot.addItem(item, ignoreBounds=True)
+        self.plot.box.invertY(True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._next_row = 0
+        self._entries = {
+            name: GrowingArray(dtype)
+            for name, dtype in (
+                ("round", np.int64),
+                ("key", np.int64),
+                ("state", np.uint8),
+                ("age", np.int64),
+            )
+        }
+        """What was recorded of slots, in the order of rounds."""
+        self._keys = np.zeros(0, np.int64)
+        """Of the slots that are drawn, ascending; `_row_of` has the row of each."""
+        self._row_of = np.zeros(0, np.int64)
+        self._n_stale = 0
+        self._has_spent = False
+        self._n_rounds = 0
+        self._draw_nothing()
+
+    def _read(self, run: RunRef) -> int | None:
+        store, table = run.store, run.store.memory
+        start, stop = self._next_row, len(table)
+        self._next_row = stop
+        mine = table.column("run_id", start, stop) == run.run_id
+        if not mine.any():
+            return None
+        rounds, seq_ids, slots, codes, ages = (
+            table.column(name, start, stop)[mine]
+            for name in ("round", "seq_id", "slot", "state", "age")
+        )
+        states = np.zeros(len(codes), np.uint8)
+        for state, value in _CODE.items():
+            states[codes == store.text_pool.find(state)] = value
+        if not _reads_stale(run.facts):
+            is_spent = states == _CODE["stale"]
+            states[is_spent] = _CODE[_SPENT]
+            self._has_spent = self._has_spent or bool(is_spent.any())
+        keys = (seq_ids << _SLOT_BITS) + slots
+        for name, values in (("round", rounds), ("key", keys), ("state", states), ("age", ages)):
+            self._entries[name].add(values)
+        new = np.setdiff1d(keys, self._keys)
+        if len(new):
+            self._keys = np.union1d(self._keys, new)[:_MOST_ROWS]
+            # an empty row between the bands
+            bands = np.cumsum(
+                np.diff(self._keys >> _SLOT_BITS, prepend=self._keys[0] >> _SLOT_BITS) != 0
+            )
+            self._row_of = np.arange(len(self._keys)) + bands
+        self._n_stale += int((states == _CODE["stale"]).sum())
+        self._n_rounds = int(rounds[-1]) + 1
+        return self._n_rounds
+
+    @property
+    def _n_rows(self) -> int:
+        return int(self._row_of[-1]) + 1 if len(self._row_of) else 0
+
+    def _between(self, first: int, stop: int) -> dict[str, np.ndarray]:
+        """The entries of these rounds that are drawn, with their rows."""
+        rounds = self._entries["round"].values
+        start, end = np.searchsorted(rounds, (first, stop))
+        found = {name: values.values[start:end] for name, values in self._entries.items()}
+        at = np.minimum(np.searchsorted(self._keys, found["key"]), len(self._keys) - 1)
+        drawn = self._keys[at] == found["key"]
+        return {name: values[drawn] for name, values in (*found.items(), ("row", self._row_of[at]))}
+
+    def _draw(self) -> None:
+        first, stop = self.plot.rounds_in_sight
+        first, stop = min(first, self._n_rounds), min(stop, self._n_rounds)
+        n_rows = self._n_rows
+        if stop <= first or not n_rows:
+            self._draw_nothing()
+            return
+        if self._has_spent or (self._run is not None and self._run.ended):
+            # until then that of the run before stays: a legend that changes moves the plot
+            self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
+        axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
+        left, right = axis.start(first), axis.start(stop)
+        entries = self._between(first, stop)
+        by_pixel = axis.unit != "round" or stop - first > n_pixels
+        if by_pixel:
+            sight = self._by_pixel(entries, np.linspace(left, right, n_pixels + 1))
+        else:
+            sight = np.zeros((n_rows, stop - first), np.uint8)
+            sight[entries["row"], entries["round"] - first] = entries["state"]
+        self._image.setImage(sight, autoLevels=False)
+        self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
+        self.plot.set_y_range(-0.6, n_rows - 0.4)
+        self._draw_marks(first, stop, sight, by_pixel)
+        self._label_rows()
+
+    def _draw_nothing(self) -> None:
+        self._image.clear()
+        draw_nothing(*self._marks.values())
+
+    def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
+        """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""
+        axis, n_pixels = self.plot.run_axis, len(edges) - 1
+        firsts = np.searchsorted(edges, axis.starts(entries["round"]), side="right") - 1
+        lasts = np.searchsorted(edges, axis.ends(entries["round"]), side="left") - 1
+        firsts = np.clip(firsts, 0, n_pixels - 1)
+        widths = np.clip(lasts, firsts, n_pixels - 1) - firsts + 1
+        entry = np.repeat(np.arange(len(widths)), widths)
+        column = np.arange(len(entry)) - np.repeat(np.cumsum(widths) - widths - firsts, widths)
+        weights = np.zeros((self._n_rows, n_pixels), np.uint8)
+        at = entries["row"][entry], column
+        np.maximum.at(weights, at, _WEIGHT_OF[entries["state"][entry]])
+        return _BY_WEIGHT[weights]
+
+    def _draw_marks(self, first: int, stop: int, sight: np.ndarray, by_pixel: bool) -> None:
+        """Signs in the cells of what is in sight, a column for each round or column of pixels."""
+        axis = self.plot.run_axis
+        left, right = self.plot.x_range
+        room = self.plot.box.width() * axis.round_width / (right - left)
+        size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
+        for state, marks in self._marks.items():
+            y, x = np.nonzero(sight == _CODE[state])
+            # the rare and alarming ones are marked even where the cells are narrow
+            fits = room >= _LEAST_MARK_PIXELS or state == "stale"
+            if not len(x) or len(x) > _MOST_MARKS or not fits:
+                draw_nothing(marks)
+                continue
+            if state != "stale" and marks.opts["size"] != size:
+                marks.setSize(size)
+            if not by_pixel:
+                marks.setData((axis.starts(x + first) + axis.ends(x + first)) / 2, y)
+            else:
+                start, end = axis.start(first), axis.start(stop)
+                marks.setData(start + (x + 0.5) * ((end - start) / sight.shape[1]), y)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        found = self._between(*self.plot.rounds_in_sight)
+        order = np.lexsort((found["key"], found["round"]))
+        rows: list[list[object]] = []
+        for at in order.tolist():
+            key, state, age = (int(found[name][at]) for name in ("key", "state", "age"))
+            if state:
+                seq_id, slot = divmod(key, 1 << _SLOT_BITS)
+                known = None if age == MISSING else age
+                rows.append([int(found["round"][at]), seq_id, slot, _NAMES[state - 1], known])
+        return ["round", "seq_id", "slot", "state", "age"], rows
+
+    def _label_rows(self) -> None:
+        """Slot numbers where they fit; the first slot of a band also names its sequence."""
+        several = len(np.unique(self._keys >> _SLOT_BITS)) > 1
+        fits = self.plot.box.height() >= _ROW_LABEL_PIXELS * self._n_rows
+        ticks: list[tuple[float, str]] = []
+        before = None
+        for row, key in zip(self._row_of.tolist(), self._keys.tolist(), strict=True):
+            seq_id, slot = divmod(key, 1 << _SLOT_BITS)
+            if seq_id != before:
+                ticks.append((row, f"seq {seq_id}" if several else str(slot)))
+            elif fits:
+                ticks.append((row, str(slot)))
+            before = seq_id
+        self.plot.set_ticks("left", ticks)
+
+    def _recolour(self, theme: Theme) -> None:
+        lut = np.zeros((256, 4), np.uint8)
+        for state, value in _CODE.items():
+            lut[value] = np.array(theme.color(f"slot.{state}").getRgb())
+        self._image.setLookupTable(lut)
+        for state, marks in self._marks.items():
+            marks.setPen(plot_pen(_ink_on(theme.color(f"slot.{state}")), 1.3))
+            marks.setBrush(QBrush(Qt.BrushStyle.NoBrush))
+
+    def _place(self, y: float) -> tuple[int, int] | None:
+        """Sequence and slot at a height of the plot."""
+        found = np.flatnonzero(self._row_of == round(y))
+        return divmod(int(self._keys[found[0]]), 1 << _SLOT_BITS) if len(found) else None
+
+    def _tip(self, x: float, y: float) -> str:
+        place, round_ = self._place(y), self.plot.run_axis.round_at(x)
+        if place is None:
+            return ""
+        seq_id, slot = place
+        found = self._between(round_, round_ + 1)
+        mine = np.flatnonzero(found["key"] == (seq_id << _SLOT_BITS) + slot)
+        if not len(mine) or not found["state"][mine[-1]]:
+            return ""
+        state, age = int(found["state"][mine[-1]]), int(found["age"][mine[-1]])
+        lines = [f"round {round_} · sequence {seq_id} · slot {slot}", _NAMES[state - 1]]
+        if age != MISSING:
+            lines[1] += f", {age} {'token' if age == 1 else 'tokens'} behind the newest"
+        return "\n".join(lines)
+
+    def _seq_at(self, _x: float, y: float) -> int | None:
+        place = self._place(y)
+        return None if place is None else place[0]
+
+    def _first_seq(self) -> int | None:
+        return int(self._keys[0]) >> _SLOT_BITS if len(self._keys) else None
+
+    def _summary(self) -> str:
+        seq_ids, n_slots = np.unique(self._keys >> _SLOT_BITS, return_counts=True)
+        slots = "".join(
+            f", slots of sequence {seq}: {n}"
+            for seq, n in zip(seq_ids.tolist(), n_slots.tolist(), strict=True)
+        )
+        return f"rounds: {self._n_rounds}{slots}, stale: {self._n_stale}"
+
+
+def _reads_stale(facts: dict[str, Any]) -> bool:
+    """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
+    fault that is about it; of others, and where the options are not known, nobody can tell."""
+    options = facts.get("options")
+    if options is None or not is_ours(facts) or facts.get("lane_kind") in (PEER, PEER_NOISE):
+        return True
+    return "stale-plane" in options.get("faults", ())
+
+
+def _ink_on(colour: QColor) -> QColor:
+    return QColor("#101418" if colour.lightnessF() > 0.45 else "#ffffff")

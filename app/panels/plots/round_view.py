@@ -1,0 +1,336 @@
+"""What views with a plot over rounds have in common: empty state, legend, cursor, links, and
+reading the trace together.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from PySide6.QtCore import QObject, QSize, Signal
+from PySide6.QtGui import QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
+
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme
+from app.trace_models.position import Position
+from app.trace_models.run_facts import engine_name, is_ours
+from app.widgets.empty_state import EmptyState
+from app.widgets.legend import Swatch, SwatchLegend
+from app.widgets.round_plot import RoundPlot
+from engine.trace.run_ref import RunRef
+
+PERIOD_MS = 500
+"""Plots move at most so often: nobody reads them faster, and the engine needs the time."""
+
+
+class GrowingView(Protocol):
+    """A view that reads without drawing, and draws what it has read."""
+
+    def take_in(self) -> bool: ...
+
+    def show_new(self) -> None: ...
+
+
+class RoundGroup:
+    """Reads for all its views before any of them is drawn: the trace grows meanwhile, and every
+    view that knew of more rounds than the one before would move the axis of all of them."""
+
+    def __init__(self, first: GrowingView, parent: QObject) -> None:
+        self._views = [first]
+        self._pacer = Pacer(self._refresh, PERIOD_MS, parent)
+        self.ask, self.now, self.stop = self._pacer.ask, self._pacer.now, self._pacer.stop
+
+    def add(self, view: GrowingView) -> None:
+        """Another view over the same axis."""
+        self._views.append(view)
+
+    def _refresh(self) -> None:
+        for view in [view for view in self._views if view.take_in()]:
+            view.show_new()
+
+
+_EMPTY, _PLOT = range(2)
+_LEGEND_BESIDE = 400
+_LEGEND_SHARE = 0.45
+"""Part of the width that a legend beside the plot may take."""
+_LEAST_WIDTH = 160
+_MARGIN = 4
+
+
+class RoundView(QStackedWidget):
+    """A RoundPlot with its legend, fed from one table of the trace. Once it has anything to show,
+    it neither reads nor draws while it is out of sight."""
+
+    position_selected = Signal(object)  # Position
+    widest_label: ClassVar[str] = "n_rs_seq = 64"
+    """What the legend is given room for."""
+    untold: ClassVar[str] = ""
+    """What a run lacks that leaves nothing to draw, in words that follow "does not tell"."""
+
+    def __init__(
+        self,
+        theme: Theme,
+        name: str,
+        y_label: str,
+        swatches: Sequence[Swatch],
+        empty_text: str,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._name = name
+        self._run: RunRef | None = None
+        self._cursor: Position | None = None
+        self._stale = self._is_behind = self._has_ended = False
+        self._has_rounds = False
+        self._legend_least = 0
+        self._group = RoundGroup(self, self)
+        self.plot = RoundPlot(theme, y_label)
+        self.plot.setAccessibleName(name)
+        self.plot.tip = self.readout
+        self.plot.clicked.connect(self._on_clicked)
+        self.plot.round_stepped.connect(self._on_stepped)
+        self.plot.unit_changed.connect(self._redraw)
+        self.plot.box.sigXRangeChanged.connect(self._redraw)
+        self.plot.box.sigResized.connect(self._redraw)
+        self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
+        self.page = QWidget()
+        """The plot and what stands beside it, as pictures show it."""
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
+        self._row.setContentsMargins(6, _MARGIN, 8, _MARGIN)
+        self._row.setSpacing(8)
+        self._row.addWidget(self.plot, 1)
+        self._row.addWidget(self.legend)
+        self.empty = EmptyState("No run yet", empty_text, waits_for_run=True)
+        self.addWidget(self.empty)
+        self.addWidget(self.page)
+        self.setAccessibleName(name)
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Show a run from its first round on, or nothing."""
+        self._run = run
+        self._group.stop()
+        self._reset()
+        self.set_cursor(None)
+        self.plot.begin_run()
+        self._stale = self._has_rounds = self._has_ended = False
+        if self.take_in():
+            self.show_new()
+        elif run is None or run.ended:  # else rounds are on their way: pages cost layouts
+            self.setCurrentIndex(_EMPTY)
+            if run is None:
+                self.empty.say()
+
+    def refresh(self) -> None:
+        """Draw what has joined the trace since the last call, now or a little later, together
+        with the views linked to this one."""
+        self._group.ask()
+
+    def take_in(self) -> bool:
+        """Read what has joined the trace, unless that is for later; whether there is anything to
+        draw."""
+        if self._run is None:
+            return False
+        self._is_behind = self.has_rounds and not self.in_sight
+        if self._is_behind:
+            return False
+        self.plot.run_axis.read(self._run)
+        n_rounds = self._read(self._run)
+        if self._run.ended and not self._has_ended:
+            self._has_ended = self._stale = True  # it fills the width from now on
+        if n_rounds is not None:
+            self._stale = True
+            self.plot.expect_rounds(n_rounds)
+        elif not self.has_rounds:
+            self._say_what_is_untold(self._run)
+        return n_rounds is not None or (self._stale and self.has_rounds)
+
+    def show_new(self) -> None:
+        """Draw what has been read, if it is in sight."""
+        self._has_rounds = True
+        self.setCurrentIndex(_PLOT)
+        self.plot.setAccessibleDescription(self._words())
+        if not self.in_sight:
+            return
+        self.plot.show_rounds(self.plot.n_rounds)
+        if self._stale:  # the same rounds are in sight, so nothing has drawn them
+            self._redraw()
+
+    def readout(self, x: float, y: float) -> str:
+        """The text about the round at (x, y) of the plot, empty where there is none."""
+        return self._tip(x, y)
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Put the cursor line on the position that all views share."""
+        if position is not None and position.run != self._run:
+            position = None
+        self._cursor = position
+        self.plot.set_cursor(None if position is None else position.round)
+
+    def link_x(self, other: RoundView) -> None:
+        """Show the same rounds as another view, from now on."""
+        self.plot.link_x(other.plot)
+        self._group = other._group
+        self._group.add(self)
+
+    def set_stacked(self, stacked: bool) -> None:
+        """Be one of many plots that stand one under the other, or not."""
+
+    def take_place(self, legend_width: int, *, has_axis: bool) -> None:
+        """Have a legend that is at least so wide, and the figures of the x-axis or not."""
+        if legend_width != self._legend_least:
+            self._legend_least = legend_width
+            self._fit_legend()
+        self.plot.show_axis(has_axis)
+
+    @property
+    def legend_width(self) -> int:
+        """Width that the legend needs beside a plot of this height; 0 where it stands below."""
+        if self._row.direction() is not QBoxLayout.Direction.LeftToRight:
+            return 0
+        return self.legend.width_in(self.height() - 2 * _MARGIN, self.widest_label)
+
+    @property
+    def is_plot_alone(self) -> bool:
+        """Whether nothing but the legend stands beside the plot."""
+        return True
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.plot.retheme(theme)
+        self.legend.retheme(theme)
+        self._recolour(theme)
+
+    @property
+    def in_sight(self) -> bool:
+        """Whether any of it is neither hidden nor behind a tab."""
+        return not self.visibleRegion().isEmpty()
+
+    @property
+    def run(self) -> RunRef | None:
+        """The run on show."""
+        return self._run
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the run on show has rounds to draw."""
+        return self._has_rounds
+
+    @abstractmethod
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """The rounds in sight as numbers: column names as in the trace, and rows; None is not
+        observed."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget everything read, and draw nothing."""
+
+    @abstractmethod
+    def _read(self, run: RunRef) -> int | None:
+        """Take in new rows; the number of rounds known now, None when nothing is new."""
+
+    @abstractmethod
+    def _draw(self) -> None:
+        """Draw the rounds in sight."""
+
+    @abstractmethod
+    def _recolour(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+
+    @abstractmethod
+    def _tip(self, x: float, y: float) -> str:
+        """The run's values at (x, y) of the plot as text, empty where there are none."""
+
+    @abstractmethod
+    def _summary(self) -> str:
+        """The plot in words."""
+
+    def _seq_at(self, x: float, _y: float) -> int | None:
+        """The sequence that a click at (x, y) means: the first one of the round there."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(self.plot.run_axis.round_at(x))
+
+    def _first_seq(self) -> int | None:
+        """The sequence that the keyboard begins with."""
+        rows = self.plot.run_axis.rows
+        return None if rows is None else rows.seq_in(None)
+
+    def _say_what_is_untold(self, run: RunRef) -> None:
+        """A run may have rounds, and nothing of what this view draws, or only sums."""
+        axis = self.plot.run_axis.rows
+        has_rounds = axis is not None and len(axis)
+        if has_rounds or run.ended:
+            self.setCurrentIndex(_EMPTY)
+        if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
+            self.empty.say()
+        elif not has_rounds:
+            told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            self.empty.say("Not observed", f"{told} does not tell them.")
+        else:
+            self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
+
+    def _words(self) -> str:
+        return self._summary()
+
+    def _redraw(self) -> None:
+        if self._run is None or not (self._has_rounds or self.plot.overlay):
+            return
+        self._stale = not self.in_sight
+        if not self._stale:
+            self._draw()
+            self.plot.box.prepareForPaint()  # while painting it would ask for a second painting
+
+    def _on_clicked(self, x: float, y: float) -> None:
+        self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))
+
+    def _on_stepped(self, step: int) -> None:
+        if self._cursor is None:
+            self._select(self.plot.rounds_in_sight[1] - 1, self._first_seq())
+        else:
+            self._select(self._cursor.round + step, self._cursor.seq_id)
+
+    def _select(self, round_: int, seq_id: int | None) -> None:
+        if self._run is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
+            return
+        position = Position(self._run, seq_id, round_, None)
+        self.set_cursor(position)
+        self.position_selected.emit(position)
+
+    def minimumSizeHint(self) -> QSize:
+        """Narrower than with the legend at the side: it then goes below."""
+        return QSize(_LEAST_WIDTH, super().minimumSizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if (self._is_behind or self._stale) and self.has_rounds:  # it has come into sight
+            self._group.now()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        beside = event.size().width() >= _LEGEND_BESIDE
+        direction = QBoxLayout.Direction
+        self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
+        self._fit_legend()
+
+    def _show_behind(self, swatches: Sequence[Swatch]) -> None:
+        """Legend entries behind those of every run, for what only some runs show."""
+        if [swatch.label for swatch in swatches] != self.legend.trailing_labels:
+            self.legend.set_trailing(swatches)
+            self._fit_legend()
+
+    def _fit_legend(self) -> None:
+        wanted = self.legend_width
+        self.legend.set_beside(bool(wanted))
+        self.legend.set_column(0 < wanted == self.legend.column_width(self.widest_label))
+        if wanted:
+            most = round(_LEGEND_SHARE * self.width())
+            self.legend.setFixedWidth(min(max(wanted, self._legend_least), most))
+        else:
+            self.legend.setMinimumWidth(0)
+            self.legend.setMaximumWidth(16_777_215)
+        below = 0 if wanted else self.legend.heightForWidth(self.width() - 2 * _MARGIN)
+        shown = 2 * (below + _MARGIN) <= self.height()
+        if shown is self.legend.isHidden():
+            self.legend.setVisible(shown)
+            self.updateGeometry()  # Qt does not tell of a page that is behind another

@@ -1,0 +1,216 @@
+"""Where the time of each round went, and how much faster the run was than a plain one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from app.panels.plots.bar_view import BarView
+from app.panels.plots.pixel_columns import per_round
+from app.panels.plots.stacked_bars import StackedBars, sample
+from app.trace_models.plain_speed import plain_speed
+from app.trace_models.run_facts import is_ours, run_names
+from app.trace_models.run_rows import RunRows
+from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
+from app.widgets.samples import draw_dashes
+from engine.analysis.baseline import find_baseline, speed
+from engine.trace.records import MISSING, PHASES
+from engine.trace.run_ref import RunRef
+
+_PATTERNS = {
+    "draft": Qt.BrushStyle.FDiagPattern,
+    "replay": Qt.BrushStyle.BDiagPattern,
+    "restore": Qt.BrushStyle.DiagCrossPattern,
+}
+_TIPS = {
+    "draft": "Drafting, and keeping the drafter in step",
+    "verify": "Forward passes of the target",
+    "sample": "Sampling and acceptance",
+    "save": "Saving a checkpoint",
+    "rollback": "Partial removal",
+    "restore": "Restoring a checkpoint",
+    "replay": "Decoding accepted tokens again",
+}
+_PARTS = (*PHASES, "total")
+"""Phases, and rounds of which only the whole time is known."""
+_ROLES = [*(f"phase.{phase}" for phase in PHASES), "phase.total"]
+_PATTERN_OF = [
+    *(_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHASES),
+    Qt.BrushStyle.Dense4Pattern,
+]
+_TOTAL = Swatch(
+    "whole round",
+    "phase.total",
+    "The engine does not tell what the time was spent on",
+    sample(_PATTERN_OF[-1]),
+)
+_REFRESHES_PER_SPEED = 15
+NO_BASELINE = "no baseline"
+_BASELINE_TIP = (
+    "Net speed-up: tokens per second against a plain run of the same prompt, whose time per "
+    "token is the dashed line. "
+    "To get one, clear the drafters in the run settings and run again with the same prompt."
+)
+
+
+class TimingView(BarView):
+    """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
+
+    widest_label = "0.00× vs run 00"
+    untold = "how long its rounds took"
+    overlay_tip = "Time of each round, all phases together,"
+    means = True
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        swatches = [
+            Swatch(phase, f"phase.{phase}", _TIPS[phase], sample(pattern))
+            for phase, pattern in zip(PHASES, _PATTERN_OF, strict=False)
+        ]
+        super().__init__(
+            theme,
+            "Time per round",
+            "ms",
+            [Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes), *reversed(swatches)],
+            "Shows what the time of every round was spent on. Press Run (F5).",
+            parent,
+        )
+        self._bars = StackedBars(len(_PARTS))
+        self._longest = pg.PlotDataItem(connect="finite")
+        self._plain = pg.InfiniteLine(angle=0, movable=False)
+        for item in (*self._bars.items, self._longest, self._plain):
+            self.plot.addItem(item, ignoreBounds=True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self._n_refreshes = 0
+        self._is_timed = False
+        self._plain_run: RunRef | None = None
+        self._speed_up: float | None = None
+        self._plain.hide()
+        self._bars.clear()
+        draw_nothing(self._longest)
+        self._show_behind([])
+
+    def set_plain(self, plain: RunRef | None) -> None:
+        """What the run on show is measured by, in case its own trace has no plain run."""
+        self._plain_run = plain
+        if self._rows is not None:
+            self._find_speed(self._rows.run)
+
+    def _read(self, run: RunRef) -> int | None:
+        if self._rows is None:
+            self._rows = RunRows(run, "rounds")
+        start, stop = self._rows.read()
+        parts = _part_ms(self._rows, start, stop)
+        self._is_timed |= is_ours(run.facts) or bool(parts.any())
+        if parts[-1].any():
+            self._show_behind([_TOTAL])
+        if self._n_refreshes % _REFRESHES_PER_SPEED == 0 or start == stop:
+            self._find_speed(run)
+        self._n_refreshes += 1
+        if start == stop or not self._is_timed:
+            return None
+        return int(self._rows.rounds.values[-1]) + 1
+
+    def _find_speed(self, run: RunRef) -> None:
+        own = find_baseline(run.store, run.run_id)
+        baseline = self._plain_run if own is None else run.sibling(own)
+        plain = None if baseline is None else plain_speed(baseline)
+        if plain is None or baseline is None:
+            self._speed_up = None
+            self.legend.set_label(0, NO_BASELINE)
+            self._plain.hide()
+            return
+        self._speed_up = speed(run.store, run.run_id) / plain
+        name, _ = run_names(baseline, run)
+        self.legend.set_label(0, f"{self._speed_up:.2f}× vs {name}")
+        self._plain.setValue(1e3 / plain)
+        self._plain.show()
+
+    def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rounds in sight [n], their time by part [parts, n], which decode prompts [n]."""
+        assert self._rows is not None
+        start, stop = self._rows.between(*self.plot.rounds_in_sight)
+        of_row = self._rows.rounds.values[start:stop]
+        rounds, ms = per_round(of_row, _part_ms(self._rows, start, stop), np.add)
+        _, prompt = per_round(of_row, self._decodes_prompt(self._rows, start, stop), np.logical_or)
+        return rounds, ms, prompt
+
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        total: np.ndarray = _part_ms(rows, start, stop).sum(axis=0)
+        return total
+
+    def _height_words(self, height: float) -> str:
+        return f"{height:.3g} ms in all"
+
+    def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        undrafted: np.ndarray = rows.column("num_draft_tokens", start, stop) == MISSING
+        return undrafted
+
+    def _draw(self) -> None:
+        if self._rows is None:
+            return
+        rounds, ms, prompt = self._matrix()
+        columns, x0, x1 = self._columns(self.plot.run_axis, rounds)
+        self._bars.set(x0, x1, columns.mean(ms), self.plot.pixel)
+        total = ms.sum(axis=0)
+        if columns.is_exact:
+            self._longest.setData([], [])
+        else:  # the bars are means now
+            self._longest.setData((x0 + x1) / 2, columns.most(total))
+        shown = total[~prompt] if not prompt.all() else total
+        top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
+        self.plot.set_y_range(0, top * 1.1)
+
+    def _recolour(self, theme: Theme) -> None:
+        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)
+        for item, role, style in (
+            (self._longest, "plot.text", Qt.PenStyle.SolidLine),
+            (self._plain, "plot.limit", Qt.PenStyle.DashLine),
+        ):
+            item.setPen(plot_pen(theme.color(role), style=style))
+
+    def _tip(self, x: float, _y: float) -> str:
+        if self._rows is None:
+            return ""
+        round_ = self.plot.run_axis.round_at(x)
+        start, stop = self._rows.between(round_, round_ + 1)
+        if start == stop:
+            return ""
+        lines = [self.plot.run_axis.text(round_)]
+        for part, ms in zip(_PARTS, _part_ms(self._rows, start, stop), strict=True):
+            known = np.isfinite(self._rows.column(f"{part}_ms", start, stop)).any()
+            if known and (part in PHASES or ms.any()):
+                name = part if part in PHASES else "whole round"
+                lines.append(f"{name} {ms.sum():.3g} ms")
+        return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        assert self._rows is not None
+        names = ["round", "seq_id", "t_ms", *(f"{part}_ms" for part in _PARTS)]
+        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+
+    def _summary(self) -> str:
+        rows = self._rows
+        assert rows is not None
+        sums = dict(zip(_PARTS, _part_ms(rows, 0, len(rows)).sum(axis=1).tolist(), strict=True))
+        if not sums["total"]:
+            del sums["total"]
+        words = ", ".join(f"{part}: {ms:.4g} ms" for part, ms in sums.items())
+        speed_up = NO_BASELINE if self._speed_up is None else f"speed-up: {self._speed_up:.2f}"
+        return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"
+
+
+def _part_ms(rows: RunRows, start: int, stop: int) -> np.ndarray:
+    """Milliseconds by part, 0 where not observed, float64 [parts, n]; the whole time of a round
+    counts only where none of its phases is known."""
+    ms = np.stack([rows.column(f"{part}_ms", start, stop) for part in _PARTS])
+    ms[-1, np.isfinite(ms[:-1]).any(axis=0)] = 0.0
+    return np.nan_to_num(ms)

@@ -1,0 +1,241 @@
+"""How many tokens the target decoded at once, and what the ubatches were made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
+
+from app.looks.theme import Theme
+from app.panels.plots.bar_view import BarView
+from app.panels.plots.stacked_bars import StackedBars, sample
+from app.trace_models.number_text import whole_text
+from app.trace_models.run_axis import RunOverlay
+from app.trace_models.run_facts import is_ours
+from app.trace_models.run_rows import RunRows
+from app.widgets.legend import Swatch
+from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import draw_nothing
+from app.widgets.samples import draw_dashes
+from engine.trace.records import MISSING
+from engine.trace.run_ref import RunRef
+
+_PURPOSES = ("prompt", "verify", "replay")
+_PARTS = (*_PURPOSES, "padding")
+_ROLES = ("plot.axis", "phase.verify", "phase.replay", "status.warning")
+_PATTERNS = (
+    Qt.BrushStyle.Dense5Pattern,
+    Qt.BrushStyle.SolidPattern,
+    Qt.BrushStyle.BDiagPattern,
+    Qt.BrushStyle.DiagCrossPattern,
+)
+_TIPS = (
+    "Tokens of a prompt; taller than the plot where the prompt is long",
+    "Drafts and the token before them",
+    "Accepted tokens decoded again after a restore",
+    "Filler tokens that make drafts equally long",
+)
+_BORDERS_FROM_PIXELS = 5.0
+
+
+class VerifyWidthView(BarView):
+    """Bars of tokens per round, padding included, cut where one ubatch ends and another begins."""
+
+    widest_label = "ubatch border"
+    overlay_tip = "Tokens that the target decoded in each round"
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        swatches = [
+            Swatch(part, role, tip, sample(pattern))
+            for part, role, tip, pattern in zip(_PARTS, _ROLES, _TIPS, _PATTERNS, strict=True)
+        ]
+        border = Swatch(
+            "ubatch border",
+            "plot.limit",
+            "One ubatch ends, the next begins; hover for the reason",
+            draw_dashes,
+        )
+        super().__init__(
+            theme,
+            "Verify width",
+            "tokens",
+            [border, *reversed(swatches)],
+            "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
+            parent,
+        )
+        self._rows_over: RunRows | None = None
+        self._bars = StackedBars(len(_PARTS))
+        self._borders = pg.PlotCurveItem(connect="pairs")
+        for item in (*self._bars.items, self._borders):
+            self.plot.addItem(item, ignoreBounds=True)
+        self._reset()
+        self.retheme(theme)
+
+    def _reset(self) -> None:
+        self._rows: RunRows | None = None
+        self._n_padding = 0
+        self._widest = 0
+        self._bars.clear()
+        draw_nothing(self._borders)
+
+    def _read(self, run: RunRef) -> int | None:
+        self._rows, start, stop = _read_rows(self._rows, run)
+        if start == stop:
+            return None
+        self._n_padding += int(_padding(self._rows, start, stop).sum())
+        width = self._heights(self._rows, start, stop)
+        verify = self._purpose(self._rows, start, stop) == _PURPOSES.index("verify")
+        self._widest = max(self._widest, int(width[verify].max(initial=0)))
+        return int(self._rows.rounds.values[-1]) + 1
+
+    def _purpose(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        """Index into _PURPOSES of rows start..stop, -1 for any other, int64 [n]."""
+        if not _are_ubatches(rows):
+            prompt = rows.column("num_draft_tokens", start, stop) == MISSING
+            return np.where(prompt, _PURPOSES.index("prompt"), _PURPOSES.index("verify"))
+        codes = rows.column("purpose", start, stop)
+        found = np.full(len(codes), -1)
+        for number, purpose in enumerate(_PURPOSES):
+            found[codes == rows.run.store.text_pool.find(purpose)] = number
+        return found
+
+    def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        if not _are_ubatches(rows):
+            widths: np.ndarray = np.maximum(rows.column("verify_width", start, stop), 0)
+            return widths
+        n_seqs, n_tokens = (
+            np.maximum(rows.column(name, start, stop), 0) for name in ("n_seqs", "n_seq_tokens")
+        )
+        tokens: np.ndarray = n_seqs * n_tokens
+        return tokens
+
+    def _height_words(self, height: float) -> str:
+        return f"{height:.0f} tokens in all"
+
+    def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
+        decodes: np.ndarray = self._purpose(rows, start, stop) == _PURPOSES.index("prompt")
+        return decodes
+
+    def _rows_of(self, overlay: RunOverlay) -> RunRows:
+        known = self._rows_over
+        if known is not None and known.run != overlay.run:
+            known = None
+        self._rows_over, _, _ = _read_rows(known, overlay.run)
+        return self._rows_over
+
+    def _clear_overlay(self) -> None:
+        super()._clear_overlay()
+        self._rows_over = None
+
+    def _draw(self) -> None:
+        if self._rows is None or self._run is None:
+            return
+        start, stop = self._rows.between(*self.plot.rounds_in_sight)
+        of_row = self._rows.rounds.values[start:stop]
+        rounds, firsts, lane = np.unique(of_row, return_index=True, return_inverse=True)
+        parts = np.zeros((len(_PARTS), len(rounds)))
+        if len(rounds):
+            purposes = self._purpose(self._rows, start, stop)
+            padding = _padding(self._rows, start, stop)
+            real = self._heights(self._rows, start, stop) - padding
+            for part in range(len(_PURPOSES)):
+                mine = purposes == part
+                np.add.at(parts[part], lane[mine], real[mine])
+            np.add.at(parts[-1], lane, padding)
+        axis, pixel = self.plot.run_axis, self.plot.pixel
+        columns, x0, x1 = self._columns(axis, rounds)
+        parts = columns.most(parts)
+        self._bars.set(x0, x1, parts, pixel)
+        roomy = len(rounds) and _BORDERS_FROM_PIXELS * pixel <= axis.round_width
+        if roomy and _are_ubatches(self._rows):
+            self._draw_borders(start, stop, firsts, rounds, lane)
+        else:
+            self._borders.setData([], [])
+        later = parts[1:].sum(axis=0)
+        top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
+        top = max(top, self._draw_overlay())
+        self.plot.set_y_range(0, top * 1.15)
+
+    def _draw_borders(
+        self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray
+    ) -> None:
+        """A line across the bar where an ubatch ends below another. firsts: the first of rows
+        start..stop in each of rounds, int64 [rounds]; lane: each row's index into rounds."""
+        assert self._rows is not None
+        axis = self.plot.run_axis
+        tops = np.cumsum(self._heights(self._rows, start, stop))
+        before = np.concatenate([[0], tops])[firsts]
+        inner = np.append(lane[1:] == lane[:-1], False)
+        at = rounds[lane[inner]]
+        y = (tops - before[lane])[inner]
+        x = np.stack([axis.starts(at), axis.ends(at)], axis=1).ravel()
+        self._borders.setData(x, np.repeat(y, 2).astype(float))
+
+    def _recolour(self, theme: Theme) -> None:
+        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
+        self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
+
+    def _tip(self, x: float, _y: float) -> str:
+        round_ = self.plot.run_axis.round_at(x)
+        start, stop = (0, 0) if self._rows is None else self._rows.between(round_, round_ + 1)
+        lines = [self.plot.run_axis.text(round_)]
+        for at in range(start, stop):
+            assert self._rows is not None
+            row = self._rows.row(at)
+            if not _are_ubatches(self._rows):
+                lines.append(f"sequence {row['seq_id']}: {whole_text(row['verify_width'])} tokens")
+                continue
+            words = f"{row['purpose']}: {row['n_seqs']} × {row['n_seq_tokens']} tokens"
+            if row["n_padding"]:
+                words += f", {row['n_padding']} padding"
+            lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
+        return "\n".join(lines) if start < stop else ""
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        assert self._rows is not None
+        if not _are_ubatches(self._rows):
+            names = ["round", "seq_id", "verify_width", "num_draft_tokens"]
+            return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+        names = [
+            "round",
+            "ubatch",
+            "n_seqs",
+            "n_seq_tokens",
+            "seq_ids",
+            "n_padding",
+            "purpose",
+            "reason",
+            "ms",
+        ]
+        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+
+    def _summary(self) -> str:
+        counts = f"rounds: {self.plot.n_rounds}"
+        widest = f"widest verify: {self._widest} tokens"
+        if self._rows is not None and not _are_ubatches(self._rows):
+            return f"{counts}, ubatches not observed, {widest}"
+        n = 0 if self._rows is None else len(self._rows)
+        return f"{counts}, ubatches: {n}, {widest}, padding: {self._n_padding} tokens"
+
+
+def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:
+    """Rows of ubatches, or of rounds where a server told no ubatches; the new ones' start, stop."""
+    rows = RunRows(run, "ubatches") if known is None else known
+    start, stop = rows.read()
+    if not len(rows) and not is_ours(run.facts):
+        rows = RunRows(run, "rounds")
+        start, stop = rows.read()
+    return rows, start, stop
+
+
+def _are_ubatches(rows: RunRows) -> bool:
+    """Rows are those of `ubatches`, or, where a source tells no more, of `rounds`."""
+    return rows.table is rows.run.store.ubatches
+
+
+def _padding(rows: RunRows, start: int, stop: int) -> np.ndarray:
+    """Filler tokens of rows start..stop, int64 [n]."""
+    if not _are_ubatches(rows):
+        return np.zeros(stop - start, np.int64)
+    return np.maximum(rows.column("n_padding", start, stop), 0)

@@ -1,0 +1,1 @@
+"""The dock of results of a sweep or of tune."""

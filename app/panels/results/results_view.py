@@ -1,0 +1,297 @@
+"""The Results panel: what came of a sweep or of `draftscope tune`."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSizePolicy,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme
+from app.panels.results.pareto_plot import ParetoPlot
+from app.panels.results.result_plots import ResultMap, map_axes, result_map
+from app.panels.results.result_table import ResultTable
+from app.trace_models.plain_tip import plain_tip
+from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
+from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.heat_grid import HeatGrid
+from app.widgets.plain_table import plain_table
+
+_SAMPLE_ROWS = 40
+_MOST_CHARACTERS = 36
+_LEAST_CHARACTERS, _CHOICE_CHARACTERS = 8, 22
+"""Of a choice of what is plotted."""
+_PAD = 18
+_MARGIN, _SPACING = 8, 4
+_MOST_SELECTED = 2000
+_NO_AXIS = "nothing"
+_BESIDE_FROM = 64
+"""Characters across from which the two plots stand side by side; in less, one under the other."""
+_PLOTS_FROM, _BOTH_FROM = 16, 26
+"""Lines from which on there is room for a plot below the table, and for one more below that."""
+_SAME = 10_000
+"""Any size, given to both sides of a splitter."""
+
+
+class ResultsView(QStackedWidget):
+    """A table that sorts by any column, a heat map over two settings, points over two figures.
+    What is chosen in one is marked in the others; a double click opens the trace of a row."""
+
+    trace_asked = Signal(int)  # row of the results
+    again_asked = Signal(object)  # Results
+
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName("Results")
+        self._results: Results | None = None
+        self._map: ResultMap | None = None
+        self._axes_chosen = False
+        self.model = ResultTable(self)
+        self.table = plain_table(self.model, "Results")
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.table.setSortingEnabled(True)
+        self.table.activated.connect(lambda index: self._ask_trace(index))
+        self.table.selectionModel().selectionChanged.connect(lambda *_: self._mark_selected())
+        self.headline, self.note = ElidedLabel(), ElidedLabel()
+        self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
+        self.again = QPushButton("Read &Again")
+        self.again.setToolTip("Read the file again: a sweep may have added rows")
+        self.again.clicked.connect(lambda: self.again_asked.emit(self._results))
+        self.grid = HeatGrid(theme, "Mean of a figure by two settings")
+        self.grid.chosen.connect(self._select_cell)
+        self.grid.tip = self._cell_words
+        self.pareto = ParetoPlot(theme)
+        self.pareto.row_chosen.connect(self._select_row)
+        self.map_x, self.map_y, self.map_figure = (
+            _choice(name) for name in ("Setting across", "Setting up", "Figure in the cells")
+        )
+        self.pareto_x, self.pareto_y = _choice("Figure across"), _choice("Figure up")
+        for box in (self.map_x, self.map_y):
+            box.activated.connect(lambda _: self._choose_axes())
+        self.map_figure.activated.connect(lambda _: self._draw_map())
+        for box in (self.pareto_x, self.pareto_y):
+            box.activated.connect(lambda _: self._draw_points())
+        self.empty = EmptyState(
+            "No results",
+            "Shows the jobs of draftscope sweep or the settings of draftscope tune: a table, a "
+            "heat map and the best trade-offs.",
+            [actions["file.open_results"]],
+        )
+        self.addWidget(self.empty)
+        self.addWidget(self._page())
+        self.retheme(theme)
+
+    def _page(self) -> QWidget:
+        head = self._head = QHBoxLayout()
+        head.addWidget(self.headline)
+        head.addWidget(self.note, 1)
+        head.addWidget(self.again)
+        choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
+        self._map_part = _plot_part(self.grid, choices)
+        self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
+        plots = self._plots = QSplitter(Qt.Orientation.Horizontal)
+        plots.addWidget(self._map_part)
+        plots.addWidget(self._pareto_part)
+        parts = QSplitter(Qt.Orientation.Vertical)
+        parts.addWidget(self.table)
+        parts.addWidget(plots)
+        for splitter in (plots, parts):
+            splitter.setChildrenCollapsible(False)
+            splitter.setSizes([_SAME, _SAME])
+        column = QVBoxLayout(page := QWidget())
+        column.setContentsMargins(_MARGIN, _SPACING, _MARGIN, _SPACING)
+        column.setSpacing(_SPACING)
+        column.addLayout(head)
+        column.addWidget(parts, 1)
+        return page
+
+    def minimumSizeHint(self) -> QSize:
+        """With one plot across and none below the table: the others go where the view is small."""
+        parts = self._map_part, self._pareto_part, self.empty
+        wide = max(part.minimumSizeHint().width() for part in parts)
+        high = self._head.minimumSize().height() + self.table.minimumHeight() + 3 * _SPACING
+        return QSize(wide + 2 * _MARGIN, max(high, self.empty.minimumSizeHint().height()))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        metrics = self.fontMetrics()
+        lines = event.size().height() / metrics.height()
+        beside = event.size().width() >= _BESIDE_FROM * metrics.averageCharWidth()
+        across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+        self._plots.setOrientation(across if beside else down)
+        self._plots.setVisible(lines >= _PLOTS_FROM)
+        self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
+
+    @property
+    def results(self) -> Results | None:
+        """What is on show."""
+        return self._results
+
+    def show_results(self, results: Results) -> None:
+        """Show a result file; axes and figures stay chosen where it has them too."""
+        self._results = results
+        self.headline.setText(results.title)
+        self.headline.setToolTip(plain_tip(str(results.path)))
+        self.note.setText(results.note)
+        self.table.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+        self.model.set_results(results)
+        self._fit_columns(results)
+        self._offer_axes(results)
+        figures = results.figures
+        for box, columns, first in (
+            (self.map_figure, figures, SPEED),
+            (self.pareto_x, figures, MEMORY if results.column(MEMORY) else 1),
+            (self.pareto_y, figures, SPEED),
+        ):
+            _fill(box, columns, first)
+        self.setCurrentIndex(1)
+        self._draw_map()
+        self._draw_points()
+
+    def _offer_axes(self, results: Results) -> None:
+        """A pair that was chosen stays where these results have it, any other is found anew."""
+        chosen = [box.currentData() for box in (self.map_x, self.map_y)]
+        if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
+            self._axes_chosen = False
+            chosen = [*map_axes(results), None, None][:2]
+        columns = [column for name in results.axes if (column := results.column(name))]
+        for box, name in zip((self.map_x, self.map_y), chosen, strict=True):
+            box.clear()
+            for column in columns:
+                box.addItem(column.title, column.name)
+            if box is self.map_y:
+                box.addItem(_NO_AXIS)
+            box.setCurrentIndex(box.findData(name))
+
+    def _choose_axes(self) -> None:
+        self._axes_chosen = True
+        self._draw_map()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.grid.retheme(theme)
+        self.pareto.retheme(theme)
+        self.model.failed_colour = theme.color("status.error")
+
+    def _chosen(self, box: QComboBox) -> ResultColumn | None:
+        return self._results.column(box.currentData()) if self._results else None
+
+    def _draw_map(self) -> None:
+        results = self._results
+        x, y, figure = map(self._chosen, (self.map_x, self.map_y, self.map_figure))
+        self._map = None
+        if results is not None and x is not None and figure is not None:
+            self._map = result_map(results, x, y, figure)
+        self.grid.set_map(None if self._map is None else self._map.heat_map)
+
+    def _draw_points(self) -> None:
+        self.pareto.set_figures(self._chosen(self.pareto_x), self._chosen(self.pareto_y))
+        self._mark_selected()
+
+    def _cell_words(self, row: int, column: int) -> str:
+        if self._map is None:
+            return ""
+        shown, rows = self._map.heat_map, self._map.rows.get((row, column))
+        place = shown.place(row, column)
+        if rows is None:
+            return f"{place}: no result"
+        of = f"mean of {len(rows):,} results" if len(rows) > 1 else "1 result"
+        return f"{place}: {self.map_figure.currentText()} {shown.texts[row][column]}, {of}"
+
+    def _select_cell(self, row: int, column: int) -> None:
+        if self._map is not None:
+            self._select(self._map.rows.get((row, column), np.zeros(0, np.int64)))
+
+    def _select_row(self, row: int) -> None:
+        self._select(np.array([row]))
+
+    def _select(self, rows: np.ndarray) -> None:
+        """Select rows of the results in the table and bring the first of them into sight."""
+        places = sorted(self.model.place_of(row) for row in rows[:_MOST_SELECTED].tolist())
+        chosen, last = QItemSelection(), self.model.columnCount() - 1
+        for place in places:
+            chosen.select(self.model.index(place, 0), self.model.index(place, last))
+        flags = QItemSelectionModel.SelectionFlag
+        model = self.table.selectionModel()
+        if places:
+            first = self.model.index(places[0], 0)
+            model.setCurrentIndex(first, flags.NoUpdate)
+            self.table.scrollTo(first)
+        model.select(chosen, flags.ClearAndSelect)
+
+    def _mark_selected(self) -> None:
+        places = [index.row() for index in self.table.selectionModel().selectedRows()]
+        self.pareto.choose(self.model.order[places[:_MOST_SELECTED]])
+
+    def _ask_trace(self, index: QModelIndex) -> None:
+        if index.isValid():
+            self.trace_asked.emit(int(self.model.order[index.row()]))
+
+    def _fit_columns(self, results: Results) -> None:
+        metrics = self.table.fontMetrics()
+        most = _MOST_CHARACTERS * metrics.averageCharWidth()
+        for at, column in enumerate(results.columns):
+            sample = np.unique(np.linspace(0, max(0, results.n - 1), _SAMPLE_ROWS).astype(int))
+            texts = [f"{column.title} ▼", *(column.text(row) for row in sample if results.n)]
+            width = max(map(metrics.horizontalAdvance, texts)) + _PAD
+            self.table.setColumnWidth(at, min(width, most))
+        self.table.horizontalHeader().setStretchLastSection(True)
+
+
+def _plot_part(plot: QWidget, words: tuple[QComboBox | str, ...]) -> QWidget:
+    """A plot below the choices of what it shows."""
+    row = QHBoxLayout()
+    row.setSpacing(4)
+    for word in words:
+        if isinstance(word, str):
+            row.addWidget(QLabel(word))
+        else:
+            row.addWidget(word, 1)
+    row.addStretch(0)
+    column = QVBoxLayout(part := QWidget())
+    column.setContentsMargins(0, 2, 0, 0)
+    column.setSpacing(2)
+    column.addLayout(row)
+    column.addWidget(plot, 1)
+    column.addStretch(0)
+    return part
+
+
+def _choice(name: str) -> QComboBox:
+    box = QComboBox()
+    box.setAccessibleName(name)
+    box.setToolTip(name)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+    character = box.fontMetrics().averageCharWidth()
+    box.setMinimumWidth(_LEAST_CHARACTERS * character)
+    box.setMaximumWidth(_CHOICE_CHARACTERS * character)
+    return box
+
+
+def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None:
+    """Offer columns, with the one chosen before or else the first choice (a name or an index)."""
+    before = box.currentData()
+    box.clear()
+    for column in columns:
+        box.addItem(column.title, column.name)
+    names = [column.name for column in columns]
+    if before in names:
+        box.setCurrentIndex(names.index(before))
+    elif isinstance(first, str):
+        box.setCurrentIndex(names.index(first) if first in names else 0)
+    else:
+        box.setCurrentIndex(min(first, len(names) - 1))

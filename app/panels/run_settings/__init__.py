@@ -1,0 +1,1 @@
+"""The dock of prompt and options of the next run."""

@@ -1,0 +1,303 @@
+"""The Run panel: the prompts and the options of the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, QWidget
+
+from app.engine_thread.events import ModelFiles
+from app.engine_thread.jobs import ChatWrap
+from app.panels.run_settings.prompt_box import PromptBox
+from app.widgets.fields import WheelGuard, add_row, choice, new_form
+from app.widgets.option_groups import (
+    ABOVE,
+    DraftGroup,
+    FaultsGroup,
+    LimitsGroup,
+    MemoryGroup,
+    OptionGroup,
+    SamplerGroup,
+    entry_of,
+    make_field,
+    put_entry,
+    tip,
+    value_of,
+)
+from app.widgets.scroll_page import ScrollPage
+from engine.draft.registry import DRAFTERS, model_drafters
+from engine.draft.spec import MTP_HEAD
+from engine.errors import OptionError
+from engine.memory.policies import POLICIES
+from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_CHOICES
+from engine.option_fields import PlacedOption, build, options_in
+from engine.options import RunOptions
+from engine.options.idle_faults import notes_on
+
+_SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."
+
+
+class RunPanel(QWidget):
+    """A form over RunOptions. The options are read when a run starts; nothing is live but
+    the compute mode and mmap, which belong to loading.
+
+    What the options contradict each other in is said below the form, and is `problem`.
+    """
+
+    options_changed = Signal()
+    folded = Signal()
+    """The user has folded a group or unfolded it."""
+    loading_changed = Signal()
+    """The user has chosen another compute mode, or whether files are mapped."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
+        self._refused: dict[tuple[str, ...], str] = {}
+        """Options that the server in use does not take, and why."""
+        self.problem = ""
+        """Why no run can start with what is set, empty when one can."""
+        self._make_fields()
+        self._lay_out()
+        self._connect()
+        self.set_files(None)
+        self._changed()
+
+    # -- what the window reads -------------------------------------------------------------
+
+    def texts(self) -> list[str]:
+        """The prompts, one per sequence."""
+        return self.prompts.texts()
+
+    def chat(self) -> ChatWrap | None:
+        """How the prompts are wrapped. Raises OptionError."""
+        return self.prompts.chat()
+
+    def options(self) -> RunOptions:
+        """The options as set. Raises OptionError where they contradict each other."""
+        values = {one.path: value_of(one, field) for one, field in self._above}
+        for group in self._groups.values():
+            values |= group.values()
+        values = {path: value for path, value in values.items() if path not in self._refused}
+        if ("spec", "n_min") in values:
+            values["spec", "n_min"] = min(values["spec", "n_min"], self.n_max.value())
+        if ("parallel",) not in values:
+            values["parallel",] = 0
+        values["parallel",] = values["parallel",] or min(64, len(self.texts()))
+        return build(RunOptions, values)
+
+    # -- what the window sets --------------------------------------------------------------
+
+    def set_files(self, files: ModelFiles | None) -> None:
+        """Offer the drafters that these files have; a choice that is gone becomes the best left."""
+        there: set[str] = set()
+        if files is not None:
+            there = {draft.drafter for draft in files.drafts}
+            if any(layer.kind == "mtp" for layer in files.info.layers):
+                there |= {name for name, one in DRAFTERS.items() if one.needs is MTP_HEAD}
+        refused = {
+            name: drafter.needs.missing
+            for name, drafter in DRAFTERS.items()
+            if drafter.needs and name not in there
+        }
+        self.drafter.set_refused(refused)
+        if files is not None:
+            left = [name for name in self._wished_drafters if name not in refused]
+            if self._wished_drafters and not left:
+                left = [name for name in reversed(model_drafters()) if name not in refused][:1]
+            self.drafter.set_names(left)
+
+    def set_server(self, why_not: Callable[[PlacedOption], str] | None) -> None:
+        """Disable what a server does not take with a request; why_not: says why, empty for what it
+        takes; None without a server. What is disabled counts as not set."""
+        self.note.setVisible(why_not is not None)
+        every = [*self._above, *(pair for group in self._groups.values() for pair in group.fields)]
+        self._refused = {
+            one.path: reason for one, _ in every if why_not and (reason := why_not(one))
+        }
+        for one, field in every:
+            reason = self._refused.get(one.path, "")
+            field.setEnabled(not reason)
+            field.setToolTip(reason or tip(one))
+        self._judge()
+
+    def use_first_prompt(self) -> None:
+        """Put the first bundled prompt in place, unless something is typed already."""
+        self.prompts.use_first()
+
+    def use_setting(self, types: Collection[str], n_max: int, p_min: float) -> str:
+        """Take lengths of drafts, and these drafters where all of them can be had; returns one
+        sentence about it."""
+        words = f"n_max {n_max} and p_min {p_min:g} are set for the next run"
+        offered = self.drafter.actions_by_name
+        if not all(name in offered and offered[name].isEnabled() for name in types):
+            words += f"; {', '.join(types)} is not at hand"
+        elif tuple(types) != self.drafter.names():
+            self.drafter.set_names(types)
+            self._remember_drafters()
+            words += f", with {', '.join(types)}"
+        self.n_max.setValue(n_max)
+        self.draft["p_min"].setValue(p_min)
+        return f"{words}."
+
+    def entries(self) -> dict[str, Any]:
+        """What stands in the form, for the next start. Faults and synthetic acceptance are not
+        among it: nobody should meet a wrong output without having asked for it."""
+        fields = {".".join(one.path): entry_of(field) for one, field in self._remembered()}
+        return {"prompts": self.prompts.entries(), "options": fields}
+
+    def put_entries(self, entries: Mapping[str, Any]) -> None:
+        """Put back what `entries` gave; what does not fit a field leaves it as it is."""
+        prompts, options = entries.get("prompts"), entries.get("options")
+        if isinstance(prompts, dict):
+            self.prompts.put_entries(prompts)
+        if isinstance(options, dict):
+            for one, field in self._remembered():
+                put_entry(field, options.get(".".join(one.path)))
+            self._remember_drafters()
+            self._changed()
+
+    def open_groups(self) -> list[str]:
+        """Names of the groups that are unfolded."""
+        return [name for name, group in self._groups.items() if group.is_open]
+
+    def set_open_groups(self, names: Collection[str]) -> None:
+        """Unfold these groups and fold the others away."""
+        for name, group in self._groups.items():
+            group.set_open(name in names)
+
+    def mmap_choice(self) -> bool | None:
+        """Whether model files are to be mapped; None leaves it to the engine."""
+        return MMAP_CHOICES[self.mmap.currentText()][0]
+
+    def set_loading(self, compute: str, mmap: bool | None) -> None:
+        """Show how a model was loaded without emitting `loading_changed`."""
+        name = next(name for name, (value, _) in MMAP_CHOICES.items() if value is mmap)
+        for field, text in ((self.compute, compute), (self.mmap, name)):
+            blocked = field.blockSignals(True)
+            field.setCurrentText(text)
+            field.blockSignals(blocked)
+
+    def set_loading_enabled(self, enabled: bool) -> None:
+        """How a model is loaded cannot change while it is in use or on its way."""
+        self.compute.setEnabled(enabled)
+        self.mmap.setEnabled(enabled)
+
+    def _remembered(self) -> list[tuple[PlacedOption, QWidget]]:
+        groups = [group for group in self._groups.values() if group is not self.faults]
+        every = [*self._above, *(pair for group in groups for pair in group.fields)]
+        return [(one, field) for one, field in every if "synth" not in one.path[-1]]
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _make_fields(self) -> None:
+        self.prompts = PromptBox()
+        self.prompt = self.prompts.editor
+        options = {one.path: one for one in options_in(RunOptions)}
+        self._above = [(options[path], make_field(options[path])) for path in ABOVE]
+        self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
+        self.drafter.set_names(self._wished_drafters)
+        self.compute = choice(COMPUTE_MODES, "auto")
+        self.mmap = choice({name: about for name, (_, about) in MMAP_CHOICES.items()}, "auto")
+        self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
+        self.limits, self.faults = LimitsGroup(), FaultsGroup()
+        self._groups: dict[str, OptionGroup] = {
+            "drafters": self.draft,
+            "sampling": self.sampling,
+            "memory": self.memory,
+            "limits": self.limits,
+            "faults": self.faults,
+        }
+        self.ignore_eos = self.sampling["ignore_eos"]
+        self._form = new_form()
+        for one, field in self._above:
+            add_row(self._form, one.row.label, field, tip(one))
+        about = "--compute: arithmetic of the linear layers; reloads"
+        add_row(self._form, "compute", self.compute, about)
+        add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
+        self.note = QLabel(_SERVER_NOTE)
+        self.note.setWordWrap(True)
+        self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.note.hide()
+        self.message = QLabel()
+        self.message.setWordWrap(True)
+        self.message.setTextFormat(Qt.TextFormat.PlainText)
+        self.message.setForegroundRole(QPalette.ColorRole.BrightText)
+        self.message.setContentsMargins(6, 3, 6, 3)
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout()
+        column.setContentsMargins(6, 6, 6, 6)
+        column.setSpacing(4)
+        column.addWidget(self.prompts)
+        column.addWidget(self.note)
+        column.addLayout(self._form)
+        for group in self._groups.values():
+            column.addWidget(group)
+        column.addStretch(1)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.setSpacing(0)
+        outer.addWidget(area := ScrollPage(column), 1)
+        outer.addWidget(self.message)
+        wheel = WheelGuard(self)
+        for spin in area.findChildren(QAbstractSpinBox):
+            spin.installEventFilter(wheel)
+        for box in area.findChildren(QComboBox):
+            box.installEventFilter(wheel)
+
+    def _connect(self) -> None:
+        for number in (self.n_predict, self.n_max):
+            number.valueChanged.connect(self._changed)
+        self.rollback.currentTextChanged.connect(self._changed)
+        self.drafter.changed.connect(self._changed)
+        self.prompts.changed.connect(self._judge)
+        for group in self._groups.values():
+            group.changed.connect(self._judge)
+            group.folded.connect(self.folded)
+        self.drafter.chosen.connect(self._remember_drafters)
+        self.compute.currentTextChanged.connect(self.loading_changed)
+        self.mmap.currentTextChanged.connect(self.loading_changed)
+
+    def _changed(self) -> None:
+        """Hide the options that the others make meaningless, then judge what is left."""
+        types = self.drafter.names()
+        with_model = bool(set(types) & set(model_drafters()))
+        self._form.setRowVisible(self.n_max, with_model)
+        self._form.setRowVisible(self.rollback, bool(types))
+        keeps = bool(types) and POLICIES[self.rollback.currentText()].keeps_snapshots
+        parts = (self.draft, self.memory, self.faults)
+        blocked = [part.blockSignals(True) for part in parts]
+        self.draft.set_types(types)
+        self.memory.set_use(speculative=bool(types), keeps_snapshots=keeps)
+        self.faults.set_use(bool(types))
+        for part, was in zip(parts, blocked, strict=True):
+            part.blockSignals(was)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Say what is wrong with the options, or what they do to the output."""
+        notes = []
+        try:
+            options = self.options()
+            self.prompts.chat()
+            self.problem = ""
+        except OptionError as error:
+            self.problem = str(error)
+        else:
+            if options.spec.synthetic:
+                notes.append("Acceptance is synthetic: the output is invalid.")
+            if options.faults:
+                notes.append(f"Fault on: {', '.join(options.faults)}. The output may be wrong.")
+                notes += notes_on(options)
+        text = self.problem or " ".join(notes)
+        self.message.setText(text)
+        self.message.setAccessibleName(text)
+        self.message.setVisible(bool(text))
+        self.options_changed.emit()
+
+    def _remember_drafters(self) -> None:
+        self._wished_drafters = self.drafter.names()

@@ -1,0 +1,291 @@
+"""The Runs panel: every run of the session and of earlier ones, the one on show in detail, and
+another beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
+from PySide6.QtGui import (
+    QFontMetrics,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShortcut,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme
+from app.panels.runs.run_pair import RunPair
+from app.panels.runs.run_search import RunSearch
+from app.panels.runs.run_table import RunTable
+from app.trace_models.position import Position
+from app.trace_models.run_axis import RunOverlay
+from app.trace_models.run_facts import ModelRuns, effective
+from app.trace_models.run_notes import notes_of
+from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.plain_table import plain_table
+from engine.trace.run_ref import RunRef
+
+_CHARACTERS = {
+    "run": 14,
+    "star": 3,
+    "prompt": 20,
+    "drafter": 14,
+    "policy": 10,
+    "n_max": 7,
+    "tokens": 7,
+    "acceptance": 11,
+    "speed": 7,
+    "started": 0,
+    "stop": 12,
+}
+_SAMPLES = {"policy": "checkpoint", "started": "2000-00-00 00:00:00"}
+_PAD = 12
+_GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
+"""Columns with texts that may be longer: their share of the room that is left in a wide view, and
+the most characters that they take."""
+_MARKS_CHARACTERS = 24
+
+
+class RunsView(QStackedWidget):
+    """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
+    undone. A second run, by Ctrl and a click, can be laid over it, here and in the plots."""
+
+    position_selected = Signal(object)  # never: a run is no position
+    run_selected = Signal(object)  # RunRef
+    overlay_asked = Signal(object)  # RunRef, or None
+    rename_asked = Signal(object, str)  # RunRef, name
+    star_asked = Signal(object, bool)  # RunRef, whether it is to have one
+    delete_asked = Signal(object)  # list of RunRef
+    undo_asked = Signal()
+
+    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.model = RunTable(theme, self)
+        self.model.renamed.connect(self.rename_asked)
+        self.table = plain_table(self.model, "Runs")
+        self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.table.customContextMenuRequested.connect(self._ask)
+        self.table.clicked.connect(self._on_click)
+        self.table.activated.connect(self._show)
+        self.table.installEventFilter(self)
+        self.model.modelReset.connect(self._span_headings)
+        for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
+            shortcut = QShortcut(QKeySequence(key), self.table)
+            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            shortcut.activated.connect(does)
+        self._lay_over, self._lay_off = actions["plot.overlay"], actions["plot.no_overlay"]
+        self._lay_over.triggered.connect(self._overlay_one)
+        self._lay_off.triggered.connect(lambda: self.overlay_asked.emit(None))
+        self.search = RunSearch()
+        self.search.changed.connect(self._search)
+        self.pair = RunPair()
+        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare the two.")
+        self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
+        self.hint.setContentsMargins(8, 4, 8, 0)
+        self.detail = QLabel()
+        self.detail.setAccessibleName("Parameters in effect")
+        self.detail.setWordWrap(True)
+        self.detail.setTextFormat(Qt.TextFormat.PlainText)
+        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail.setContentsMargins(8, 4, 8, 4)
+        self.undo = QPushButton("Undo")
+        self.undo.hide()
+        self.undo.clicked.connect(self.undo_asked)
+        column = QVBoxLayout(page := QWidget())
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.search)
+        column.addWidget(self.table, 1)
+        column.addWidget(self.undo, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.pair, 2)
+        column.addWidget(self.hint)
+        column.addWidget(self.detail)
+        self.addWidget(
+            EmptyState(
+                "No run yet", "Runs are kept and listed here. Press Run (F5).", waits_for_run=True
+            )
+        )
+        self.addWidget(page)
+        self.setFocusProxy(self.table)
+        self.setAccessibleName("Runs")
+        self._fit_columns()
+        self._show_what_is_offered()
+
+    def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
+        """List the runs of these models."""
+        self.model.set_recorded(recorded)
+        self._mark_current()
+        self._show_what_is_offered()
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
+        self.model.show_run(run)
+        self._mark_current()
+        self.detail.setText("" if run is None else effective(run.facts))
+        self.detail.setVisible(bool(self.detail.text()))
+        self._show_what_is_offered()
+
+    def offer_undo(self, what: str) -> None:
+        """Offer to bring back what was deleted last; empty: there is nothing."""
+        self.undo.setText(f"Deleted {what}. Undo" if what else "Undo")
+        self.undo.setVisible(bool(what))
+        self._show_what_is_offered()
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Mark a second run and compare it with the one on show, or none."""
+        self.model.set_overlaid(None if overlay is None else overlay.run)
+        self.pair.set_overlay(overlay)
+        self._show_what_is_offered()
+
+    def refresh(self) -> None:
+        """Does nothing: `refresh_numbers` updates the figures, less often than every frame."""
+
+    def refresh_numbers(self) -> None:
+        """Bring figures and new runs up to date, unless nobody looks."""
+        if self.isVisible():
+            self.model.refresh()
+            self.pair.refresh()
+            self._show_what_is_offered()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.model.refresh()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """A position does not change the list."""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.model.retheme(theme)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Where no run is chosen, an arrow key chooses the first one: Qt would try
+        the name of its model."""
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            arrow = event.key() in (Qt.Key.Key_Down, Qt.Key.Key_Up)
+            if arrow and self.model.rows and not self.table.currentIndex().isValid():
+                line = self.model.line_of(self.model.rows[0].run)
+                self.table.setCurrentIndex(self.model.index(line or 0, 0))
+                return True
+        return super().eventFilter(watched, event)
+
+    def _mark_current(self) -> None:
+        line = self.model.line_of(self.model.shown)
+        self.table.setCurrentIndex(QModelIndex() if line is None else self.model.index(line, 0))
+
+    def _span_headings(self) -> None:
+        self.table.clearSpans()
+        for line in range(len(self.model.lines)):
+            if self.model.run_at(line) is None:
+                self.table.setSpan(line, 0, 1, self.model.columnCount())
+
+    def _on_click(self, index: QModelIndex) -> None:
+        run = self.model.run_at(index.row())
+        with_ctrl = QGuiApplication.keyboardModifiers() & Qt.KeyboardModifier.ControlModifier
+        if run is not None and index.column() == self.model.column_of("star"):
+            self.star_asked.emit(run, not notes_of(run.facts).starred)
+        elif run is not None and with_ctrl and self.model.can_overlay(run):
+            self.overlay_asked.emit(run)
+        else:
+            self._show(index)
+
+    def _show(self, index: QModelIndex) -> None:
+        run = self.model.run_at(index.row())
+        if run is not None:
+            self.run_selected.emit(run)
+
+    def _rename(self) -> None:
+        index = self.table.currentIndex()
+        if index.isValid() and self.model.run_at(index.row()) is not None:
+            self.table.edit(index.siblingAtColumn(0))
+
+    def _delete(self) -> None:
+        run = self._chosen()
+        if run is not None:
+            self.delete_asked.emit([run])
+
+    def _search(self) -> None:
+        self.model.search(self.search.words, starred_only=self.search.starred_only)
+        self._mark_current()
+        self._show_what_is_offered()
+
+    def _chosen(self) -> RunRef | None:
+        index = self.table.currentIndex()
+        return self.model.run_at(index.row()) if index.isValid() else None
+
+    def _overlay_one(self) -> None:
+        self.overlay_asked.emit(self.model.other(self._chosen()))
+
+    def _show_what_is_offered(self) -> None:
+        self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)
+        self.search.show_count(len(self.model.rows), self.model.n_known)
+        has_other = self.model.other(None) is not None
+        self._lay_over.setEnabled(has_other)
+        self.hint.setVisible(has_other and self.model.overlaid is None)
+        self._lay_off.setEnabled(self.model.overlaid is not None)
+
+    def _ask(self, where: QPoint) -> None:
+        index = self.table.indexAt(where)
+        run = self.model.run_at(index.row()) if index.isValid() else None
+        if run is None:
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction("Show in all views", lambda: self._show(index))
+        over = menu.addAction(
+            self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run)
+        )
+        over.setEnabled(self.model.can_overlay(run) and run != self.model.overlaid)
+        menu.addAction(self._lay_off)
+        menu.addSeparator()
+        starred = notes_of(run.facts).starred
+        menu.addAction("Rename…", lambda: self.table.edit(index.siblingAtColumn(0)))
+        word = "Take the star off" if starred else "Star"
+        menu.addAction(word, lambda: self.star_asked.emit(run, not starred))
+        menu.addSeparator()
+        menu.addAction("Delete", lambda: self.delete_asked.emit([run]))
+        group = next(row.model for row in self.model.rows if row.run == run)
+        listed = [row.run for row in self.model.rows if row.model == group]
+        if len(listed) > 1:
+            menu.addAction(
+                f"Delete all {len(listed):,} runs of {group}".replace("&", "&&"),
+                lambda: self.delete_asked.emit(listed),
+            )
+        menu.popup(self.table.viewport().mapToGlobal(where))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._widen_columns()
+
+    def _fit_columns(self) -> None:
+        character, header = self.fontMetrics().averageCharWidth(), self.table.horizontalHeader()
+        bold = self.table.font()
+        bold.setBold(True)  # the run on show
+        figures = QFontMetrics(bold)
+        self._widths: dict[str, int] = {}
+        for name, n_characters in _CHARACTERS.items():
+            column = self.model.column_of(name)
+            sample = figures.horizontalAdvance(_SAMPLES.get(name, "")) + _PAD
+            width = max(n_characters * character, header.sectionSizeHint(column), sample)
+            self._widths[name] = width
+            self.table.setColumnWidth(column, width)
+        header.setStretchLastSection(True)
+        self._given = {name: self._widths[name] for name in _GROWS}
+
+    def _widen_columns(self) -> None:
+        """Give long texts the room that the marks do not need; a width of the user's stays."""
+        character = self.fontMetrics().averageCharWidth()
+        taken = sum(self._widths.values()) + _MARKS_CHARACTERS * character
+        left = self.width() - self.table.verticalScrollBar().sizeHint().width() - taken
+        for name, (share, most) in _GROWS.items():
+            column, least = self.model.column_of(name), self._widths[name]
+            if self.table.columnWidth(column) == self._given[name]:
+                width = max(least, min(least + round(share * left), most * character))
+                self.table.setColumnWidth(column, width)
+                self._given[name] = width

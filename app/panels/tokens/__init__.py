@@ -1,0 +1,1 @@
+"""The dock of the text, token by token."""

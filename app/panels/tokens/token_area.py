@@ -1,0 +1,326 @@
+"""One sequence as flowing text with a style for every token; paints only the rows in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import (
+    QFocusEvent,
+    QGuiApplication,
+    QHelpEvent,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
+from PySide6.QtWidgets import QToolTip, QWidget
+
+from app.looks.theme import Theme, fixed_font
+from app.panels.tokens import token_walk
+from app.panels.tokens.token_scroll import MARGIN, TokenScroll
+from app.panels.tokens.token_tip import token_summary, token_tip
+from app.panels.tokens.token_walk import NOWHERE
+from app.trace_models.position import Position
+from app.trace_models.token_stream import KIND, TokenStream
+from app.widgets.token_paint import (
+    PlacedToken,
+    TokenMetrics,
+    TokenPainter,
+    paint_cursor,
+    paint_hits,
+    paint_selection,
+)
+
+
+class TokenArea(TokenScroll):
+    """Shows a TokenStream, follows its end, and lets a reader walk and select its tokens."""
+
+    position_selected = Signal(object)  # Position | None
+    inspect_asked = Signal()
+    """Enter or a double click: show all about the round of the outlined token."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(theme, parent)
+        self._theme = theme
+        self._painter = TokenPainter(theme, self._metrics)
+        self._current = NOWHERE
+        self._round: int | None = None
+        self._selection = (0, 0)
+        self._hits = np.zeros(0, np.int64)
+        self._pressed_at = NOWHERE
+        self._zoom = 0
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
+        self.setAccessibleName("Token stream")
+
+    # -- what is shown ---------------------------------------------------------------------
+
+    @property
+    def current(self) -> int:
+        """Index of the outlined token, -1 without one."""
+        return self._current
+
+    @property
+    def selection(self) -> tuple[int, int]:
+        """First and one-past-last token of the dragged selection; equal when there is none."""
+        return self._selection
+
+    def set_stream(self, stream: TokenStream | None) -> None:
+        """Show another stream from its newest token."""
+        self._stream = stream
+        self._current, self._round, self._selection = NOWHERE, None, (0, 0)
+        self._hits = np.zeros(0, np.int64)
+        self._follow = True
+        title = "Token stream" if stream is None else f"Tokens of sequence {stream.seq_id}"
+        self.setAccessibleName(title)
+        self.setAccessibleDescription("")
+        self._start_layout()
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Outline the token at a position; in another sequence mark only its round."""
+        stream = self._stream
+        if stream is None or position is None or position.run != stream.run:
+            self._round, self._current = None, NOWHERE
+        else:
+            self._round = position.round
+            if position.seq_id != stream.seq_id:
+                self._current = NOWHERE
+            elif not token_walk.stands_at(stream, self._current, position):
+                self._current = token_walk.find(stream, position, self._hidden)
+                if self._current != NOWHERE:
+                    self._reveal(self._current)
+        self.viewport().update()
+
+    def set_hits(self, hits: np.ndarray) -> None:
+        """Mark the tokens that a search has found: indices, int64 [n] ascending."""
+        self._hits = hits
+        self.viewport().update()
+
+    def copy_text(self) -> str:
+        """The selected text, or all emitted text; ghosts only if nothing else is selected."""
+        if self._stream is None:
+            return ""
+        start, stop = self._selection
+        if start < stop:
+            return self._stream.text(start, stop)
+        return self._stream.text(prompt=False)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        if theme is self._theme:
+            return
+        self._theme = theme
+        self._painter = TokenPainter(theme, self._metrics)
+        self._chip.retheme(theme)
+        self.viewport().update()
+
+    # -- walking ---------------------------------------------------------------------------
+
+    def go_to(self, token: int) -> None:
+        """Select a token, or the next one in sight if it is hidden."""
+        self._walk(token_walk.next_shown, token, +1)
+
+    def set_zoom(self, zoom: int) -> None:
+        """Write in letters larger by so many tenths (smaller below 0), keeping the place."""
+        if zoom != self._zoom:
+            self._zoom = zoom
+            self._take_font()
+
+    def step_token(self, step: int) -> None:
+        """Select the next (+1) or previous (-1) token in sight."""
+        self._walk(token_walk.next_shown, self._current + step, step)
+
+    def step_rejection(self, step: int) -> bool:
+        """Select the next (+1) or previous (-1) rejected token, or what replaced it, if there is
+        one; returns whether there is."""
+        return self._walk(token_walk.next_rejection, self._current, step)
+
+    def step_row(self, step: int) -> None:
+        """Select the token above (-1) or below (+1)."""
+        layout = None if self._rows is None else self._rows.layout
+        if layout is None or not 0 <= self._current < layout.placed:
+            self.step_token(step)
+            return
+        row = layout.row_of(self._current)
+        here = next((s for s in layout.spans(row) if s.token == self._current), None)
+        middle = 0.0 if here is None else here.x + here.width / 2
+        row += step
+        while 0 <= row < layout.n_rows:
+            spans = list(layout.spans(row))
+            if spans:
+                self._select(min(spans, key=lambda s: abs(s.x + s.width / 2 - middle)).token)
+                return
+            row += step
+
+    def _walk(self, find: token_walk.FindToken, token: int, step: int) -> bool:
+        if self._stream is None:
+            return False
+        found = find(self._stream, token, step, self._hidden)
+        self._select(found)
+        return found != NOWHERE
+
+    def _select(self, token: int) -> None:
+        if token == NOWHERE or self._stream is None:
+            return
+        self._current = token
+        self._round = self._stream.rounds[token]
+        self._reveal(token)
+        self.setAccessibleDescription(token_summary(self._stream, token))
+        self.viewport().update()
+        stream = self._stream
+        pos = stream.position(token)
+        self.position_selected.emit(Position(stream.run, stream.seq_id, self._round, pos))
+
+    # -- painting --------------------------------------------------------------------------
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self.viewport())
+        painter.fillRect(event.rect(), self._theme.color("ui.panel"))
+        stream = self._stream
+        if stream is not None:
+            theme, placed = self._theme, list(self._spans_in_sight(event.rect()))
+            boxes = [(s.token, self._box(s, y)) for s, y in placed] if self._is_marked() else []
+            paint_selection(painter, boxes, self._selection, theme.color("ui.selection"))
+            kinds, replayed = stream.kinds, stream.replayed
+            self._painter.paint(
+                painter,
+                (
+                    PlacedToken(
+                        s.text, kinds[s.token], s.x + MARGIN, y, s.width, bool(replayed[s.token])
+                    )
+                    for s, y in placed
+                ),
+            )
+            focus = theme.color("ui.focus")
+            paint_hits(painter, boxes, self._hits, theme.color("ui.hit"))
+            if self._round is not None:
+                written = self._written_in(stream, self._round, {token for token, _ in boxes})
+                paint_cursor(painter, boxes, written, self._current, focus)
+        if self.hasFocus():
+            painter.setPen(QPen(self._theme.color("ui.focus"), 1.0))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.drawRect(self.viewport().rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+    def _is_marked(self) -> bool:
+        return self._round is not None or len(self._hits) > 0 or any(self._selection)
+
+    def _moves_with_text(self) -> bool:
+        # marks reach into the rows around them, and the frame of the focus does not scroll
+        return not self._is_marked() and not self.hasFocus()
+
+    def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
+        """The tokens among `tokens` that a round wrote; no round writes the prompt."""
+        first, stop = stream.round_span(round_)
+        prompt = KIND["prompt"]
+        return {t for t in tokens if first <= t < stop and stream.kinds[t] != prompt}
+
+    # -- mouse, keys, events ---------------------------------------------------------------
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self._pressed_at = self.token_at(event.position())
+            self._selection = (0, 0)
+            self.viewport().update()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self._pressed_at == NOWHERE:
+            return
+        y = event.position().y()
+        if not 0 <= y < self.viewport().height():
+            bar = self.verticalScrollBar()
+            bar.setValue(bar.value() + (bar.singleStep() if y > 0 else -bar.singleStep()))
+        at = self.token_at(event.position(), nearest=True)
+        if at not in (NOWHERE, self._pressed_at) or self._selection != (0, 0):
+            ends = sorted((self._pressed_at, max(at, 0)))
+            self._selection = (ends[0], ends[1] + 1)
+            self.viewport().update()
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton and self._selection == (0, 0):
+            self._select(self._pressed_at)
+        self._pressed_at = NOWHERE
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self._inspect()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            QGuiApplication.clipboard().setText(self.copy_text())
+            return
+        actions: dict[int, Callable[[], object]] = {
+            Qt.Key.Key_Left: lambda: self.step_token(-1),
+            Qt.Key.Key_Right: lambda: self.step_token(+1),
+            Qt.Key.Key_Up: lambda: self.step_row(-1),
+            Qt.Key.Key_Down: lambda: self.step_row(+1),
+            Qt.Key.Key_Home: lambda: self._walk(token_walk.next_shown, 0, +1),
+            Qt.Key.Key_End: self._go_to_end,
+            Qt.Key.Key_Return: self._inspect,
+            Qt.Key.Key_Enter: self._inspect,
+            Qt.Key.Key_Escape: self._clear,
+        }
+        act = actions.get(event.key())
+        if act is None:
+            super().keyPressEvent(event)
+        else:
+            act()
+
+    def _inspect(self) -> None:
+        if self._current != NOWHERE:
+            self.inspect_asked.emit()
+
+    def _go_to_end(self) -> None:
+        if self._stream is not None:
+            self._walk(token_walk.next_shown, len(self._stream) - 1, -1)
+            self.set_follow(True)
+
+    def _clear(self) -> None:
+        self._selection = (0, 0)
+        self.set_cursor(None)
+        self.position_selected.emit(None)
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            token = self.token_at(event.pos())
+            if token == NOWHERE or self._stream is None:
+                QToolTip.hideText()
+            else:
+                tip = token_tip(self._stream, token)
+                QToolTip.showText(event.globalPos(), tip, self.viewport())
+            return True
+        return super().viewportEvent(event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The outlined token of a run that has ended stays in sight if it was."""
+        stays = (
+            self._stream is not None
+            and self._stream.run.ended
+            and self._shows(self._current, event.oldSize().height())
+        )
+        super().resizeEvent(event)
+        if stays:
+            self._reveal(self._current)
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.ApplicationFontChange):
+            self._take_font()
+
+    def _take_font(self) -> None:
+        self._metrics = TokenMetrics(fixed_font(self._zoom))
+        self._painter = TokenPainter(self._theme, self._metrics)
+        self._start_layout()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.viewport().update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.viewport().update()

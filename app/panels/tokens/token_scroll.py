@@ -1,0 +1,278 @@
+"""One sequence of tokens in rows that scroll: laid out in slices, following the newest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
+
+from app.looks.theme import Theme, fixed_font
+from app.panels.tokens.token_layout import TokenFragment, TokenLayout
+from app.panels.tokens.token_rows import TokenRows
+from app.panels.tokens.token_walk import NOWHERE
+from app.trace_models.token_stream import GHOSTS, TokenStream
+from app.widgets.buttons import Chip
+from app.widgets.token_paint import TokenMetrics
+
+MARGIN = 10
+_LEAST_ROWS = 2
+
+
+class TokenScroll(QAbstractScrollArea):
+    """Knows where every token of a stream stands; paints nothing.
+
+    Laying out happens in slices of 8 ms. Until a new layout (other width, ghosts shown or
+    hidden) has come as far as the place on show, a preview of just that place stands in.
+    """
+
+    follow_changed = Signal(bool)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._stream: TokenStream | None = None
+        self._metrics = TokenMetrics(fixed_font())
+        self._rows: TokenRows | None = None
+        self._hidden: frozenset[int] = frozenset()
+        self._follow = True
+        self._moving_bar = False
+        self._drawn: tuple[TokenLayout, int, int] | None = None
+        self._chip = Chip("↓ Jump to live", theme, self)
+        self._chip.setToolTip("Follow the newest token again (End)")
+        self._chip.hide()
+        self._chip.clicked.connect(lambda: self.set_follow(True))
+        self._work = QTimer(self)
+        self._work.setSingleShot(True)
+        self._work.timeout.connect(self._lay_out)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+
+    @property
+    def stream(self) -> TokenStream | None:
+        return self._stream
+
+    @property
+    def follow(self) -> bool:
+        return self._follow
+
+    def grow(self) -> None:
+        """Show what has joined the stream since the last call."""
+        self._lay_out()
+
+    def set_ghosts(self, shown: bool) -> None:
+        """Show or hide the rejected and ignored tokens, keeping the place in the text."""
+        hidden = frozenset() if shown else GHOSTS
+        if hidden != self._hidden:
+            self._hidden = hidden
+            self._start_layout()
+
+    def set_follow(self, follow: bool) -> None:
+        """Keep the newest token in sight, or stay where the reader is."""
+        if follow != self._follow:
+            top = None if follow else self._top_token()
+            self._follow = follow
+            if self._rows is not None and (follow or self._rows.preview is not None):
+                self._rows.look_at(top)
+                self._lay_out()
+            self.follow_changed.emit(follow)
+        if follow:
+            self._move_bar(to_end=True)
+        self._place_chip()
+        self.viewport().update()
+
+    def token_at(self, point: QPoint | QPointF, *, nearest: bool = False) -> int:
+        """Index of the token under a point of the viewport, -1 for none."""
+        found, row_y = NOWHERE, None
+        for span, y in self._spans_in_sight():
+            if y > point.y():
+                break
+            if y + self._metrics.row_height <= point.y():
+                found = span.token if nearest else NOWHERE
+                continue
+            left = span.x + MARGIN
+            if left <= point.x() < left + span.width:
+                return span.token
+            if nearest and (row_y != y or left <= point.x()):
+                found, row_y = span.token, y
+        return found
+
+    def minimumSizeHint(self) -> QSize:
+        """Two rows: in a low window the plots need the room as much."""
+        rows = _LEAST_ROWS * self._metrics.row_height + MARGIN
+        return QSize(super().minimumSizeHint().width(), rows)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self._start_layout()
+        else:
+            self._lay_out()
+
+    # -- layout and scrolling --------------------------------------------------------------
+
+    def _start_layout(self) -> None:
+        """Lay out everything anew, keeping the place: the end while following, else the top."""
+        self._work.stop()
+        self._drawn = None
+        anchor = None if self._follow else self._top_token()
+        if self._stream is None:
+            self._rows = None
+            self._update_bar()
+            self.viewport().update()
+            return
+        width = max(1, self.viewport().width() - 2 * MARGIN)
+        self._rows = TokenRows(self._stream, self._metrics.width, width, self._hidden)
+        self._rows.look_at(anchor)
+        self._lay_out()
+
+    def _top_token(self) -> int | None:
+        """The token that the first row in sight begins with."""
+        view = self._in_sight()
+        if view is None:
+            return None
+        layout, row, _ = view
+        return layout.first_token(min(row, layout.n_rows - 1))
+
+    def _lay_out(self) -> None:
+        rows = self._rows
+        if rows is None:
+            return
+        complete = rows.advance(self._rows_in_sight(), follow=self._follow)
+        self._update_bar()
+        if self._follow:
+            self._move_bar(to_end=True)
+        elif rows.anchor is not None and rows.preview is None:
+            self._move_bar(rows.layout.row_of(rows.anchor) * self._metrics.row_height)
+            rows.anchor = None
+        self._place_chip()
+        self._paint_new(rows)
+        if not complete:
+            self._work.start(0)
+
+    def _paint_new(self, rows: TokenRows) -> None:
+        """Paint what has changed since the last call: the last row of then and those behind it."""
+        assert self._stream is not None
+        layout, n_marked = rows.layout, self._stream.n_marked
+        before, self._drawn = self._drawn, None
+        if rows.preview is None:
+            self._drawn = layout, layout.n_rows, n_marked
+        stays = self._drawn is not None and self._moves_with_text()
+        if not stays or before is None or (before[0], before[2]) != (layout, n_marked):
+            self.viewport().update()
+            return
+        y = MARGIN // 2 + (before[1] - 1) * self._metrics.row_height
+        y -= self.verticalScrollBar().value()
+        view = self.viewport().rect()
+        changed = view.intersected(QRect(0, y, view.width(), view.height() + abs(y)))
+        if not changed.isEmpty():
+            self.viewport().update(changed)
+
+    @abstractmethod
+    def _moves_with_text(self) -> bool:
+        """Whether everything painted stays as it is when the text scrolls."""
+
+    def scrollContentsBy(self, _dx: int, dy: int) -> None:
+        if self._drawn is not None and self._moves_with_text():
+            self.viewport().scroll(0, dy)
+        else:
+            self.viewport().update()
+
+    def _rows_in_sight(self) -> int:
+        return self.viewport().height() // self._metrics.row_height + 2
+
+    def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
+        """The layout on show, its first visible row, and that row's y."""
+        if self._rows is None:
+            return None
+        top, height = MARGIN // 2, self._metrics.row_height
+        preview = self._rows.preview
+        if preview is None:
+            above = self.verticalScrollBar().value() - top
+            row = max(0, above // height)
+            return self._rows.layout, row, row * height - above
+        fitting = (self.viewport().height() - MARGIN) // height
+        return preview, max(0, preview.n_rows - fitting) if self._follow else 0, top
+
+    def _update_bar(self) -> None:
+        rows = 0 if self._rows is None else self._rows.layout.n_rows
+        height = self.viewport().height()
+        bar = self.verticalScrollBar()
+        self._moving_bar = True
+        bar.setRange(0, max(0, rows * self._metrics.row_height + MARGIN - height))
+        bar.setPageStep(height)
+        bar.setSingleStep(self._metrics.row_height)
+        self._moving_bar = False
+
+    def _move_bar(self, value: int = 0, *, to_end: bool = False) -> None:
+        bar = self.verticalScrollBar()
+        self._moving_bar = True
+        bar.setValue(bar.maximum() if to_end else value)
+        self._moving_bar = False
+
+    def _on_scrolled(self, value: int) -> None:
+        if not self._moving_bar and self._rows is not None and self._rows.preview is None:
+            at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
+            if at_end != self._follow:
+                self.set_follow(at_end)
+
+    def _shows(self, token: int, height: int) -> bool:
+        """Whether a token is in sight in a viewport so high, pixels."""
+        if self._rows is None or not 0 <= token < self._rows.layout.placed:
+            return False
+        top = self._rows.layout.row_of(token) * self._metrics.row_height
+        above = self.verticalScrollBar().value()
+        return above <= top <= above + height - self._metrics.row_height
+
+    def _reveal(self, token: int) -> None:
+        """Scroll as little as needed to bring a token into sight."""
+        if self._rows is None:
+            return
+        layout = self._rows.layout
+        if token >= layout.placed:
+            self.set_follow(False)
+            self._rows.look_at(token)
+            self._lay_out()
+            return
+        height = self._metrics.row_height
+        top = layout.row_of(token) * height
+        bar = self.verticalScrollBar()
+        value = min(max(bar.value(), top + height + MARGIN - bar.pageStep()), top)
+        if value != bar.value():
+            self._move_bar(value)
+            self._leave_end()
+
+    def _leave_end(self) -> None:
+        if self._follow and self.verticalScrollBar().value() < self.verticalScrollBar().maximum():
+            self.set_follow(False)
+
+    def _place_chip(self) -> None:
+        bar = self.verticalScrollBar()
+        self._chip.setVisible(not self._follow and bar.value() < bar.maximum())
+        view = self.viewport().geometry()
+        self._chip.move(
+            view.center().x() - self._chip.width() // 2,
+            view.bottom() - self._chip.height() - MARGIN,
+        )
+
+    def _spans_in_sight(self, part: QRect | None = None) -> Iterator[tuple[TokenFragment, int]]:
+        """Spans of the visible rows, or those in a part of the viewport, each with the y of its
+        row."""
+        view = self._in_sight()
+        if view is None:
+            return
+        part = self.viewport().rect() if part is None else part
+        layout, row, y = view
+        skipped = max(0, (part.top() - y) // self._metrics.row_height)
+        row, y = row + skipped, y + skipped * self._metrics.row_height
+        while row < layout.n_rows and y <= part.bottom():
+            for span in layout.spans(row):
+                yield span, y
+            row += 1
+            y += self._metrics.row_height
+
+    def _box(self, span: TokenFragment, y: int) -> QRectF:
+        return QRectF(span.x + MARGIN, y + 0.5, span.width, self._metrics.row_height - 2)

@@ -1,0 +1,415 @@
+"""The token streams of a run, as tiles or tabs, one for each sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
+
+from app.looks.pacer import Pacer
+from app.looks.theme import Theme
+from app.panels.tokens.end_card import EndCard
+from app.panels.tokens.find_bar import FindBar
+from app.panels.tokens.sequence_panels import SequencePanels
+from app.panels.tokens.token_area import TokenArea
+from app.panels.tokens.token_filter import Term
+from app.panels.tokens.token_hits import find_hits, neighbour_hit
+from app.trace_models.position import Position
+from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.token_stream import RunStreams, TokenStream
+from app.widgets.empty_state import EmptyState
+from app.widgets.legend import TokenLegend
+from engine.trace.run_ref import RunRef
+
+_EMPTY, _WAITING, _STREAMS = range(3)
+_FIND_PERIOD_MS = 500
+_NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
+_WAIT_MS = 250
+"""How long a run may be without a token before the view says what it waits for."""
+_CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
+"""Lines from which on there is room for all of the card, for that of a view that is narrower than
+so many characters too, where its sentences take several lines."""
+"""Lines from which on the card at the end of a run has more than one."""
+_MOST_PANELS = 128
+"""Sequences that have a panel; a run of more shows the first of them."""
+
+
+class TokensView(QStackedWidget):
+    """Streams of all sequences of a run over a legend, or what would be shown here."""
+
+    position_selected = Signal(object)  # Position | None
+    follow_changed = Signal(bool)
+    inspect_asked = Signal()
+    cancel_asked = Signal(object, int)  # RunRef, sequence
+    """The sequence that is to end."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._run: RunStreams | None = None
+        self._panels: dict[int, _Panel] = {}
+        self._spare: dict[int, _Panel] = {}
+        """Those of the run before, emptied: a run of the same sequences takes them over."""
+        self._ghosts = True
+        self._follow = True
+        self._zoom = 0
+        self._cursor: Position | None = None
+        self._cancellable: RunRef | None = None
+        self._hits: dict[int, np.ndarray] = {}
+        self._hit: tuple[int, int] | None = None
+        self._stepping = False
+        self._search = Pacer(self._find, _FIND_PERIOD_MS, self)
+        self.find_bar = FindBar(theme)
+        self.find_bar.hide()
+        self.find_bar.query_changed.connect(self._on_query)
+        self.find_bar.step_asked.connect(self.step_hit)
+        self.find_bar.closed.connect(self._close_find)
+        self._places = SequencePanels()
+        self._legend = TokenLegend(theme)
+        self._catch_up = QTimer(self)
+        self._catch_up.setSingleShot(True)
+        self._catch_up.timeout.connect(self.refresh)
+        self._late = QTimer(self)
+        self._late.setSingleShot(True)
+        self._late.timeout.connect(self._say_what_it_waits_for)
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(4)
+        column.addWidget(self.find_bar)
+        column.addWidget(self._places, 1)
+        self._more = QLabel()
+        self._more.setContentsMargins(10, 0, 10, 0)
+        self._more.setForegroundRole(self._more.palette().ColorRole.PlaceholderText)
+        self._more.hide()
+        column.addWidget(self._more)
+        self.end_card = EndCard()
+        column.addWidget(self.end_card)
+        legend_row = QVBoxLayout()
+        legend_row.setContentsMargins(10, 0, 10, 0)
+        legend_row.addWidget(self._legend)
+        column.addLayout(legend_row)
+        self.empty = EmptyState(*_NOTHING, waits_for_run=True)
+        self.addWidget(self.empty)
+        self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
+        self.addWidget(self._waiting)
+        self.addWidget(page)
+        self.setAccessibleName("Token streams")
+
+    def tell_kept(self, n_runs: int) -> None:
+        """Say beside an empty text that so many runs can be chosen."""
+        title, text = _NOTHING
+        if n_runs:
+            title = "No run on show"
+            text += f" {'One run is' if n_runs == 1 else f'{n_runs:,} runs are'} kept in Runs."
+        self.empty.change(title, text)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The legend and the card make room for the text where they would take much of it."""
+        super().resizeEvent(event)
+        size = event.size()
+        self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
+        metrics = self.fontMetrics()
+        narrow = size.width() < _NARROW * metrics.averageCharWidth()
+        least = _NARROW_CARD_FROM if narrow else _CARD_FROM
+        self.end_card.set_low(size.height() < least * metrics.height())
+
+    @property
+    def areas(self) -> dict[int, TokenArea]:
+        """The area of each sequence on show."""
+        return {seq_id: panel.area for seq_id, panel in self._panels.items()}
+
+    @property
+    def follow(self) -> bool:
+        """Whether every sequence is kept at its newest token."""
+        return self._follow
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Show a run from its first row on, or nothing."""
+        self._catch_up.stop()
+        self._search.stop()
+        self._late.stop()
+        self._spare |= self._panels
+        for panel in self._panels.values():
+            panel.show_stream(None)
+        self._more.hide()
+        self._panels, self._hits, self._hit = {}, {}, None
+        self._cursor = None
+        self._run = None if run is None else RunStreams(run)
+        self._set_followed(True)
+        self.refresh()
+        if run is None:
+            self._drop_spare()
+            self.setCurrentIndex(_EMPTY)
+        elif not self._panels and self._spare and not run.ended:
+            self._late.start(_WAIT_MS)  # a page that goes and comes costs layouts
+        elif not self._panels:
+            self._say_what_it_waits_for()
+        if run is None or is_ours(run.facts) or "stops" not in run.facts:
+            self._waiting.say()
+        else:
+            self._waiting.say("Not observed", f"{engine_name(run.facts)} does not tell the tokens.")
+
+    def refresh(self) -> None:
+        """Show rows that have joined the trace; the rest of a long one follows by itself."""
+        run = self._run
+        if run is None:
+            return
+        grown = run.poll()
+        new = [seq_id for seq_id in sorted(grown & run.by_seq.keys()) if seq_id not in self._panels]
+        if new:
+            self._add_panels([run.by_seq[seq_id] for seq_id in new])
+        for seq_id in sorted(grown & self._panels.keys()):
+            self._panels[seq_id].grow()
+        if self._panels:
+            self.setCurrentIndex(_STREAMS)
+        if grown and self.find_bar.terms and not self.find_bar.isHidden():
+            self._search.ask()
+        if run.behind:
+            self._catch_up.start(0)
+
+    def set_cursor(self, position: Position | None) -> None:
+        """Outline the token at the position that all views share."""
+        self._cursor = position
+        for area in self.areas.values():
+            area.set_cursor(position)
+        if position is not None:
+            self._places.reveal(position.seq_id)
+        if not self._stepping:
+            self._hit = None
+            self._show_count()
+
+    def set_cancellable(self, run: RunRef | None) -> None:
+        """Offer to end single sequences while this run is on show."""
+        self._cancellable = run
+
+    def toggle_ghosts(self, shown: bool) -> None:
+        """Show or hide rejected and ignored tokens."""
+        self._ghosts = shown
+        for area in self.areas.values():
+            area.set_ghosts(shown)
+
+    def set_zoom(self, zoom: int) -> None:
+        """Write all tokens in letters larger by so many tenths, smaller below 0."""
+        self._zoom = zoom
+        for area in self.areas.values():
+            area.set_zoom(zoom)
+
+    def step_rejection(self, step: int) -> None:
+        """Select the next (+1) or previous (-1) rejected token, behind the last one of a sequence
+        the first one of the sequence after it."""
+        seq_ids = sorted(self.areas)[::step]
+        place = self._place()
+        if place is not None:
+            seq_ids = seq_ids[seq_ids.index(place[0]) :]
+        self._stepping = True
+        found = next((one for one in seq_ids if self.areas[one].step_rejection(step)), None)
+        self._stepping = False
+        if found is not None:
+            self._places.reveal(found)
+
+    def set_follow(self, follow: bool) -> None:
+        """Keep the newest tokens of every sequence in sight, or leave them where they are."""
+        if follow != self._follow:
+            for area in self.areas.values():
+                area.set_follow(follow)
+            self._set_followed(follow)
+
+    def set_tabs(self, as_tabs: bool) -> None:
+        """Show one sequence at a time behind tabs, or all of them as tiles."""
+        self._places.set_tabs(as_tabs)
+        if self._cursor is not None:
+            self._places.reveal(self._cursor.seq_id)
+        self._show_titles()
+
+    def open_find(self) -> None:
+        """Show the find bar, ready for typing."""
+        self.find_bar.show()
+        self.find_bar.begin()
+        self._find()
+
+    def step_hit(self, step: int) -> None:
+        """Select the next (+1) or previous (-1) hit, behind the last one the first again."""
+        if self.find_bar.isHidden():
+            self.open_find()
+        found = neighbour_hit(self._hits, self._hit or self._place(), step)
+        if found is None:
+            return
+        self._hit = found
+        seq_id, token = found
+        self._stepping = True
+        self._places.reveal(seq_id)
+        self.areas[seq_id].go_to(token)
+        self._stepping = False
+        self._show_count()
+
+    def copy_text(self) -> str:
+        """The selection, or the emitted text of the sequence in use, else of the first one."""
+        areas = list(self.areas.values())
+        for chosen in (
+            next((a for a in areas if a.selection[0] < a.selection[1]), None),
+            next((a for a in areas if a.hasFocus()), None),
+            self.areas.get(self._cursor.seq_id) if self._cursor is not None else None,
+            areas[0] if areas else None,
+        ):
+            if chosen is not None:
+                return chosen.copy_text()
+        return ""
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self._legend.retheme(theme)
+        self.find_bar.retheme(theme)
+        for area in self.areas.values():
+            area.retheme(theme)
+
+    def _say_what_it_waits_for(self) -> None:
+        self._drop_spare()
+        self.setCurrentIndex(_WAITING)
+
+    def _drop_spare(self) -> None:
+        if self._spare:
+            self._spare = {}
+            self._places.clear()
+
+    def _add_panels(self, streams: list[TokenStream]) -> None:
+        self._late.stop()
+        if {stream.seq_id for stream in streams} == self._spare.keys():
+            new, self._spare = self._spare, {}
+        else:
+            self._drop_spare()
+            room = _MOST_PANELS - len(self._panels)
+            new = {stream.seq_id: self._panel() for stream in streams[:room]}
+            if new:
+                self._places.add(new)
+        self._panels |= new
+        for stream in streams:
+            if stream.seq_id in new:
+                self._begin(new[stream.seq_id], stream)
+        self._show_titles()
+        n_more = len(self._run.by_seq) - len(self._panels) if self._run is not None else 0
+        self._more.setVisible(n_more > 0)
+        self._more.setText(f"{n_more:,} more sequences are not shown here.")
+
+    def _begin(self, panel: _Panel, stream: TokenStream) -> None:
+        """Show a stream in a panel, as all of them are shown by now."""
+        area = panel.area
+        area.retheme(self._theme)
+        area.set_zoom(self._zoom)
+        area.set_ghosts(self._ghosts)
+        panel.show_stream(stream)
+        area.set_follow(self._follow)
+        area.set_cursor(self._cursor)
+
+    def _panel(self) -> _Panel:
+        panel = _Panel(self._theme)
+        area = panel.area
+        area.position_selected.connect(self.position_selected)
+        area.follow_changed.connect(self._on_follow_changed)
+        area.inspect_asked.connect(self.inspect_asked)
+        panel.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        panel.customContextMenuRequested.connect(lambda where: self._ask(panel, where))
+        return panel
+
+    def _show_titles(self) -> None:
+        for panel in self._panels.values():
+            panel.show_title(len(self._panels) > 1 and not self._places.as_tabs)
+
+    def _on_query(self, _terms: tuple[Term, ...]) -> None:
+        self._hit = None
+        self._find()
+
+    def _close_find(self) -> None:
+        self.find_bar.hide()
+        self._search.stop()
+        self._find()
+        area = next(iter(self.areas.values()), None)
+        if self._cursor is not None:
+            area = self.areas.get(self._cursor.seq_id, area)
+        if area is not None:
+            area.setFocus()
+
+    def _find(self) -> None:
+        """Mark what the query asks for, nothing while the find bar is closed."""
+        terms = () if self.find_bar.isHidden() else self.find_bar.terms
+        self._hits = {}
+        for seq_id, area in sorted(self.areas.items()):
+            if area.stream is not None:
+                self._hits[seq_id] = find_hits(terms, area.stream)
+                area.set_hits(self._hits[seq_id])
+        self._show_count()
+
+    def _show_count(self) -> None:
+        at, before = None, 0
+        for seq_id, hits in self._hits.items():
+            if self._hit is not None and self._hit[0] == seq_id:
+                at = before + int(np.searchsorted(hits, self._hit[1]))
+            before += len(hits)
+        self.find_bar.show_count(before, at)
+
+    def _place(self) -> tuple[int, int] | None:
+        """Sequence and index of the outlined token."""
+        for seq_id, area in self.areas.items():
+            if area.current >= 0:
+                return seq_id, area.current
+        return None
+
+    def _ask(self, panel: _Panel, where: QPoint) -> None:
+        """The menu of a sequence (also by the menu key)."""
+        stream = panel.area.stream
+        if stream is None:
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        text = f"End sequence {stream.seq_id}"
+        end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
+        end.setObjectName("tokens.end_sequence")
+        end.setEnabled(stream.run == self._cancellable)
+        menu.popup(panel.mapToGlobal(where))
+
+    def _on_follow_changed(self) -> None:
+        self._set_followed(all(area.follow for area in self.areas.values()))
+
+    def _set_followed(self, follow: bool) -> None:
+        if follow != self._follow:
+            self._follow = follow
+            self.follow_changed.emit(follow)
+
+
+class _Panel(QWidget):
+    """One sequence: its title, shown when there are several, over its area."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._title = QLabel()
+        self._title.setTextFormat(Qt.TextFormat.PlainText)
+        self._title.setContentsMargins(10, 4, 10, 4)
+        self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
+        self._title.hide()
+        self.area = TokenArea(theme)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self._title)
+        column.addWidget(self.area, 1)
+
+    def show_stream(self, stream: TokenStream | None) -> None:
+        """Show another stream, or nothing."""
+        self.area.set_stream(stream)
+        self._count()
+
+    def show_title(self, shown: bool) -> None:
+        self._title.setVisible(shown)
+        self._count()
+
+    def grow(self) -> None:
+        """Show new tokens of the stream and count them."""
+        self._count()
+        self.area.grow()
+
+    def _count(self) -> None:
+        stream = self.area.stream
+        if stream is not None and not self._title.isHidden():
+            self._title.setText(f"Sequence {stream.seq_id} · {len(stream):,} tokens")

@@ -1,0 +1,1 @@
+"""The dock of estimated speeds by n_max and p_min."""

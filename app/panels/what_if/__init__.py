@@ -1,0 +1,1 @@
+"""The dock of estimates for other draft lengths."""

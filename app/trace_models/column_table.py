@@ -1,0 +1,75 @@
+"""What all table models with fixed columns have in common: titles, tooltips, alignment, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+
+from app.trace_models.plain_tip import plain_tip
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+
+
+class TableColumn(NamedTuple):
+    """name: what the code calls it. Text stands at the left, figures at the right."""
+
+    name: str
+    title: str
+    tip: str
+    is_text: bool = False
+
+
+class ColumnTable(QAbstractTableModel):
+    """Subclasses tell `n_rows` and `cell`."""
+
+    def __init__(self, columns: Sequence[TableColumn], parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._columns = columns
+
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        raise NotImplementedError
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        """The data of a cell for an item role other than alignment; None where it has none."""
+        raise NotImplementedError
+
+    def column_of(self, name: str) -> int:
+        """The index of a column by its name. Raises ValueError for an unknown name."""
+        return [column.name for column in self._columns].index(name)
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else self.n_rows()
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self._columns)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or section >= len(self._columns):
+            return None
+        column = self._columns[section]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return column.title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(column.tip)
+        return _side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        column = self._columns[index.column()]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _side(column)
+        value = self.cell(index.row(), column.name, role)
+        return plain_tip(value) if role == Qt.ItemDataRole.ToolTipRole and value else value
+
+
+def _side(column: TableColumn) -> Qt.AlignmentFlag:
+    return _LEFT if column.is_text else _RIGHT

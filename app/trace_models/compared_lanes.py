@@ -1,0 +1,244 @@
+"""The lanes of a comparison as the trace holds them: errors, verdicts and their sentence, top-k,
+states.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.trace_models.number_text import error_text
+from app.trace_models.run_rows import RowIndex
+from app.trace_models.token_text import line_text
+from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
+from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+
+def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
+    """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
+    runs = run.store.runs
+    first = run.run_id
+    while runs.get(first, {}).get("lane", REFERENCE) != REFERENCE:
+        first -= 1
+    if runs.get(first, {}).get("lane") != REFERENCE:
+        return ()
+    stop = first + 1
+    while runs.get(stop, {}).get("lane", REFERENCE) != REFERENCE:
+        stop += 1
+    return tuple(map(run.sibling, range(first, stop)))
+
+
+def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
+    """The lanes of the comparison begun last, () without any."""
+    for run_id in range(len(store.runs) - 1, -1, -1):
+        if lanes := lanes_of(RunRef(store, run_id)):
+            return lanes
+    return ()
+
+
+def run_to_show(run: RunRef) -> RunRef:
+    """What other views show of a comparison: the first lane that drafts and rolls back."""
+    policies = (lane for lane in lanes_of(run) if _kind(lane) in (POLICY, PEER))
+    return next(policies, run)
+
+
+def _kind(lane: RunRef) -> str:
+    """What a lane is, by its name in an older trace."""
+    first = str(lane.facts["lane"]).partition(",")[0]
+    plain = first if first in (REFERENCE, NOISE) else POLICY
+    return str(lane.facts.get("lane_kind", plain))
+
+
+class ComparedLanes:
+    """One sequence of the lanes, read from the trace as it grows.
+
+    followers: runs of the lanes that are compared with the reference lane. Positions are those of
+    the tokens that the reference lane chose; every lane has them in the same order, a lane that
+    had to stop has fewer.
+    """
+
+    def __init__(self, store: TraceStore, run_ids: tuple[int, ...], seq_id: int = 0) -> None:
+        self.store, self.run_ids, self.seq_id = store, run_ids, seq_id
+        self.reference, self.followers = run_ids[0], run_ids[1:]
+        self.names = {run_id: str(store.runs[run_id]["lane"]) for run_id in run_ids}
+        self.verdicts: dict[int, LaneVerdict] = {}
+        self.bounds: dict[int, float] = {}
+        """NMSE that each lane may reach."""
+        self._divergence = RowIndex(store.divergence, self.followers)
+        self._states = RowIndex(store.states, self.followers)
+        self._rounds = RowIndex(store.rounds, run_ids)
+        self._tokens = RowIndex(store.tokens, run_ids)
+        self._token_rows: dict[int, dict[int, int]] = {}
+        self._n_indexed: dict[int, int] = {}
+        self.poll()
+
+    def poll(self) -> bool:
+        """Read the rows appended since the last call; whether there were any."""
+        tables = (self._divergence, self._states, self._rounds, self._tokens)
+        found = [table.poll() for table in tables]
+        if any(found) or not self.verdicts:
+            self._judge()
+        return any(found)
+
+    def _judge(self) -> None:
+        judged = judge_lanes(self.store, self.run_ids)
+        self.verdicts = dict(zip(self.run_ids, judged, strict=True))
+        self.bounds = {run: verdict.bound for run, verdict in self.verdicts.items()}
+
+    @property
+    def runs(self) -> tuple[RunRef, ...]:
+        """The lanes, the reference lane first."""
+        return tuple(RunRef(self.store, run_id) for run_id in self.run_ids)
+
+    def is_noise(self, run_id: int) -> bool:
+        """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
+        return _kind(RunRef(self.store, run_id)) in (NOISE, PEER_NOISE)
+
+    def noise_of(self, run_id: int) -> list[int]:
+        """The noise lanes that a lane is judged by."""
+        return noise_of(self.store, run_id) if run_id in self.followers else []
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """The sequences that the lanes have."""
+        return self._tokens.seq_ids()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lanes have come to their end, or were stopped."""
+        return "stops" in self.store.runs[self.reference]
+
+    @property
+    def n_predict(self) -> int:
+        """Tokens asked for, -1 without a limit."""
+        return int(self.store.runs[self.reference].get("options", {}).get("n_predict", -1))
+
+    def values(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the divergence table for one lane, [n positions of this lane]."""
+        return self._divergence.column(run_id, self.seq_id, name)
+
+    def states(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the states table for one lane, [n rounds x n layers]."""
+        return self._states.column(run_id, self.seq_id, name)
+
+    def rounds(self, run_id: int, name: str) -> np.ndarray:
+        """A column of the rounds table for one lane."""
+        return self._rounds.column(run_id, self.seq_id, name)
+
+    def paths(self, run_id: int) -> list[str]:
+        """The rollback path of every round of a lane."""
+        codes = self.rounds(run_id, "rollback_path")
+        return self.store.text_pool.decode(codes)
+
+    @property
+    def longest(self) -> int | None:
+        """The lane with the most positions, None without any lane."""
+        return max(self.followers, key=lambda run: len(self.values(run, "pos")), default=None)
+
+    def positions(self) -> np.ndarray:
+        """Positions compared so far, those of the longest lane: int64 [n] ascending."""
+        run_id = self.longest
+        return np.zeros(0, np.int64) if run_id is None else self.values(run_id, "pos")
+
+    def round_at(self, run_id: int, pos: int) -> int | None:
+        """The round in which a lane's logits for a position were computed."""
+        row = self.row_at(run_id, pos)
+        return None if row is None else int(self.values(run_id, "round")[row])
+
+    def first_pos_of_round(self, run_id: int, round_: int) -> int | None:
+        """The first position that a lane chose in a round; any lane's for the reference."""
+        run_id = run_id if run_id in self.followers else self.longest or run_id
+        found = np.flatnonzero(self.values(run_id, "round") == round_)
+        return int(self.values(run_id, "pos")[found[0]]) if len(found) else None
+
+    def row_at(self, run_id: int, pos: int) -> int | None:
+        """Which of a lane's values belongs to a position."""
+        found = np.flatnonzero(self.values(run_id, "pos") == pos)
+        return int(found[0]) if len(found) else None
+
+    def measure(self, run_id: int, name: str, pos: int) -> float | None:
+        """One value of a lane at a position, None where it was not recorded.
+
+        state_error, conv_error, cells_differ: those behind the round of that position.
+        """
+        row = self.row_at(run_id, pos)
+        if row is None:
+            return None
+        values = self.values(run_id, name)
+        if name in ("state_error", "conv_error", "cells_differ"):
+            rounds = self.values(run_id, "round")
+            row = int(np.flatnonzero(rounds == rounds[row])[-1])
+            if name != "cells_differ" and np.isnan(values[row]):
+                return None
+        return None if values[row] == MISSING else float(values[row])
+
+    def beyond(self, run_id: int) -> np.ndarray:
+        """Positions at which a lane is beyond the bound, int64 [n] ascending."""
+        nmse = self.values(run_id, "nmse")
+        return self.values(run_id, "pos")[~(nmse <= self.bounds[run_id])]  # NaN is beyond any bound
+
+    def token_at(self, pos: int) -> int | None:
+        """The token that the reference lane chose."""
+        run_id = self.longest
+        row = None if run_id is None else self.row_at(run_id, pos)
+        if run_id is None or row is None:
+            return None
+        return int(self.values(run_id, "token_id")[row])
+
+    def text(self, token_id: int) -> str:
+        """A token as a reader sees it, in one line; spaces alone have a mark each."""
+        return line_text(self.store.pieces.get(token_id, b""), token_id)
+
+    def tops(self, run_id: int, pos: int) -> list[tuple[int, float]] | None:
+        """A lane's most probable tokens for a position, None where they were not recorded."""
+        row = self._token_row(run_id, pos)
+        if row is None:
+            return None
+        tokens = self.store.tokens
+        ids = tokens.column("target_top_id")[row].tolist()
+        probs = tokens.column("target_top_p")[row].tolist()
+        known = [(i, p) for i, p in zip(ids, probs, strict=True) if i != MISSING and p == p]
+        return known or None
+
+    def _token_row(self, run_id: int, pos: int) -> int | None:
+        """The row of the tokens table that holds what a lane thought of a chosen token."""
+        index = self._token_rows.setdefault(run_id, {})
+        rows = self._tokens.rows(run_id, self.seq_id)
+        new = rows[self._n_indexed.get(run_id, 0) :]
+        if len(new):
+            self._n_indexed[run_id] = len(rows)
+            tokens = self.store.tokens
+            kinds = {self.store.text_pool.find(kind) for kind in EMITTED_KINDS}
+            emitted = new[np.isin(tokens.column("kind")[new], sorted(kinds))]
+            index.update(zip(tokens.column("pos")[emitted].tolist(), emitted.tolist(), strict=True))
+        return index.get(pos)
+
+
+def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:
+    """The verdict in words; bound: largest NMSE that counts as the same."""
+    if verdict.verdict == "failed":
+        return f"The lane had to stop: {verdict.error}"
+    if not verdict.n_positions:
+        return "Nothing is compared yet."
+    if verdict.verdict == SUSPECT:
+        where = f"position {verdict.first_pos}, round {verdict.first_round}"
+        after = verdict.after_round
+        why = "no rollback before it" if after is None else f"after the rollback of round {after}"
+        return f"Diverges first at {where}, {why}."
+    if f := verdict.fork:
+        return (
+            f"Free-running; chose another token first at position {f.pos}, round {f.round}, where "
+            f"the reference's two best logits lie {error_text(f.top2_gap)} apart."
+        )
+    if verdict.verdict == "mode":
+        return (
+            f"Distance of {verdict.mode} from the reference: worst NMSE "
+            f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
+        )
+    if verdict.verdict == "exact":
+        return f"The logits of all {verdict.n_positions} positions are exact."
+    return (
+        f"Within the bound {error_text(bound)}: worst NMSE {error_text(verdict.worst_nmse)} "
+        f"at position {verdict.worst_pos}."
+    )

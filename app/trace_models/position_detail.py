@@ -1,0 +1,203 @@
+"""All lanes at one position: their most probable tokens side by side, then their errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor, QFont
+
+from app.trace_models.compared_lanes import ComparedLanes
+from app.trace_models.number_text import (
+    EXACT,
+    NOT_OBSERVED,
+    NOT_RECORDED,
+    error_text,
+    probability_text,
+)
+from app.trace_models.plain_tip import plain_tip
+from engine.trace.records import N_TOP
+
+_Index = QModelIndex | QPersistentModelIndex
+_NOWHERE = QModelIndex()
+BAR_ROLE = Qt.ItemDataRole.UserRole
+"""A probability to be drawn as a bar, None for a cell of text alone."""
+DIFFERS_ROLE = Qt.ItemDataRole.UserRole + 1
+"""Whether the cell differs from the reference lane's."""
+_BELOW = "below"
+_MEASURES = (
+    ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
+    ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
+    ("kl", "KL, nats", "KL(reference || lane) of the softmaxes"),
+    ("top1_equal", "top-1", "Whether both have the same most probable token"),
+    ("rank", "rank", "Rank of the chosen token among the lane's logits, from 1"),
+    ("state_error", "state", "Worst layer's relative error of its state behind this round"),
+    ("conv_error", "window", "The same of windows: last rows of inputs"),
+    ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DetailCell:
+    """What one lane has in one row. sign: the difference in one character."""
+
+    text: str
+    bar: float | None = None
+    differs: bool = False
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetailRow:
+    """A token or a measure, with a cell for each lane."""
+
+    label: str
+    tip: str
+    cells: tuple[DetailCell, ...]
+    chosen: bool = False
+
+
+def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
+    """The rows of one position: tokens by the reference's probability, then the measures.
+
+    A token is marked where a lane ranks it otherwise than the reference lane: an arrow and its
+    rank there, or that it is missing among the most probable ones.
+    """
+    tops = {run_id: lanes.tops(run_id, pos) for run_id in lanes.run_ids}
+    ranks = {
+        run_id: {token: i for i, (token, _) in enumerate(found or ())}
+        for run_id, found in tops.items()
+    }
+    of_reference = ranks[lanes.reference]
+    others: dict[int, float] = {}
+    for found in tops.values():
+        for token, p in found or ():
+            others[token] = max(p, others.get(token, 0.0))
+    tokens = sorted(
+        others, key=lambda token: (of_reference.get(token, N_TOP), -others[token], token)
+    )
+    chosen = lanes.token_at(pos)
+    rows = []
+    for token in tokens:
+        cells = []
+        for run_id in lanes.run_ids:
+            found = tops[run_id]
+            if found is None:
+                cells.append(DetailCell(NOT_RECORDED))
+                continue
+            compared = run_id != lanes.reference and bool(of_reference)
+            rank, expected = ranks[run_id].get(token), of_reference.get(token)
+            differs = compared and rank != expected
+            if rank is None:
+                text, bar = f"{_BELOW} {len(found)}", None
+            else:
+                arrow = ""
+                if differs:
+                    arrow = "▲" if expected is None or rank < expected else "▼"
+                bar = found[rank][1]
+                text = f"{arrow} {probability_text(bar)}".strip()
+            cells.append(DetailCell(text, bar, differs, rank == 0))
+        tip = f"token {token}" + (", chosen by the reference lane" if token == chosen else "")
+        rows.append(DetailRow(lanes.text(token), tip, tuple(cells), token == chosen))
+    rows += [
+        DetailRow(label, tip, tuple(_measure(lanes, run_id, name, pos) for run_id in lanes.run_ids))
+        for name, label, tip in _MEASURES
+    ]
+    return rows
+
+
+def _measure(lanes: ComparedLanes, run_id: int, name: str, pos: int) -> DetailCell:
+    if run_id == lanes.reference:
+        return DetailCell(NOT_OBSERVED)
+    if lanes.row_at(run_id, pos) is None:
+        return DetailCell(NOT_RECORDED)
+    value = lanes.measure(run_id, name, pos)
+    if value is None:
+        if name in ("max_abs", "nmse", "kl"):  # a difference that is not a number
+            return DetailCell(error_text(float("nan")), differs=True)
+        return DetailCell(NOT_RECORDED)
+    if name == "nmse":
+        beyond = not value <= lanes.bounds[run_id]
+        return DetailCell(f"✗ {error_text(value)}" if beyond else error_text(value), differs=beyond)
+    if name == "top1_equal":
+        return DetailCell("same" if value else "≠ other", differs=not value)
+    if name == "rank":
+        return DetailCell(f"{int(value):,}", differs=False)
+    if name == "cells_differ":
+        return DetailCell(f"{int(value):,}" if value else EXACT, differs=value > 0)
+    return DetailCell(error_text(value))
+
+
+class PositionDetail(QAbstractTableModel):
+    """`detail_rows` as a table: a column for each lane, tokens and measures as row headers."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.differs_colour = QColor()
+        self.muted_colour = QColor()
+        self.rows: list[DetailRow] = []
+        self._names: list[str] = []
+
+    def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:
+        """Show the lanes at a position, or nothing."""
+        rows = detail_rows(lanes, pos) if lanes is not None and pos is not None else []
+        names = [lanes.names[run_id] for run_id in lanes.run_ids] if lanes is not None else []
+        if rows != self.rows or names != self._names:
+            self.beginResetModel()
+            renamed, self.rows, self._names = names != self._names, rows, names
+            self.endResetModel()
+            if renamed and rows:  # a header keeps its height over a reset, and names have lines
+                self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
+
+    def rowCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: _Index = _NOWHERE) -> int:
+        return 0 if parent.isValid() or not self.rows else len(self._names)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is Qt.Orientation.Horizontal:
+            if section >= len(self._names):
+                return None
+            if role == Qt.ItemDataRole.DisplayRole:
+                return self._names[section].replace(",", "\n", 1)
+            if role == Qt.ItemDataRole.ToolTipRole:
+                return plain_tip(self._names[section])
+            return None
+        if section >= len(self.rows):
+            return None
+        row = self.rows[section]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return f"› {row.label}" if row.chosen else row.label
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(row.tip)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        cell = self.rows[index.row()].cells[index.column()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell.text
+        if role == BAR_ROLE:
+            return cell.bar
+        if role == DIFFERS_ROLE:
+            return cell.differs
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        if role == Qt.ItemDataRole.ForegroundRole:
+            if cell.differs:
+                return self.differs_colour
+            is_muted = cell.text in (NOT_RECORDED, NOT_OBSERVED) or cell.text.startswith(_BELOW)
+            return self.muted_colour if is_muted else None
+        if role == Qt.ItemDataRole.FontRole and (cell.best or cell.text == NOT_RECORDED):
+            font = QFont()
+            font.setBold(cell.best)
+            font.setItalic(not cell.best)
+            return font
+        return None

@@ -1,0 +1,238 @@
+"""The figures of two runs side by side, and the first token at which their texts differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.trace_models.number_text import NOT_OBSERVED, significant
+from app.trace_models.run_facts import run_names
+from app.trace_models.token_text import line_text, pieces_at
+from engine.analysis.baseline import find_baseline, speed
+from engine.size_text import size_text
+from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+_MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
+_RESTORES = ("restore", "restore_depth")
+_UNDONE = ("seq_rm", *_RESTORES)
+
+
+@dataclass(frozen=True, slots=True)
+class FigurePair:
+    """A figure of two runs, None where it was not observed. unit: "", "count", "bytes" or "ms"."""
+
+    label: str
+    values: tuple[float | None, float | None]
+    unit: str
+    tip: str
+
+    @property
+    def ratio(self) -> float | None:
+        """The first as a multiple of the second."""
+        first, second = self.values
+        return None if first is None or not second else first / second
+
+    @property
+    def ratio_text(self) -> str:
+        """The ratio with two decimals; in significant digits where those would show nothing."""
+        ratio = self.ratio
+        if ratio is None:
+            return NOT_OBSERVED
+        if 0.1 <= ratio < 1000 or not ratio:
+            return f"{ratio:.2f}×"
+        return f"{significant(ratio)}×"
+
+    def text(self, which: int) -> str:
+        """One of the values as a reader sees it."""
+        value = self.values[which]
+        if value is None:
+            return NOT_OBSERVED
+        if self.unit == "bytes":
+            return size_text(round(value))
+        if self.unit == "count":
+            return f"{value:,.0f}"
+        return f"{significant(value)} ms" if self.unit == "ms" else significant(value)
+
+
+def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
+    """The figures that people compare, of both runs as they are now."""
+    one, two = (_figures(run.store, run.run_id) for run in (first, second))
+    pairs = [
+        FigurePair(label, (one[label], two[label]), unit, tip)
+        for label, unit, tip in _COMPARED
+        if one[label] is not None or two[label] is not None
+    ]
+    for phase in PHASES:
+        times = one["phase_ms"][phase], two["phase_ms"][phase]
+        if any(times):
+            tip = "Sum behind the prompt, all rounds and sequences"
+            pairs.append(FigurePair(phase, times, "ms", tip))
+    return pairs
+
+
+_COMPARED = (
+    ("tokens/s", "", "Generated tokens per second, without the prompt"),
+    ("net speed-up", "", "Against the plain run of the same prompt that each is measured by"),
+    ("acceptance", "", "Accepted of all drafted tokens"),
+    ("tokens/step", "", "Mean acceptance length: 1 + accepted / steps"),
+    ("tokens", "count", "Generated, all sequences together"),
+    ("rounds", "count", "Scheduler rounds, those of the prompt too"),
+    ("rollbacks", "count", "Rounds of a sequence that undid tokens in memory, restores too"),
+    ("restores", "count", "Those of them that put a checkpoint back"),
+    ("bytes moved", "bytes", "State copied unchanged, restored, and saved in checkpoints"),
+    ("prompt", "ms", "Forward passes of the target over the prompt"),
+)
+
+
+def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
+    table = store.rounds
+    n = len(table)
+    mine = table.column("run_id", 0, n) == run_id
+    rounds = table.column("round", 0, n)[mine]
+    paths = table.column("rollback_path", 0, n)[mine]
+
+    def n_of(names: tuple[str, ...]) -> int | None:
+        if not paths.any():  # another engine's, that does not tell how it rolls back
+            return None
+        return int(np.isin(paths, [store.text_pool.find(name) for name in names]).sum())
+
+    moved = np.concatenate([table.column(name, 0, n)[mine] for name in _MOVED])
+    moved = moved[moved != MISSING]
+    known = summary(store, run_id)
+    baseline = find_baseline(store, run_id)
+    is_lane = "lane" in store.runs[run_id]  # without the drafting, which all lanes share
+    per_second = None if is_lane else known["predicted_per_second"] or None
+    return {
+        "tokens/s": per_second,
+        "net speed-up": per_second
+        and (None if baseline is None else per_second / speed(store, baseline)),
+        "acceptance": known["draft_acceptance_rate"],
+        "tokens/step": known["mean_acceptance_length"],
+        "tokens": known["predicted_n"],
+        "rounds": int(rounds[-1]) + 1 if len(rounds) else None,
+        "rollbacks": n_of(_UNDONE),
+        "restores": n_of(_RESTORES),
+        "bytes moved": int(moved.sum()) if len(moved) else None,
+        "prompt": known["prompt_ms"] or None,
+        "phase_ms": known["phase_ms"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TextsPart:
+    """The first token at which two runs differ. seq_id: the sequence. numbers, rows: of the token
+    in what each run generated, from 0, and in its table of tokens; said: the tokens' bytes."""
+
+    seq_id: int
+    numbers: tuple[int, int]
+    rows: tuple[int, int]
+    said: tuple[bytes, bytes]
+
+
+def first_difference(first: RunRef, second: RunRef) -> TextsPart | None:
+    """Where the texts of two runs part; None where neither differs before the other ends."""
+    for seq_id, (one, two) in _shared(first, second).items():
+        at = _first_unequal(one, two)
+        if at is not None:
+            i, j = at
+            rows, said = (one.rows[i], two.rows[j]), (one.pieces[i], two.pieces[j])
+            return TextsPart(seq_id, at, (int(rows[0]), int(rows[1])), said)
+    return None
+
+
+def text_difference(first: RunRef, second: RunRef) -> str:
+    """Where the texts of two runs part, in one sentence; empty while there is no text.
+
+    Tokens are counted from 1 in what a sequence generated.
+    """
+    prompts = [_texts(run, ("prompt",)) for run in (first, second)]
+    if all(prompts):
+        shared = prompts[0].keys() & prompts[1].keys()
+        if not any(prompts[0][s].said == prompts[1][s].said for s in shared):
+            return "The prompts differ, so the texts do too."
+        for seq_id in sorted(shared):
+            if prompts[0][seq_id].said != prompts[1][seq_id].said:
+                return f"The prompts of sequence {seq_id} differ, so the texts do too."
+    texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
+    if not all(texts):
+        return ""
+    part = first_difference(first, second)
+    names = run_names(first, second)
+    if part is not None:
+        several = len(texts[0].keys() | texts[1].keys()) > 1
+        of = f" of sequence {part.seq_id}" if several else ""
+        position = first.store.tokens.column("pos")[part.rows[0]]
+        said = [
+            f"“{line_text(piece, -1)}” in {name}"
+            for piece, name in zip(part.said, names, strict=True)
+        ]
+        where = f"token {part.numbers[0] + 1}{of}, position {position}"
+        return f"The texts differ at {where}: {', '.join(said)}."
+    lengths = [sum(len(text.pieces) for text in text_of.values()) for text_of in texts]
+    n_same = sum(
+        min(len(one.pieces), len(two.pieces)) for one, two in _shared(first, second).values()
+    )
+    if lengths == [n_same, n_same]:
+        return f"Same text, {n_same:,} tokens."
+    shorter = names[0] if lengths[0] < lengths[1] else names[1]
+    return f"Same text for {n_same:,} tokens, all that {shorter} has."
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The tokens of a sequence: row numbers, and the bytes of each."""
+
+    rows: np.ndarray
+    pieces: list[bytes]
+
+    @property
+    def said(self) -> bytes:
+        """The text as a whole: models may cut it into other tokens."""
+        return b"".join(self.pieces)
+
+
+def _shared(first: RunRef, second: RunRef) -> dict[int, tuple[_Text, _Text]]:
+    """Generated texts of both runs, by the sequences that both have."""
+    one, two = (_texts(run, EMITTED_KINDS) for run in (first, second))
+    return {seq_id: (one[seq_id], two[seq_id]) for seq_id in sorted(one.keys() & two.keys())}
+
+
+def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
+    """Number of the first differing token of each; texts that are cut into tokens in other ways are
+    compared byte by byte."""
+    n = min(len(one.pieces), len(two.pieces))
+    i = next((i for i in range(n) if one.pieces[i] != two.pieces[i]), None)
+    if i is None:
+        return None
+    texts = [b"".join(text.pieces[i:]) for text in (one, two)]
+    n_bytes = min(map(len, texts))
+    at = next((k for k in range(n_bytes) if texts[0][k] != texts[1][k]), None)
+    if at is None:
+        return None
+    return _token_at(one, i, at), _token_at(two, i, at)
+
+
+def _token_at(text: _Text, first: int, offset: int) -> int:
+    """The token that holds a byte, counted from the beginning of token `first`."""
+    ends = np.cumsum([len(piece) for piece in text.pieces[first:]])
+    return first + int(np.searchsorted(ends, offset, side="right"))
+
+
+def _texts(run: RunRef, kinds: tuple[str, ...]) -> dict[int, _Text]:
+    """A run's tokens of these kinds, by sequence."""
+    store, table = run.store, run.store.tokens
+    n = len(table)
+    codes = [store.text_pool.find(kind) for kind in kinds]
+    mine = (table.column("run_id", 0, n) == run.run_id) & np.isin(table.column("kind", 0, n), codes)
+    rows = np.flatnonzero(mine)
+    seq_ids = table.column("seq_id", 0, n)[rows]
+    return {
+        seq_id: _Text(found, pieces_at(store, found))
+        for seq_id in np.unique(seq_ids).tolist()
+        for found in [rows[seq_ids == seq_id]]
+    }

@@ -1,0 +1,93 @@
+"""What the window keeps of a run beside its figures: what the user calls it, and what lists of runs
+say of one whose rows are on disk. It stands in the facts of the run, and so in its trace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from engine.analysis.baseline import prompt_key
+from engine.conversation.turns import content_of, turn_of
+from engine.trace.run_ref import RunRef
+
+FACT = "library"
+SOURCE = "library"
+"""Fact of a trace: the name that its runs are listed under."""
+STARTED = "started"
+"""Fact of a run that this window began: when, in ISO 8601."""
+_LONGEST_PROMPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunNotes:
+    """name: empty for a run that is called by its number. prompt: the beginning of the first one.
+    prompt_key: see engine.analysis.baseline."""
+
+    name: str = ""
+    starred: bool = False
+    deleted: bool = False
+    prompt: str = ""
+    prompt_key: str = ""
+
+
+_FIRST = RunNotes()
+
+
+def notes_of(facts: dict[str, Any]) -> RunNotes:
+    """What is kept of a run; a trace may come from anyone, and what is of another type is not."""
+    found = facts.get(FACT)
+    if not isinstance(found, dict):
+        return _FIRST
+    known = {field.name: found.get(field.name) for field in fields(RunNotes)}
+    kinds = {name: type(getattr(_FIRST, name)) for name in known}
+    return RunNotes(**{name: v for name, v in known.items() if isinstance(v, kinds[name])})
+
+
+def note(run: RunRef, **changes: Any) -> None:
+    """Keep something else of a run."""
+    run.facts[FACT] = asdict(replace(notes_of(run.facts), **changes))  # whole: others may read it
+
+
+def describe_prompt(run: RunRef) -> None:
+    """Keep what lists say of the prompt, while its rows are in memory."""
+    found = prompt_text(run), prompt_key(run.store, run.run_id)
+    notes = notes_of(run.facts)
+    if any(found) and (notes.prompt, notes.prompt_key) != found:
+        note(run, prompt=found[0], prompt_key=found[1])
+
+
+def prompt_text(run: RunRef) -> str:
+    """The beginning of the first sequence's prompt, on one line, or of what was said last in a
+    conversation, which begins alike in all its turns; empty where it is not known."""
+    turn = turn_of(run.run_id, run.facts)
+    if turn is not None and turn.messages:
+        return " ".join(content_of(turn.messages[-1]).split())[:_LONGEST_PROMPT]
+    store, table = run.store, run.store.tokens
+    n = len(table)
+    mine = (table.column("run_id", 0, n) == run.run_id) & (
+        table.column("kind", 0, n) == store.text_pool.find("prompt")
+    )
+    rows = np.flatnonzero(mine)
+    rows = rows[table.column("seq_id", 0, n)[rows] == 0][:_LONGEST_PROMPT]
+    ids = table.column("token_id", 0, n)[rows].tolist()
+    text = b"".join(store.pieces.get(token, b"") for token in ids).decode("utf-8", "replace")
+    return " ".join((text or _asked(run.facts)).split())[:_LONGEST_PROMPT]
+
+
+def _asked(facts: dict[str, Any]) -> str:
+    """The prompt of another engine's first request."""
+    requests = facts.get("requests")
+    first = requests[0] if isinstance(requests, list) and requests else None
+    prompt = first.get("prompt") if isinstance(first, dict) else None
+    return prompt[: 4 * _LONGEST_PROMPT] if isinstance(prompt, str) else ""
+
+
+def started_at(facts: dict[str, Any]) -> datetime | None:
+    """When a run began, None where it is not known."""
+    try:
+        return datetime.fromisoformat(str(facts[STARTED])).astimezone()
+    except (KeyError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,229 @@
+"""Speed over (n_max, p_min) for the run on show: what is asked, what came of it, and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.trace_models.heat_map import BEST, CURRENT, HeatMap
+from app.trace_models.number_text import significant
+from engine.analysis.baseline import speed
+from engine.analysis.what_if.cost_curve import LEAST_TIMES
+from engine.analysis.what_if.costs import RoundCosts
+from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.rules import FLOORS, RULES
+from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.analysis.what_if.surface import Surface, surface
+from engine.trace.run_ref import RunRef
+
+MOST_ROUNDS = 4000
+"""That a surface is estimated from, the newest ones."""
+_ALL_UP_TO, _MOST_LENGTHS = 16, 20
+_APART = 1.25
+"""A measured speed that is so many times away from the estimated one is worth a word."""
+_FLOORED = ("fixed", "accepted-mean", "switch-off")
+"""Rules that p_min matters to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurfaceRequest:
+    """Estimate a run's speed under a rule of RULES, by its name."""
+
+    run: RunRef
+    rule: str
+
+
+@dataclass(frozen=True)
+class TuneSurface:
+    """surface: of n_rounds rounds. current: row and column of the run's own setting among them,
+    None for one that is not there. recorded_floor: the p_min that the run had; below it nothing
+    was recorded. rare_widths: of the verify passes that are asked for, those timed a few times
+    only. measured: the tokens per second that the run had, 0 for none."""
+
+    request: SurfaceRequest
+    surface: Surface
+    n_rounds: int
+    current: tuple[int, int] | None
+    recorded_floor: float
+    rare_widths: tuple[int, ...]
+    measured: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are speeds; else there are tokens per round alone."""
+        return self.surface.best is not None
+
+    def setting(self, n: int, p: int) -> tuple[int, float]:
+        """n_max and p_min of a cell."""
+        return int(self.surface.n_max[n]), float(self.surface.p_min[p])
+
+
+def estimate(request: SurfaceRequest) -> TuneSurface | None:
+    """The surface of a run; None where it has no draft. May run beside the window's thread."""
+    rounds = RecordedRounds.of(request.run, newest=MOST_ROUNDS)
+    if not rounds.n_drafts:
+        return None
+    own_n, own_p = recorded_setting(request.run)
+    lengths = _lengths(rounds.n_max, own_n)
+    floors = [0.0]
+    if rounds.has_confidence and request.rule in _FLOORED:
+        floors = sorted({own_p, *(p for p in FLOORS if p >= own_p)})
+    rule, costs = RULES[request.rule], RoundCosts.measured(rounds)
+    found = surface(rounds, costs, n_max=lengths, p_min=floors, rule=rule)
+    if found is None:
+        return None
+    current = None
+    if rule.runs_here and own_n in lengths and own_p in floors:
+        current = lengths.index(own_n), floors.index(own_p)
+    rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
+    return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+
+
+def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
+    if costs is None:
+        return ()
+    passes = zip(costs.verify.at.tolist(), costs.verify.n.tolist(), strict=True)
+    return tuple(width for width, n in passes if width <= widest and n < LEAST_TIMES)
+
+
+def recorded_setting(run: RunRef) -> tuple[int, float]:
+    """n_max and p_min in effect, 0 where they are not known."""
+    spec = run.facts.get("options", {}).get("spec", {})
+    n_max, p_min = (spec.get(name) for name in ("n_max", "p_min"))
+    whole = isinstance(n_max, int) and not isinstance(n_max, bool)
+    real = isinstance(p_min, int | float) and 0 <= p_min <= 1
+    return (n_max if whole else 0), (float(p_min) if real else 0.0)
+
+
+def _lengths(longest: int, own: int) -> list[int]:
+    """Lengths of drafts to estimate: all, or of many those that differ enough."""
+    if longest <= _ALL_UP_TO:
+        return list(range(1, longest + 1))
+    more = np.geomspace(_ALL_UP_TO // 2, longest, _MOST_LENGTHS - _ALL_UP_TO // 2 + 1)
+    chosen = {*range(1, _ALL_UP_TO // 2 + 1), *np.round(more).astype(int).tolist()}
+    return sorted(chosen | ({own} if 0 < own <= longest else set()))
+
+
+def heat_map(found: TuneSurface) -> HeatMap:
+    """Tokens per second, or per round where the run was not timed; n_max to the right, p_min up."""
+    one = found.surface
+    values = (one.tokens_per_second if found.is_timed else one.tokens_per_round).T
+    marks = {}
+    best = best_cell(found)
+    if best is not None:
+        marks[BEST] = (best[1], best[0])
+    if found.current is not None:
+        marks[CURRENT] = (found.current[1], found.current[0])
+    return HeatMap(
+        "n_max",
+        "p_min",
+        tuple(map(str, one.n_max.tolist())),
+        tuple(f"{p:g}" for p in one.p_min.tolist()),
+        values,
+        tuple(tuple(significant(_known(v)) for v in row) for row in values.tolist()),
+        marks,
+    )
+
+
+def best_cell(found: TuneSurface) -> tuple[int, int] | None:
+    """The fastest (n_max, p_min), as indices; None without times."""
+    return found.surface.best
+
+
+def headline(found: TuneSurface) -> str:
+    """The best setting against the one in effect and plain decoding."""
+    best = best_cell(found)
+    if best is None:
+        return "Tokens per round: the run was not timed"
+    words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
+    if found.current is None:
+        return words
+    if found.current == best:
+        return f"{words}, as recorded"
+    return f"{words}. Now: {_setting(found, found.current)} → {_speed(found, found.current)}"
+
+
+def note(found: TuneSurface) -> str:
+    """What the estimate rests on."""
+    rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
+    words = f"Estimated from {rounds}.{_measured(found)}"
+    if rare := found.rare_widths:
+        words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
+    if missing := found.surface.unmeasured_widths:
+        words += f" Passes of {_listed(missing)} tokens were not timed {LEAST_TIMES} times: "
+        words += "they are taken to cost what their neighbours do."
+    if found.recorded_floor > 0:
+        words += f" Below p_min {found.recorded_floor:g} nothing was recorded."
+    return f"{words} Assumed: {'; '.join(ASSUMPTIONS)}."
+
+
+def _measured(found: TuneSurface) -> str:
+    """What the run itself had, where that is not what is estimated for its setting."""
+    if found.request.run.facts.get("lane"):
+        return " Lanes draft together: the time of drafting is left out."
+    if found.current is None or not found.is_timed or not found.measured:
+        return ""
+    estimated = float(found.surface.tokens_per_second[found.current])
+    if 1 / _APART < estimated / found.measured < _APART:
+        return ""
+    return (
+        f" The run itself had {significant(found.measured)} tok/s: rounds that took far longer "
+        "than others are left out here."
+    )
+
+
+def _listed(widths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, widths[:8])) + (" …" if len(widths) > 8 else "")
+
+
+def readout(found: TuneSurface, n: int, p: int) -> str:
+    """All figures of a cell."""
+    one = found.surface
+    parts = [_setting(found, (n, p))]
+    if found.is_timed:
+        parts.append(_speed(found, (n, p)))
+    parts.append(f"acceptance {significant(_known(one.acceptance[n, p]))}")
+    parts.append(f"{significant(_known(one.tokens_per_round[n, p]))} tokens/round")
+    if found.is_timed:
+        draft, verify, rest = (
+            significant(_known(ms[n, p])) for ms in (one.draft_ms, one.verify_ms, one.rest_ms)
+        )
+        parts.append(f"draft {draft} + verify {verify} + rest {rest} ms")
+    return " · ".join(parts)
+
+
+def rows(found: TuneSurface) -> tuple[list[str], list[list[object]]]:
+    """Every cell as numbers; None is not known."""
+    one = found.surface
+    columns: dict[str, Any] = {
+        "tokens_per_second": one.tokens_per_second,
+        "acceptance": one.acceptance,
+        "tokens_per_round": one.tokens_per_round,
+        "draft_ms": one.draft_ms,
+        "verify_ms": one.verify_ms,
+        "rest_ms": one.rest_ms,
+    }
+    cells = np.ndindex(*one.tokens_per_second.shape)
+    return ["n_max", "p_min", *columns], [
+        [*found.setting(n, p), *(_known(values[n, p]) for values in columns.values())]
+        for n, p in cells
+    ]
+
+
+def _setting(found: TuneSurface, cell: tuple[int, int]) -> str:
+    n_max, p_min = found.setting(*cell)
+    return f"n_max {n_max}, p_min {p_min:g}" if len(found.surface.p_min) > 1 else f"n_max {n_max}"
+
+
+def _speed(found: TuneSurface, cell: tuple[int, int]) -> str:
+    speed = _known(found.surface.tokens_per_second[cell])
+    times = _known(found.surface.speed_up[cell])
+    words = f"{significant(speed)} tok/s"
+    return words if times is None else f"{words}, {times:.2f}× plain"
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

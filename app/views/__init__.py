@@ -1,1 +1,0 @@
-"""One dock per module; a view reads the trace and nothing else."""

@@ -1,0 +1,132 @@
+"""How the window looks: theme, layout, ghosts, tabs. What is chosen is kept in the settings."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme, apply_theme, load_theme
+from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
+from app.window.docks import LAYOUTS, Docks
+from app.window.panels import Panels
+
+_KEEP_MS = 15_000
+
+
+class Appearance(QObject):
+    """Connects the actions that change it, and follows the desktop while told to."""
+
+    def __init__(
+        self, settings: Settings, actions: Actions, docks: Docks, panels: Panels, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._settings, self._actions = settings, actions
+        self._docks, self._panels = docks, panels
+        self.theme = first_theme(settings)
+        for name in THEME_CHOICES:
+            actions[f"view.theme_{name}"].triggered.connect(
+                lambda _=False, choice=name: self.set_theme(choice)
+            )
+        for name in LAYOUTS:
+            actions[f"view.layout_{name}"].triggered.connect(
+                lambda _=False, choice=name: self.set_layout(choice)
+            )
+        self._connect_text()
+        self._kept = ("", QByteArray())
+        self._keeping = QTimer(self)
+        self._keeping.timeout.connect(self.keep)
+        self._keeping.start(_KEEP_MS)
+        panels.run_panel.set_open_groups(settings.open_groups)
+        panels.run_panel.folded.connect(self._keep_groups)
+        QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
+
+    def set_layout(self, name: str) -> None:
+        """Take a named layout as it was left; the one in use is kept for the next time."""
+        if name != self._docks.layout_name:
+            self._settings.set_layout(self._docks.layout_name, self._docks.save())
+            self._docks.apply(name, self._settings.layout(name))
+            self.keep()
+        self._actions[f"view.layout_{name}"].setChecked(True)
+
+    def keep(self) -> None:
+        """Write down where everything is: after a kill the layout in use comes back."""
+        window = self._docks.window
+        if not window.isVisible():
+            return  # its docks are not where they will be
+        found = self._docks.layout_name, self._docks.save()
+        if found != self._kept:
+            self._kept = found
+            self._settings.set_layout(*found)
+        self._settings.set_geometry(window.saveGeometry())
+        self._settings.sync()
+
+    def rest(self) -> None:
+        """Nothing is written down from now on."""
+        self._keeping.stop()
+
+    def set_theme(self, choice: str) -> None:
+        """system, light or dark."""
+        self._settings.theme = choice
+        self._actions[f"view.theme_{choice}"].setChecked(True)
+        self._retheme(load_theme(_theme_name(choice)))
+
+    def _connect_text(self) -> None:
+        tokens, settings = self._panels.tokens, self._settings
+        ghosts, follow = self._actions["view.ghosts"], self._actions["view.follow"]
+        ghosts.toggled.connect(self._show_ghosts)
+        follow.toggled.connect(tokens.set_follow)
+        tokens.follow_changed.connect(follow.setChecked)
+        ghosts.setChecked(settings.ghosts)
+        tokens.toggle_ghosts(ghosts.isChecked())
+        follow.setChecked(True)
+        tokens.set_zoom(settings.text_zoom)
+        for name, step in (("in", 1), ("out", -1), ("reset", 0)):
+            self._actions[f"view.zoom_{name}"].triggered.connect(
+                lambda _=False, by=step: self._zoom_text(by)
+            )
+        tabs = self._actions["view.tabs"]
+        tabs.toggled.connect(self._show_tabs)
+        tabs.setChecked(settings.tabs)
+
+    def _zoom_text(self, step: int) -> None:
+        zoom = self._settings.text_zoom + step if step else 0
+        if zoom in TEXT_ZOOMS:
+            self._settings.text_zoom = zoom
+            self._panels.tokens.set_zoom(zoom)
+
+    def _show_ghosts(self, shown: bool) -> None:
+        self._settings.ghosts = shown
+        self._panels.tokens.toggle_ghosts(shown)
+
+    def _show_tabs(self, as_tabs: bool) -> None:
+        self._settings.tabs = as_tabs
+        self._panels.tokens.set_tabs(as_tabs)
+
+    def _keep_groups(self) -> None:
+        self._settings.open_groups = self._panels.run_panel.open_groups()
+
+    def _retheme(self, theme: Theme) -> None:
+        self.theme = theme
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        apply_theme(app, theme)
+        self._actions.retheme(theme)
+        self._panels.retheme(theme)
+
+    def _follow_desktop(self) -> None:
+        if self._settings.theme == "system":
+            self._retheme(load_theme(_theme_name("system")))
+
+
+def first_theme(settings: Settings) -> Theme:
+    """The theme that the settings ask for."""
+    return load_theme(_theme_name(settings.theme))
+
+
+def _theme_name(choice: str) -> str:
+    if choice != "system":
+        return choice
+    dark = QGuiApplication.styleHints().colorScheme() is Qt.ColorScheme.Dark
+    return "dark" if dark else "light"

@@ -1,0 +1,235 @@
+"""The command palette: every action by a few letters of its name, without the mouse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtGui import (
+    QAction,
+    QBrush,
+    QHideEvent,
+    QKeyEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+)
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHeaderView,
+    QLabel,
+    QLineEdit,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.window.dialogs.fuzzy import score
+
+_CHARACTERS = 132
+_NAME_SHARE = 0.45
+"""Part of the width that names take at most: what a command does stands behind its name."""
+_ROWS = 14
+_ROW_PADDING = 8
+_LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One line of the palette. needs: what is missing while the action is disabled. reason: why it
+    is, where that is not it. group: the submenu that the action is in, found by its name too."""
+
+    action: QAction
+    tip: str
+    needs: str = ""
+    reason: str = ""
+    group: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.action.text().replace("&", "")
+
+    @property
+    def line(self) -> str:
+        """The name with its group before it."""
+        return f"{self.group}: {self.text}" if self.group else self.text
+
+    def fits(self, query: str) -> int | None:
+        """How well the letters typed fit the name, alone or behind its group; None: not."""
+        found = [score(query, text) for text in {self.text, self.line}]
+        return max((points for points in found if points is not None), default=None)
+
+
+class CommandPalette(QFrame):
+    """A box over the window. `commands()` is asked when it opens and when an action changes.
+
+    Return triggers the line that is chosen, Escape closes; what is disabled is greyed, says what
+    it needs, and cannot be triggered.
+    """
+
+    def __init__(self, commands: Callable[[], Sequence[Command]], window: QWidget) -> None:
+        super().__init__(window)
+        self._commands = commands
+        self._shown: list[Command] = []
+        self._watched: list[QAction] = []
+        self._back: QWidget | None = None
+        self.setAutoFillBackground(True)
+        self.setAccessibleName("Command palette")
+        self.field = QLineEdit()
+        self.field.setPlaceholderText("Type a few letters of what to do")
+        self.field.setAccessibleName("Filter of the commands")
+        self.field.setClearButtonEnabled(True)
+        self.field.textChanged.connect(self._filter)
+        self.field.installEventFilter(self)
+        self.list = QTreeWidget()
+        self.list.setColumnCount(3)
+        self.list.setHeaderHidden(True)
+        self.list.setRootIsDecorated(False)
+        self.list.setUniformRowHeights(True)
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.list.setAccessibleName("Commands")
+        self.list.header().setStretchLastSection(False)
+        self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        self.list.itemClicked.connect(lambda _: self.trigger())
+        self.none = QLabel("No command has these letters.")
+        self.none.setMargin(_ROW_PADDING)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(6, 6, 6, 6)
+        column.addWidget(self.field)
+        column.addWidget(self.none)
+        column.addWidget(self.list)
+        self.hide()
+
+    @property
+    def lines(self) -> list[str]:
+        """The commands on show, the best first."""
+        return [command.line for command in self._shown]
+
+    def open(self) -> None:
+        """Show every command, with the field empty and focused."""
+        self._back = self.window().focusWidget()
+        self.field.clear()
+        self._filter("")
+        self._watch()
+        self._place()
+        self.show()
+        self.raise_()
+        self.field.setFocus()
+
+    def close_palette(self) -> None:
+        """Go away and give the focus back."""
+        self.hide()
+        if self._back is not None:
+            self._back.setFocus()
+            self._back = None
+
+    def trigger(self) -> None:
+        """Do what the chosen line says, if it can be done now."""
+        action = self._chosen()
+        if action is not None and action.isEnabled():
+            self.close_palette()
+            action.trigger()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        for action in self._watched:
+            action.enabledChanged.disconnect(self._refresh)
+        self._watched = []
+        super().hideEvent(event)
+
+    def _watch(self) -> None:
+        self._watched = [command.action for command in self._shown]
+        for action in self._watched:
+            action.enabledChanged.connect(self._refresh)
+
+    def _refresh(self) -> None:
+        """What can be done has changed: show the same lines as they are now."""
+        chosen = self._chosen()
+        self._filter(self.field.text())
+        if chosen is not None:
+            rows = [row for row, command in enumerate(self._shown) if command.action is chosen]
+            self.list.setCurrentIndex(self.list.model().index(rows[0] if rows else 0, 0))
+
+    def _chosen(self) -> QAction | None:
+        row = self.list.indexOfTopLevelItem(self.list.currentItem())
+        return self._shown[row].action if row >= 0 else None
+
+    def _filter(self, query: str) -> None:
+        found = [(command.fits(query), command) for command in self._commands()]
+        fitting = [(points, command) for points, command in found if points is not None]
+        if query.strip():
+            fitting.sort(key=lambda pair: (not pair[1].action.isEnabled(), -pair[0]))
+        self._shown = [command for _, command in fitting]
+        self.list.clear()
+        muted = self.list.palette().placeholderText()
+        height = self.fontMetrics().height() + _ROW_PADDING
+        items = [_item(command, muted) for command in self._shown]
+        for item in items:
+            item.setSizeHint(1, QSize(0, height))  # the column that stretches
+        self.list.addTopLevelItems(items)
+        self._fit_columns()
+        self.none.setVisible(not items)
+        if items:
+            self.list.setCurrentItem(items[0])
+
+    def _place(self) -> None:
+        window = self.window()
+        width = min(_CHARACTERS * self.fontMetrics().averageCharWidth(), window.width() - 40)
+        height = (_ROWS + 3) * (self.fontMetrics().height() + _ROW_PADDING)
+        self.setGeometry(
+            (window.width() - width) // 2, 40, width, min(height, window.height() - 80)
+        )
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_columns()
+
+    def _fit_columns(self) -> None:
+        for column in (0, 2):
+            self.list.resizeColumnToContents(column)
+        names = min(self.list.columnWidth(0), round(_NAME_SHARE * self.width()))
+        self.list.setColumnWidth(0, names)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().accent().color())
+        painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.FocusOut and self.isVisible():
+            self.hide()  # the focus has gone elsewhere and stays there
+            return False
+        if event.type() is QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
+            key = event.key()
+            if key == Qt.Key.Key_Escape:
+                self.close_palette()
+                return True
+            if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+                self.trigger()
+                return True
+            if key in _LIST_KEYS:
+                self.list.keyPressEvent(event)
+                return True
+        return super().eventFilter(watched, event)
+
+
+def _item(command: Command, muted: QBrush) -> QTreeWidgetItem:
+    action = command.action
+    keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+    tip, enabled = command.tip, action.isEnabled()
+    if not enabled and (command.reason or command.needs):
+        tip = command.reason or f"needs {command.needs}"
+    mark = "✓ " if action.isCheckable() and action.isChecked() else ""
+    item = QTreeWidgetItem([mark + command.line, tip, keys])
+    item.setToolTip(0, command.tip)
+    item.setToolTip(1, tip)
+    item.setTextAlignment(2, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    if not enabled:
+        for column in range(3):
+            item.setForeground(column, muted)
+    return item

@@ -1,0 +1,409 @@
+"""The docks around the token stream, and the named layouts that place them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+
+from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
+
+from app.widgets.scroll_page import LowPanel
+from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
+
+TITLES = {
+    "model": "Model",
+    "run": "Run",
+    "rollback": "Rollback depth",
+    "ring": "Ring occupancy",
+    "divergence": "Divergence",
+    "findings": "Findings",
+    "inspector": "Step inspector",
+    "runs": "Runs",
+    "breaks": "Break rules",
+    "conversation": "Conversation",
+    "acceptance": "Acceptance",
+    "timing": "Time per round",
+    "verify": "Verify width",
+    "kv": "KV cells",
+    "what_if": "What if",
+    "drafter": "Drafter",
+    "tune": "Tune",
+    "results": "Results",
+}
+_PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
+_HIGH = ("runs", "breaks", "conversation", "tune")
+"""What they hold does not fit every place; the other panels scroll by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DockLayout:
+    """First places of the docks, and which of them are open.
+
+    left and bottom: docks one under the other; the further plots are tabs of the last of them,
+    every other dock is a tab at the right. bottom_share and right_share: part of the window that
+    an open dock there takes; last_share: that of the last one, with the axis of a stack. wide: the
+    bottom docks reach from edge to edge; where the window is low, many of them stand in two columns
+    and the left docks are tabs.
+    below: docks that are tabs of the last bottom one too, and not at the right.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    bottom: tuple[str, ...]
+    shown: tuple[str, ...]
+    bottom_share: float
+    right_share: float = 0.5
+    wide: bool = False
+    below: tuple[str, ...] = ()
+    last_share: float | None = None
+
+
+LAYOUTS = {
+    "stream": DockLayout(
+        "Stream",
+        ("model", "run"),
+        ("rollback", "ring"),
+        ("model", "run", "rollback", "ring", *_PLOTS),
+        0.17,
+    ),
+    "rollback": DockLayout(
+        "Rollback",
+        ("run", "model"),
+        ("rollback", "ring"),
+        ("run", "rollback", "ring", *_PLOTS),
+        0.33,
+    ),
+    "divergence": DockLayout(
+        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
+    ),
+    "tune": DockLayout(
+        "Tune",
+        ("run", "model"),
+        ("tune",),
+        ("run", "tune"),
+        0.62,
+        wide=True,
+        below=("drafter", "results"),
+    ),
+    "plots": DockLayout(
+        "Plots",
+        ("run", "model"),
+        ("rollback", "ring", "acceptance", "timing", "verify", "kv"),
+        ("run", "rollback", "ring", "acceptance", "timing", "verify", "kv"),
+        0.105,
+        wide=True,
+        last_share=0.145,
+    ),
+}
+"""The text keeps the centre in all of them; what a layout is named after gets the room."""
+
+LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
+"""Other docks are another version: a layout saved with those is then ignored."""
+
+_FIRST_SIZE = (1280, 800)
+_MANY, _LOW_LINES = 4, 53
+"""Docks, and the lines that a window is high in which so many stand one under the other."""
+_LEFT_CHARACTERS = 52
+_RUN_SHARE = 0.5
+_INSPECTOR_CHARACTERS = 60
+_LANES_CHARACTERS = 110
+_INSPECTOR_SHARE = 0.26
+_TEXT_CHARACTERS = 44
+"""Width of the text that panels which open at the right leave to it, if there is so much."""
+_LEAST_SHARE = 0.4
+"""Part of the text's width that they take in any case."""
+
+_LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+_BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
+
+
+def known_layout(name: str) -> str:
+    """The layout of this name, the first one if there is none."""
+    return name if name in LAYOUTS else next(iter(LAYOUTS))
+
+
+def _first_for_keys(view: QWidget) -> QWidget | None:
+    """The first widget of a view that Tab would come to."""
+    widget = view.nextInFocusChain()
+    while widget is not None and widget is not view:
+        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and widget.isEnabled()
+        if takes and view.isAncestorOf(widget) and widget.isVisibleTo(view):
+            return widget
+        widget = widget.nextInFocusChain()
+    return None
+
+
+class Docks:
+    """All docks of a window. Their widgets are set later, with `fill`."""
+
+    def __init__(self, window: QMainWindow) -> None:
+        self._window = window
+        self._docks: dict[str, QDockWidget] = {}
+        self.layout_name = next(iter(LAYOUTS))
+        for name, title in TITLES.items():
+            dock = QDockWidget(title, window)
+            dock.setObjectName(f"dock.{name}")
+            self._docks[name] = dock
+        window.setDockNestingEnabled(True)
+        # in one step: whenever anything in the window is laid out anew, docks would take several
+        window.setAnimated(False)
+        window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
+        self._shares = DockShares(window, self._docks)
+        DockLines(window, self._docks.values())
+        DockTabs(window)
+        self._floats = DockFloats(window, self._docks.values())
+
+    @property
+    def window(self) -> QMainWindow:
+        """The window that they stand in."""
+        return self._window
+
+    def __getitem__(self, name: str) -> QDockWidget:
+        return self._docks[name]
+
+    def fill(self, name: str, widget: QWidget) -> None:
+        """Put a view into its dock."""
+        self._docks[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
+
+    def connect_action(self, name: str, action: QAction) -> None:
+        """Let a checkable action bring a dock into sight, with the keys, and close it. It is
+        checked while the dock is in sight; Qt's own would also be while it is behind another tab,
+        and then close what the user asked to see."""
+        dock = self._docks[name]
+        action.triggered.connect(lambda wanted: self._enter(name) if wanted else dock.close())
+        dock.visibilityChanged.connect(action.setChecked)
+
+    def apply(self, name: str, saved: QByteArray | None = None) -> None:
+        """Take a named layout, as it was saved or else in its first places."""
+        size = self._window.size()
+        restored = self._take(name, saved)
+        if not self._window.isVisible():
+            return
+        if restored:  # what they need is known once they are laid out
+            QTimer.singleShot(0, self._window, lambda: self._fit_restored(size))
+        else:
+            self._have_again(size)
+
+    def _take(self, name: str, saved: QByteArray | None = None) -> bool:
+        """Take a layout; whether it is as it was saved."""
+        self.layout_name = name
+        self._take_down()
+        self._place(LAYOUTS[name])
+        if saved is None or saved.isEmpty():
+            return False
+        self._take_down()
+        self._floats.rests = True
+        restored = self._window.restoreState(saved, LAYOUT_VERSION)
+        self._floats.rests = False
+        if restored:
+            self._shares.restored()
+        else:
+            self._take_down()
+            self._place(LAYOUTS[name])
+        return restored
+
+    def reset(self) -> None:
+        """Every dock of the layout in use in its first place."""
+        self.apply(self.layout_name)
+
+    def _take_down(self) -> None:
+        """Remove every dock. Qt leaves the bars of earlier tabs behind, in sight."""
+        for dock in self._docks.values():
+            dock.setFloating(False)
+            self._window.removeDockWidget(dock)
+        for bar in self._window.findChildren(
+            QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
+        ):
+            bar.hide()
+
+    def _place(self, layout: DockLayout) -> None:
+        window, docks = self._window, self._docks
+        for corner, area in (
+            (Qt.Corner.BottomLeftCorner, _LEFT),
+            (Qt.Corner.BottomRightCorner, _RIGHT),
+        ):
+            window.setCorner(corner, _BOTTOM if layout.wide else area)
+        columns = self._columns(layout)
+        for first in (layout.left[0], layout.bottom[0]):
+            area = _LEFT if first in layout.left else _BOTTOM
+            window.addDockWidget(area, docks[first])
+        for column in columns[1:]:
+            beside = docks[columns[0][0]]
+            window.splitDockWidget(beside, docks[column[0]], Qt.Orientation.Horizontal)
+        for names in (layout.left, *columns):
+            for above, name in pairwise(names):
+                if names is layout.left and layout.wide and self._is_low:
+                    window.tabifyDockWidget(docks[above], docks[name])
+                else:
+                    window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
+        below = (*layout.below, *(name for name in _PLOTS if name not in layout.bottom))
+        for name in below:
+            window.addDockWidget(_BOTTOM, docks[name])
+            window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
+        tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *below)]
+        for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
+            window.addDockWidget(_RIGHT, docks[name])
+            if first:
+                window.tabifyDockWidget(docks[first], docks[name])
+        for name, dock in docks.items():
+            dock.setVisible(name in layout.shown)
+        docks[layout.bottom[-1]].raise_()
+        self._share_out(layout, [name for name in tabs if name in layout.shown])
+
+    def _share_out(self, layout: DockLayout, tabs: list[str]) -> None:
+        window, docks = self._window, self._docks
+        width = self.characters(_LEFT_CHARACTERS)
+        columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]
+        columns += [(docks[name], round(window.width() * layout.right_share)) for name in tabs[:1]]
+        if columns:
+            window.resizeDocks(
+                [dock for dock, _ in columns], [w for _, w in columns], Qt.Orientation.Horizontal
+            )
+        shown = [docks[name] for name in layout.left if name in layout.shown]
+        if shown:
+            height = round(window.height() * _RUN_SHARE)
+            window.resizeDocks(shown, [height] * len(shown), Qt.Orientation.Vertical)
+        stacks = self._columns(layout)
+        if len(stacks) > 1:
+            half = window.width() // len(stacks)
+            firsts = [docks[stack[0]] for stack in stacks]
+            window.resizeDocks(firsts, [half] * len(stacks), Qt.Orientation.Horizontal)
+        shares = dict.fromkeys(layout.bottom, layout.bottom_share * len(stacks))
+        if layout.last_share is not None:
+            shares |= {stack[-1]: layout.last_share * len(stacks) for stack in stacks}
+        self._shares.placed(shares)
+
+    @property
+    def _is_low(self) -> bool:
+        return self._window.height() < _LOW_LINES * self._window.fontMetrics().height()
+
+    def _columns(self, layout: DockLayout) -> list[tuple[str, ...]]:
+        """The bottom docks from top to bottom, in one column or two."""
+        if len(layout.bottom) < _MANY or not self._is_low:
+            return [layout.bottom]
+        half = -(-len(layout.bottom) // 2)
+        return [layout.bottom[:half], layout.bottom[half:]]
+
+    def characters(self, n: int) -> int:
+        """Width of so many letters: the average that a font states may be that of letters which
+        are rare here, as with Noto Sans."""
+        metrics = self._window.fontMetrics()
+        letters = "".join(TITLES.values())
+        measured = metrics.horizontalAdvance(letters) / len(letters)
+        return round(n * min(measured, metrics.averageCharWidth()))
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a panel at the right has the room that tables of several lanes need, in the
+        layout in use; in layouts for that they stand below, from edge to edge."""
+        window = self._window
+        if LAYOUTS[self.layout_name].wide and "divergence" in LAYOUTS[self.layout_name].bottom:
+            return True
+        least = self.characters(_LANES_CHARACTERS)
+        return window.width() * LAYOUTS[self.layout_name].right_share >= least
+
+    def reveal(self, *names: str) -> None:
+        """Open docks, the first of them on top; tabs at the right that were all closed get half
+        the window, and the panels at the left keep their width."""
+        window, first, left = self._window, self._docks[names[0]], self._docks["model"]
+        size = window.size()
+        opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
+        self._lay_out()  # a panel may just have been closed
+        centre = window.centralWidget().width()
+        for name in names:
+            self._docks[name].show()
+        first.raise_()
+        if opens and self._stands_at_right(first):
+            wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
+            if names == ("inspector",):
+                least = self.characters(_INSPECTOR_CHARACTERS)
+                wide = max(least, round(window.width() * _INSPECTOR_SHARE))
+            text = self.characters(_TEXT_CHARACTERS)
+            wide = min(wide, max(centre - text, round(centre * _LEAST_SHARE)))
+            widths = [left.width(), wide]
+            window.resizeDocks([left, first], widths, Qt.Orientation.Horizontal)
+        if window.isVisible():
+            self._have_again(size)
+
+    def _enter(self, name: str) -> None:
+        """Bring a dock into sight, and the keys to what is used most in it."""
+        self.reveal(name)
+        page = self._docks[name].widget()
+        view = page.widget() if isinstance(page, LowPanel) else page
+        if view is None:  # it comes behind the first painting
+            return
+        chosen = view.focusProxy()
+        if chosen is None or not chosen.isVisibleTo(view):
+            chosen = _first_for_keys(view)
+        if chosen is not None:
+            chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def count(self, name: str, n: int) -> None:
+        """Say in a panel's title how many entries it has."""
+        self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
+
+    def _stands_at_right(self, dock: QDockWidget) -> bool:
+        open_here = not dock.isHidden() and not dock.isFloating()
+        return open_here and self._window.dockWidgetArea(dock) is _RIGHT
+
+    def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
+        """The window's place and the docks' of the last time, or the first ones."""
+        window = self._window
+        if geometry.isEmpty() or not window.restoreGeometry(geometry):
+            window.resize(*_FIRST_SIZE)
+        self.apply(name, layout)
+
+    def fit_screen(self) -> None:
+        """Take back what of the window, frame and all, would be beyond its screen: the frame is
+        known once the window is in sight."""
+        window = self._window
+        if not self._fits_screen():
+            self._take(self.layout_name)
+            self._lay_out()
+        room = window.screen().availableGeometry()
+        frame = window.frameGeometry()
+        if room.contains(frame) or window.isMaximized() or window.isFullScreen():
+            return
+        beside = frame.size() - window.size()
+        window.resize(window.size().boundedTo(room.size() - beside))
+        frame.setSize(window.size() + beside)
+        frame.moveRight(min(frame.right(), room.right()))
+        frame.moveBottom(min(frame.bottom(), room.bottom()))
+        window.move(max(frame.left(), room.left()), max(frame.top(), room.top()))
+
+    def _fit_restored(self, size: QSize) -> None:
+        self._lay_out()
+        if not self._fits_screen():
+            self.fit_screen()
+        else:
+            self._have_again(size)
+
+    def _have_again(self, size: QSize) -> None:
+        """Have the size that the window had: on the way it may have needed more, before views had
+        left out what has no room."""
+        self._lay_out()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest.value)
+        self._lay_out()
+        if self._window.size() != size:
+            self._window.resize(size)
+
+    def _lay_out(self) -> None:
+        """Without it the window could not be made smaller before the next events."""
+        layout = self._window.layout()
+        assert layout is not None
+        layout.activate()
+
+    def _fits_screen(self) -> bool:
+        """Whether the panels where they stand have room on the screen: as they were left on a
+        larger one, they would make the window larger than this one."""
+        window = self._window
+        frame = window.frameGeometry().size() - window.size()
+        least = window.minimumSizeHint() + frame
+        return least.boundedTo(window.screen().availableGeometry().size()) == least
+
+    def save(self) -> QByteArray:
+        """The docks' places for `apply`."""
+        return self._window.saveState(LAYOUT_VERSION)

@@ -1,0 +1,334 @@
+"""What the engine reports, brought to the panels: states, files, runs, messages, progress."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
+
+from app.engine_thread import events
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.engine_thread.feed import Feed
+from app.engine_thread.trace_jobs import TraceRead
+from app.saved.errors import log
+from app.saved.settings import Settings
+from app.trace_models.compared_lanes import lanes_of, run_to_show
+from app.trace_models.message_text import in_window
+from app.trace_models.position import Position
+from app.trace_models.run_facts import fidelity_text
+from app.trace_models.server_facts import known_facts, server_name
+from app.window.banner import Banner, BannerButton
+from app.window.panels import Panels
+from engine.analysis.breaks import BreakHit
+from engine.trace.run_ref import RunRef
+from resources import DEMO_TARGET
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
+
+
+class EngineNews(QObject):
+    """Listens to the bridge."""
+
+    changed = Signal()
+    """What can be done now may be something else."""
+    named = Signal(str)
+    """What is on show, for the window's title; empty for nothing."""
+
+    def __init__(
+        self, bridge: Bridge, panels: Panels, feed: Feed, settings: Settings, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._bridge, self._panels, self._feed = bridge, panels, feed
+        self._settings = settings
+        self._loaded: events.ModelFiles | None = None
+        """Files of the model in use."""
+        self._behind: Banner | None = None
+        self._watching: Banner | None = None
+        bridge.state_changed.connect(self.show_state)
+        bridge.inspected.connect(self._show_files)
+        bridge.loaded.connect(self._show_loaded)
+        bridge.progress.connect(panels.status.show_progress)
+        bridge.failed.connect(self._show_failure)
+        bridge.run_started.connect(self._show_run)
+        bridge.run_ended.connect(self._end_run)
+        bridge.measured.connect(self._show_fidelity)
+        bridge.broke.connect(self._show_break)
+        bridge.exported.connect(self._show_exported)
+        bridge.reported.connect(self._show_reported)
+        bridge.export_ended.connect(self._end_progress)
+        bridge.trace_shown.connect(self._show_trace)
+        bridge.trace_read.connect(self._offer_trace)
+        bridge.reading_ended.connect(self._end_progress)
+        bridge.connected.connect(self._show_server)
+        bridge.server_seen.connect(self._show_server_status)
+        bridge.server_waited_for.connect(panels.status.set_waiting)
+        bridge.disconnected.connect(self._show_no_server)
+        bridge.rescored.connect(self._show_rescored)
+        panels.status.cancel_asked.connect(bridge.cancel)
+        panels.run_panel.options_changed.connect(self._show_options)
+        feed.numbers_changed.connect(self._refresh_runs)
+        feed.run_shown.connect(self._show_model_text)
+
+    def show_state(self, state: State) -> None:
+        """Loading, ready, running, …"""
+        panels = self._panels
+        if state is State.RUNNING:
+            self._feed.start()
+            panels.breaks.show_hit(None)
+        else:
+            self._feed.stop()
+            panels.model_map.server.refresh()  # its counters may have come before the last rounds
+        self._end_progress()
+        if state is State.READY:
+            panels.run_panel.set_loading(self._bridge.compute_asked, self._bridge.mmap_asked)
+        panels.model_map.set_loadable(state is State.INSPECTED)
+        panels.run_panel.set_loading_enabled(
+            state not in (State.LOADING, State.RUNNING, State.PAUSED)
+            and self._bridge.server is None
+        )
+        panels.conversation.set_ready(self._why_no_turn(state))
+        self._show_model_text()
+        self._tell_of_run_behind()
+
+    def _why_no_turn(self, state: State) -> str:
+        if self._bridge.server is not None:
+            return "A server's memory cannot be looked into: open the model's file."
+        if state in (State.RUNNING, State.PAUSED):
+            return "A run goes on; Stop (Shift+F5) ends it."
+        return "" if state is State.READY else "Open a model first."
+
+    # -- servers ---------------------------------------------------------------------------
+
+    def _show_server(self, server: events.ServerConnected) -> None:
+        from engine.observe.server.request_options import why_not_sent
+
+        panels = self._panels
+        self._settings.add_recent_server(server.facts.address)
+        panels.set_recorded(self._bridge.listed)
+        self._show_lanes_or_run(self._bridge.live)
+        panels.model_map.set_server(server)
+        panels.run_panel.set_server(why_not_sent)
+        panels.run_panel.use_first_prompt()
+        if server.key_kept == "session":
+            panels.banners.add(
+                "info",
+                "There is no keyring on this system: the API key is kept for this session only.",
+            )
+        self._show_names()
+
+    def _show_server_status(self, status: events.ServerSeen) -> None:
+        panels = self._panels
+        is_news = bool(status.gone) and panels.status.gone.isHidden()
+        is_news &= not self._bridge.has_run  # whose own end is told
+        panels.model_map.server.set_status(status)
+        panels.status.set_server_gone(status.gone)
+        if is_news:
+            panels.banners.add("error", status.gone)
+        self._show_model_text()
+
+    def _show_no_server(self) -> None:
+        panels = self._panels
+        panels.model_map.set_server(None)
+        panels.run_panel.set_server(None)
+        panels.status.set_server_gone("")
+        self._show_names()
+
+    def _show_rescored(self, found: events.RunRescored) -> None:
+        self._panels.banners.add("error" if found.text_changed else "info", found.sentence)
+        self._feed.show_run(self._feed.run)  # cells that views have read are filled now
+
+    # -- files and traces ------------------------------------------------------------------
+
+    def _show_files(self, files: events.ModelFiles | None) -> None:
+        self._panels.model_map.set_files(files)
+        if files is not None and files is self._loaded:  # again, as another could not be loaded
+            self._panels.model_map.set_compute(self._bridge.compute)
+        self._panels.run_panel.set_files(files)
+        self._show_options()
+        self._show_names()
+
+    def _show_trace(self, folder: Path | None) -> None:
+        """A trace was opened, or closed."""
+        if folder is not None:  # its lanes are those of the trace
+            self._panels.divergence.header.set_editing(False)
+        self._panels.set_recorded(self._bridge.listed)
+        self._show_lanes_or_run(self._bridge.run)
+        self._show_names()
+        self._tell_of_run_behind()
+
+    def _offer_trace(self, read: TraceRead) -> None:
+        """Something else has come on show since the user asked for this trace."""
+        self._panels.banners.add(
+            "info",
+            f"The trace {read.folder.name} has been read.",
+            "",
+            ("&Show it", lambda: self._bridge.show_trace(read)),
+        )
+
+    def _tell_of_run_behind(self) -> None:
+        """A run goes on while a trace from disk is on show: say so, with the way back."""
+        bridge, banners = self._bridge, self._panels.banners
+        if self._behind is not None:
+            banners.take_down(self._behind)
+            self._behind = None
+        if bridge.trace is not None and bridge.has_run:
+            word = "is paused" if bridge.state is State.PAUSED else "goes on"
+            self._behind = banners.add(
+                "info",
+                f"{str(bridge.live).capitalize()} {word} behind this trace.",
+                "",
+                ("&Show the run", bridge.hide_trace),
+                sticky=True,
+            )
+
+    def _show_names(self) -> None:
+        files, folder = self._bridge.files, self._bridge.trace_folder
+        server = self._bridge.server
+        in_use = files.target.stem if files else server_name(server.facts) if server else ""
+        name = folder.name if folder else in_use
+        self._panels.show_tokens(bool(name or self._feed.run))
+        self.named.emit(name)
+        self.changed.emit()
+        self._show_model_text()
+
+    def _show_loaded(self, event: events.ModelLoaded) -> None:
+        if event.files.target != DEMO_TARGET:
+            self._settings.add_recent_model(event.files.target)
+        self._panels.set_recorded(self._bridge.listed)
+        self._show_lanes_or_run(self._bridge.live)
+        self._loaded = event.files
+        self._show_files(event.files)
+
+    def _show_options(self) -> None:
+        panel = self._panels.run_panel
+        if not panel.problem:
+            options = panel.options()
+            self._panels.model_map.set_options(options, len(panel.texts()))
+            self._panels.divergence.header.editor.set_options(options)
+
+    def _show_reported(self, path: Path) -> None:
+        show = "&Open", lambda: self._open_page(path)
+        self._panels.banners.add("info", f"Report written to {path}.", "", show)
+
+    def _open_page(self, path: Path) -> None:
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
+            self._panels.banners.add(
+                "warning",
+                f"Nothing on this desktop opens {path}.",
+                "Open it in a browser; the page needs no other file.",
+            )
+
+    def _show_exported(self, event: events.TraceExported) -> None:
+        self._panels.banners.add("info", f"Trace exported to {event.folder}.")
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def _show_run(self, run: RunRef) -> None:
+        self._show_lanes_or_run(run)
+        if listens_at := run.facts.get("listens_at"):
+            self._watching = self._panels.banners.add(
+                "info",
+                f"Programs that use {listens_at} in place of the server are recorded here.",
+                "Stop (Shift+F5) ends that.",
+                sticky=True,
+            )
+
+    def _end_run(self, *_: object) -> None:
+        if self._watching is not None:
+            self._panels.banners.take_down(self._watching)
+            self._watching = None
+        self._refresh_runs()
+
+    def _show_lanes_or_run(self, run: RunRef | None) -> None:
+        self._feed.show_run(None if run is None else run_to_show(run))
+
+    def select_run(self, run: RunRef) -> None:
+        """Show a run in all views; lanes of one comparison keep the cursor."""
+        shown = self._feed.run
+        if shown is not None and run in lanes_of(shown):
+            self._feed.select_run(run)
+        elif run != shown:
+            self._bring_its_trace(run)
+            self._feed.show_run(run)
+            self._show_names()
+
+    def _bring_its_trace(self, run: RunRef) -> None:
+        """What is on show is the trace that holds a run, be it opened or the session's."""
+        bridge, opened = self._bridge, self._bridge.opened_as(run.store)
+        if opened is None:
+            bridge.hide_trace()
+        elif opened is not bridge.trace:
+            bridge.show_trace(opened)
+
+    def _refresh_runs(self, *_: object) -> None:
+        self._panels.runs.refresh_numbers()
+
+    def _show_fidelity(self, found: Fidelity) -> None:
+        self._panels.banners.add(
+            "info", f"Fidelity: {fidelity_text(asdict(found))}. It is kept with its runs."
+        )
+
+    def _show_break(self, hit: BreakHit) -> None:
+        self._panels.breaks.show_hit(hit)
+        self._feed.refresh()
+        offers: tuple[BannerButton, ...] = ()
+        if self._bridge.trace is not None:  # whoever looks at a trace is not taken away from it
+            offers = (("&Show it", lambda: self._go_to(hit)),)
+        else:
+            self._go_to(hit)
+        self._panels.banners.add("info", f"A break rule held, {hit}.", "", *offers)
+
+    def _go_to(self, hit: BreakHit) -> None:
+        self._bridge.hide_trace()
+        if hit.round is not None:
+            self._feed.move_cursor(Position(hit.run, hit.seq_id or 0, hit.round, None))
+
+    def _show_failure(self, failed: events.CommandFailed) -> None:
+        log.warning("%s %s", failed.message, failed.remedy)
+        message, remedy = failed.message, failed.remedy
+        if self._bridge.server is None:  # a server has flags of its own
+            message, remedy = in_window(message), in_window(remedy)
+        self._panels.banners.add("error", message, remedy)
+
+    # -- the status line -------------------------------------------------------------------
+
+    def _end_progress(self) -> None:
+        bridge = self._bridge
+        if bridge.state is not State.LOADING and not bridge.exporting and not bridge.reading:
+            self._panels.status.hide_progress()
+        self.changed.emit()
+
+    def _show_model_text(self, *_: object) -> None:
+        bridge = self._bridge
+        files, folder = bridge.files, bridge.trace_folder
+        parts = [bridge.state.value]
+        if folder is not None:
+            parts = [f"trace {folder}", "opened from disk"]
+            if bridge.has_run:
+                parts.append(f"{bridge.live} {bridge.state.value}")
+        elif bridge.connecting:
+            parts = [f"connecting to {bridge.connecting}"]
+        elif bridge.server is not None:
+            facts = known_facts(bridge.server.facts)
+            state = "gone" if bridge.server_status.gone else bridge.state.value
+            parts = [server_name(bridge.server.facts), facts["model"], facts["build"], state]
+            parts += self._other_on_show()
+        elif files is not None:
+            quant = next(iter(files.info.quant_mix), "")
+            parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
+            parts += self._other_on_show()
+        self._panels.status.set_model(" · ".join(part for part in parts if part))
+
+    def _other_on_show(self) -> list[str]:
+        """The model whose run is on show, if it is not the one in use."""
+        shown = self._feed.run
+        return [
+            f"on show: a run of {runs.model}"
+            for runs in self._bridge.listed
+            if shown is not None and runs.store is shown.store and not runs.in_use
+        ]

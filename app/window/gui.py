@@ -1,0 +1,116 @@
+"""Start of the window: application, error hooks, main window, first model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.engine_thread.bridge import Bridge
+from app.saved.errors import ErrorCatcher
+from app.saved.folders import data_folder
+from app.saved.settings import Settings
+from app.window.collector import Collector
+from app.window.dialogs.unexported import QuitChoice
+from app.window.window import MainWindow
+from engine.compare.memory_script import MemoryScript
+from engine.compare.memory_script_parser import memory_scripts
+from engine.compare.scenario import Scenario, scenarios
+from engine.version import version
+from resources import MEMORY_SCRIPTS, SCENARIOS
+
+_LATEST_MS = 500
+"""A window that is never painted, because it starts minimised, is ready by then."""
+
+
+class FirstPaint(QObject):
+    """Says once that a widget has been painted: what computes may begin."""
+
+    done = Signal()
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        self._widget = widget
+        self._late = QTimer(self)
+        self._late.setSingleShot(True)
+        self._late.timeout.connect(self._finish)
+        self._late.start(_LATEST_MS)
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Paint:
+            self._widget.removeEventFilter(self)
+            self._late.start(0)  # behind the painting of everything in the widget
+        return False
+
+    def _finish(self) -> None:
+        self._widget.removeEventFilter(self)
+        self.done.emit()
+
+
+class _Relay(QObject):
+    """Brings errors of any thread to the window's thread."""
+
+    caught = Signal(str)
+
+
+def run_window(
+    models: list[Path], drafts: Sequence[Path], demo: bool, trace: Path | None = None
+) -> int:
+    """Show the window until it is closed, with the first of `models` and `drafts` beside it, the
+    demo, or the exported trace in the folder `trace` opened.
+
+    Returns the exit status. torch is not imported before the window is visible.
+    """
+    app = QApplication.instance() or QApplication(sys.argv[:1])
+    QCoreApplication.setOrganizationName("Draftscope")
+    QCoreApplication.setApplicationName("draftscope")
+    QCoreApplication.setApplicationVersion(version())
+    relay = _Relay()
+    data = data_folder()
+    catcher = ErrorCatcher(data, relay.caught.emit)
+    catcher.install()
+    collector = Collector()
+    collector.start()
+    try:
+        known: list[Scenario | MemoryScript] = [*scenarios(SCENARIOS)]
+        known += memory_scripts(MEMORY_SCRIPTS)
+        window = MainWindow(
+            Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False
+        )
+        relay.caught.connect(window.show_unexpected)
+
+        def interrupt(*_: object) -> None:
+            window.sessions.quit_choice = QuitChoice.KEEP  # nobody is there to answer
+            window.close()
+
+        signal.signal(signal.SIGINT, interrupt)
+
+        def begin() -> None:
+            window.docks.fit_screen()
+            window.complete()
+            window.docks.fit_screen()  # with plots in them the panels need more room
+            if demo:
+                window.open_demo()
+            elif trace is not None:
+                window.sessions.open(trace)
+            elif models:
+                window.open_model(models[0], *drafts)
+            window.sessions.open_library()
+
+        if catcher.last_crash:
+            window.show_crash(catcher.last_crash)
+        FirstPaint(window).done.connect(begin)
+        window.show()
+        status = app.exec()
+    finally:
+        collector.stop()
+        catcher.uninstall()
+    if not window.bridge.close(0):  # stuck in a round, for whose end Python would wait
+        os._exit(status)
+    return status

@@ -1,0 +1,67 @@
+"""Results of sweeps and of `draftscope tune` in the window: asked for, shown, and their traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QWidget
+
+from app.engine_thread.bridge import Bridge
+from app.saved.settings import Settings
+from app.trace_models.results import Results
+from app.window.dialogs.files import ask_results
+from app.window.docks import Docks
+from app.window.panels import Panels
+from app.window.sessions import Sessions
+
+
+class OpenedResults:
+    """Belongs to one window; `connect` once the panels are complete."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        docks: Docks,
+        sessions: Sessions,
+        settings: Settings,
+        window: QWidget,
+    ) -> None:
+        self._bridge, self._panels, self._docks = bridge, panels, docks
+        self._sessions, self._settings, self._window = sessions, settings, window
+
+    def connect(self) -> None:
+        """Listen to the panel and to what has been read."""
+        view = self._panels.results
+        view.trace_asked.connect(self._open_trace)
+        view.again_asked.connect(lambda results: self.open(results.path))
+        self._bridge.results_read.connect(self._show)
+
+    def ask(self) -> None:
+        """Let the user choose a file."""
+        path = ask_results(self._window, self._settings)
+        if path is not None:
+            self.open(path)
+
+    def open(self, path: Path) -> None:
+        """Read a result file, or the one in a folder, and show it."""
+        self._panels.banners.clear()
+        self._bridge.open_results(path)
+
+    def _show(self, results: Results | None) -> None:
+        if results is not None:
+            self._panels.results.show_results(results)
+            self._docks.reveal("results")
+
+    def _open_trace(self, row: int) -> None:
+        results = self._panels.results.results
+        if results is None:
+            return
+        folder, name = results.trace(row), results.columns[0].text(row)
+        if folder is not None:
+            self._sessions.open(folder)
+        elif error := results.error(row):
+            self._panels.banners.add("info", f"Job {name} left no trace: {error}")
+        else:
+            where = results.path.parent
+            self._panels.banners.add("info", f"The trace of job {name} is not in {where}.")

@@ -1,0 +1,287 @@
+"""What a user asks of the engine: a model, a run, a comparison, a rule to pause at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QInputDialog, QWidget
+
+from app.actions.actions import Actions
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import RescoreUnsure, State
+from app.engine_thread.jobs import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
+from app.saved.settings import Settings
+from app.window.dialogs.connect import LOOPBACK, ConnectDialog
+from app.window.dialogs.files import ask_model
+from app.window.docks import Docks
+from app.window.panels import Panels
+from app.window.scenario_guide import ScenarioGuide
+from engine.compare.llama_library import folder_of
+from engine.compare.memory_script import MemoryScript
+from engine.compare.scenario import Scenario
+from engine.errors import OptionError
+from engine.trace.run_ref import RunRef
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
+
+_TOLD_MS = 8000
+
+
+class RunControl:
+    """Takes what stands in the panels to the bridge. `window`: over which dialogs open."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        docks: Docks,
+        settings: Settings,
+        actions: Actions,
+        window: QWidget,
+    ) -> None:
+        self._actions = actions
+        self._bridge, self._panels, self._docks = bridge, panels, docks
+        self._settings, self._window = settings, window
+        self.guide = ScenarioGuide(bridge, panels, docks, window)
+        self._watch_at: tuple[str, int] | None = None
+        """Server that is being connected to, and the port to watch it at."""
+
+    # -- models ----------------------------------------------------------------------------
+
+    def open_model(self, target: Path, *drafts: Path) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete."""
+        self._panels.banners.clear()
+        panel = self._panels.run_panel
+        self._bridge.open(target, drafts, panel.compute.currentText(), panel.mmap_choice())
+
+    def open_demo(self) -> None:
+        """The bundled models, with a prompt ready."""
+        self._panels.run_panel.use_first_prompt()
+        self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)
+
+    def ask_target(self) -> None:
+        """Let the user choose a model."""
+        path = ask_model(self._window, self._settings, "Open model")
+        if path is not None:
+            self.open_model(path)
+
+    def ask_draft(self) -> None:
+        """Let the user choose a file that drafts for the model in use, beside those that do."""
+        path = ask_model(self._window, self._settings, "Open draft model")
+        files = self._bridge.files
+        if path is not None and files is not None:
+            self.open_model(files.target, *(draft.path for draft in files.drafts), path)
+
+    def ask_server(self) -> None:
+        """Let the user name a server, without blocking the window."""
+        dialog = ConnectDialog(self._settings, self._window)
+        dialog.chosen.connect(self.connect_server)
+        dialog.show()
+
+    def connect_server(
+        self, address: str, key: str = "", log: Path | None = None, port: int = 0
+    ) -> None:
+        """Use a server; with a port, other programs are watched there as soon as it answers."""
+        self._panels.banners.clear()
+        self._watch_at = (address, port) if port else None
+        self._bridge.connect_server(address, key, log, self._settings.server_timeout)
+
+    def begin_watching(self, state: State) -> None:
+        """Watch, if that was asked for together with the connection, once that has come about."""
+        if state is State.LOADING or self._watch_at is None:
+            return
+        (address, port), self._watch_at = self._watch_at, None
+        server = self._bridge.server
+        if server is not None and server.facts.address == address:
+            self._bridge.watch(f"{LOOPBACK}:{port}")
+
+    def watch(self) -> None:
+        """Record what other programs ask of the server, through the port used last."""
+        self._panels.banners.clear()
+        self._bridge.watch(f"{LOOPBACK}:{self._settings.watch_port}")
+
+    def ask_rescore(self, run: RunRef) -> None:
+        """Let the user choose the model that judges a run."""
+        path = ask_model(self._window, self._settings, "Re-score with model")
+        if path is not None:
+            self._panels.banners.clear()
+            self._bridge.rescore(run, path)
+
+    def offer_rescore(self, unsure: RescoreUnsure) -> None:
+        """Whether the model is that of the run cannot be told: let the user say."""
+        self._panels.banners.add(
+            "warning",
+            unsure.why,
+            "",
+            (
+                "&Re-score all the same",
+                lambda: self._bridge.rescore(unsure.run, unsure.target, assume_same=True),
+            ),
+        )
+
+    def reload(self) -> None:
+        """Load the files in use again, as chosen in the Run panel."""
+        files = self._bridge.files
+        if files is not None:
+            self.open_model(files.target, *(draft.path for draft in files.drafts))
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def run(self, rounds: int | None) -> None:
+        """Start a run, or go on with the paused one, for so many rounds or to its end."""
+        self._panels.banners.clear()
+        if self._bridge.state is State.PAUSED:
+            self._bridge.resume(rounds)
+        elif self._options_are_sound():
+            panel = self._panels.run_panel
+            self._settings.run_form = panel.entries()
+            self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+
+    def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
+        """Begin a turn of a conversation with the options of the Run panel. One of another trace,
+        an earlier session's or another model's, goes on as a new one with all that was said."""
+        self._panels.banners.clear()
+        if not self._options_are_sound():
+            return
+        panel, view = self._panels.run_panel, self._panels.conversation
+        before = view.kept_of_edit()
+        if conversation is not None and view.store is not self._bridge.session_store:
+            before = [*view.said_up_to(parent), *before]
+            conversation = parent = None
+            self._panels.banners.add(
+                "info",
+                "This conversation goes on as a new one of the model in use.",
+                "All that was said before is part of its first turn.",
+            )
+        chat = (panel.chat() or ChatWrap()) if is_chat else None
+        cache = view.cache_options()
+        self._bridge.converse(
+            TurnRequest(conversation, parent, text, panel.options(), chat, cache, tuple(before))
+        )
+
+    def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
+        """Put the longest draft and the least confidence into the Run panel, with the drafters of
+        the run that they were estimated from."""
+        types = run.facts.get("options", {}).get("spec", {}).get("types", ())
+        self._docks.reveal("run")
+        told = self._panels.run_panel.use_setting(types, n_max, p_min)
+        self._panels.status.showMessage(told, _TOLD_MS)
+
+    def compare_chosen(self) -> None:
+        """Compare the lanes that are written in the divergence view."""
+        lanes = self._panels.divergence.chosen_lanes()
+        if lanes is None:
+            self._docks.reveal("divergence", "findings")
+        elif self._options_are_sound():
+            panel = self._panels.run_panel
+            texts = tuple(panel.texts())
+            library = self._settings.llama_library
+            self.compare(
+                CompareRequest(
+                    texts, panel.options(), lanes, chat=panel.chat(), llama_library=library
+                )
+            )
+
+    def compare(self, request: CompareRequest | ScriptRequest) -> None:
+        """Run lanes side by side, and bring them into sight: where a panel at the right would be
+        narrow, in the layout that is made for them."""
+        if not self._docks.is_wide:
+            self._take_layout("divergence")
+        self._docks.reveal("divergence", "findings")
+        self._panels.banners.clear()
+        self._bridge.compare(request)
+
+    def _take_layout(self, name: str) -> None:
+        before = self._actions[f"view.layout_{self._docks.layout_name}"]
+        if self._docks.layout_name != name:
+            self._actions[f"view.layout_{name}"].trigger()
+            key = before.shortcut().toString()
+            back = before.text().replace("&", "")
+            self._panels.status.showMessage(f"{key} goes back to the layout {back}", _TOLD_MS)
+
+    def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
+        """Compare what a scenario asks for on the model in use, or just run it without lanes; at
+        its end the guide shows what came of it.
+
+        A script of memory operations is played under the policy of the Run panel, or the first
+        that it is for.
+        """
+        self.guide.begin(scenario)
+        self._take_layout("divergence")
+        if isinstance(scenario, MemoryScript):
+            chosen = self._panels.run_panel.options().rollback
+            policy = chosen if chosen in scenario.policies else scenario.policies[0]
+            self.compare(ScriptRequest(scenario, policy))
+            return
+        if not scenario.lanes:
+            self._docks.reveal("findings")
+            self._panels.banners.clear()
+            self._bridge.start(list(scenario.prompts), scenario.options)
+            return
+        self.compare(
+            CompareRequest(
+                scenario.prompts,
+                scenario.options,
+                scenario.lanes,
+                scenario.draft_accept,
+                llama_library=self._settings.llama_library,
+            )
+        )
+
+    def ask_llama_library(self) -> None:
+        """Let the user name the build of llama.cpp that its lanes use."""
+        dialog = QInputDialog(self._window)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setWindowTitle("llama.cpp library")
+        dialog.setLabelText("Folder of a build of llama.cpp; empty for that of llama-cpp-python")
+        dialog.setTextValue(str(self._settings.llama_library or ""))
+        dialog.textValueSelected.connect(self.use_llama_library)
+        dialog.open()
+
+    def use_llama_library(self, name: str) -> None:
+        """Lanes of llama.cpp use this build from now on, or with an empty name their own."""
+        try:
+            folder = folder_of(Path(name.strip()).expanduser()) if name.strip() else None
+        except OptionError as error:
+            self._panels.banners.add("error", str(error))
+            return
+        self._settings.llama_library = folder
+        of = "of llama-cpp-python" if folder is None else f"in {folder}"
+        self._panels.banners.add("info", f"Lanes of llama.cpp use the library {of}.")
+
+    def measure_fidelity(self) -> None:
+        """Compare the compute mode with f32."""
+        if self._bridge.compute == "f32":
+            self._panels.banners.add(
+                "info",
+                "This model is computed in f32, which is what others are measured against: there "
+                "is nothing to measure.",
+            )
+            return
+        self._bridge.measure(demo_prompts()[0].text)
+
+    def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
+        """End one sequence of the run in progress."""
+        self._bridge.cancel_sequence(run, seq_id)
+        self._panels.banners.add("info", f"Sequence {seq_id} ends before the next round.")
+
+    # -- break rules -----------------------------------------------------------------------
+
+    def write_break(self) -> None:
+        """Let the user write a rule."""
+        self._docks.reveal("breaks")
+        self._panels.breaks.begin_typing()
+
+    def use_break_rules(self) -> None:
+        """Pass the ticked break rules to the engine, and save the list in the settings."""
+        breaks = self._panels.breaks
+        self._settings.break_rules = breaks.entries()
+        self._bridge.set_break_rules(breaks.rules())
+
+    def _options_are_sound(self) -> bool:
+        """If they are not, what is wrong stands in the Run panel, which comes into sight."""
+        problem = self._panels.run_panel.problem
+        if problem:
+            self._docks.reveal("run")
+            self._panels.banners.add("warning", problem)
+        return not problem

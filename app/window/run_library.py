@@ -1,0 +1,210 @@
+"""The list of all runs: what the user does with them, and which of them stay in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from PySide6.QtCore import QObject
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import TraceMark, mark_of
+from app.engine_thread.feed import Feed
+from app.saved.autosave import Autosave
+from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_notes import FACT, describe_prompt, note, notes_of, prompt_text
+from app.window.engine_events import EngineNews
+from app.window.panels import Panels
+from engine.errors import DraftscopeError
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+MOST_BYTES = 512 << 20
+"""Memory that traces may take before the rows of those not in use are left on disk alone."""
+
+
+class RunLibrary(QObject):
+    """Connects the Runs panel. `autosave`: what writes traces, None where nothing is saved: then
+    all of them stay in memory."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        feed: Feed,
+        news: EngineNews,
+        autosave: Autosave | None,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._bridge, self._panels, self._feed, self._news = bridge, panels, feed, news
+        self._autosave = autosave
+        self._used: WeakKeyDictionary[TraceStore, int] = WeakKeyDictionary()
+        """When a trace was on show last, by a count of such times."""
+        self._as_read: WeakKeyDictionary[TraceStore, TraceMark] = WeakKeyDictionary()
+        """How much opened traces held when they had been read. Neither keeps closed ones alive."""
+        self._deleted: list[list[RunRef]] = []
+        """What can be brought back, the latest last."""
+        self._wanted: tuple[TraceStore, Callable[[], None]] | None = None
+        """A trace that is being read again, and what is to be done then."""
+        runs = panels.runs
+        runs.run_selected.connect(self.select)
+        runs.overlay_asked.connect(self.overlay)
+        runs.rename_asked.connect(lambda run, name: self._note([run], name=name))
+        runs.star_asked.connect(lambda run, starred: self._note([run], starred=starred))
+        runs.delete_asked.connect(self.delete)
+        runs.undo_asked.connect(self.undo)
+        bridge.listed_changed.connect(self._list)
+        bridge.rows_read.connect(self._go_on)
+        bridge.trace_shown.connect(self._note_trace)
+        bridge.run_ended.connect(self._end_run)
+        bridge.loaded.connect(self.make_room)
+        bridge.connected.connect(self.make_room)
+        feed.run_shown.connect(self._note_use)
+        feed.numbers_changed.connect(self._note_prompt)
+        if autosave is not None:
+            autosave.saved.connect(self.make_room)
+
+    # -- what the user asks for ------------------------------------------------------------
+
+    def select(self, run: RunRef) -> None:
+        """Show a run in all views, as soon as its rows are in memory."""
+        self._with_rows(run.store, lambda: self._news.select_run(run))
+
+    def overlay(self, run: RunRef | None) -> None:
+        """Lay a run over the one on show, as soon as its rows are in memory; None takes it off."""
+        if run is None:
+            self._feed.set_overlay(None)
+        else:
+            self._with_rows(run.store, lambda: self._feed.set_overlay(run))
+
+    def delete(self, runs: Sequence[RunRef]) -> None:
+        """Take runs off the list, lanes with their whole comparison; one that goes on stays."""
+        live = self._bridge.live if self._bridge.has_run else None
+        going = (lanes_of(live) or (live,)) if live else ()
+        whole = dict.fromkeys(lane for run in runs for lane in lanes_of(run) or (run,))
+        chosen = [run for run in whole if run not in going]
+        if len(chosen) < len(whole):
+            self._panels.banners.add("info", f"{str(live).capitalize()} goes on: stop it first.")
+        if not chosen:
+            return
+        overlay = self._feed.overlay
+        if overlay is not None and overlay.run in chosen:
+            self._feed.set_overlay(None)
+        shows = self._feed.run in chosen
+        beside = self._neighbour(chosen) if shows else None
+        self._deleted.append(chosen)
+        self._note(chosen, deleted=True)
+        self._offer_undo()
+        if shows and beside is not None:
+            self.select(beside)
+        elif shows:
+            self._feed.show_run(None)
+
+    def undo(self) -> None:
+        """Bring back what was deleted last."""
+        if self._deleted:
+            self._note(self._deleted.pop(), deleted=False)
+            self._offer_undo()
+
+    def _neighbour(self, gone: list[RunRef]) -> RunRef | None:
+        """The run to show when the one on show goes: the listed one before it, else the next."""
+        listed = [row.run for row in self._panels.runs.model.rows]
+        at = min((listed.index(run) for run in gone if run in listed), default=0)
+        left = [*reversed(listed[:at]), *listed[at:]]
+        return next((run for run in left if run not in gone), None)
+
+    def _offer_undo(self) -> None:
+        last = self._deleted[-1] if self._deleted else []
+        name = notes_of(last[0].facts).name if len(last) == 1 else ""
+        one = name or str(last[0]) if last else ""
+        self._panels.runs.offer_undo(one if len(last) < 2 else f"{len(last):,} runs")
+
+    def _note(self, runs: Sequence[RunRef], **changes: Any) -> None:
+        for run in runs:
+            note(run, **changes)
+            self._write(run)
+        self._list()
+
+    def _write(self, run: RunRef) -> None:
+        if self._autosave is not None:
+            try:
+                self._autosave.note_facts(run, FACT)
+            except DraftscopeError as error:
+                self._panels.banners.add("error", error.message, error.remedy)
+
+    # -- rows on disk ----------------------------------------------------------------------
+
+    def _with_rows(self, store: TraceStore, then: Callable[[], None]) -> None:
+        if self._bridge.is_in_memory(store):
+            then()
+        elif self._bridge.read_rows(store):
+            self._wanted = store, then
+        else:
+            self._panels.banners.add(
+                "info", "Another trace is being read.", "Choose the run again when it is there."
+            )
+
+    def _go_on(self, store: TraceStore) -> None:
+        if self._autosave is not None and self._bridge.opened_as(store) is None:
+            self._autosave.note_reading(store)
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and wanted[0] is store:
+            wanted[1]()
+        self.make_room()
+
+    def make_room(self, *_: object) -> None:
+        """Leave the rows of the traces that were shown least lately on disk, as long as all
+        together take more than MOST_BYTES."""
+        bridge, feed = self._bridge, self._feed
+        if bridge.is_opening or bridge.reading or bridge.exporting:
+            return
+        held = [runs.store for runs in bridge.listed if runs.on_disk is None]
+        n_bytes = sum(store.n_bytes() for store in held)
+        in_use = {bridge.session_store, bridge.store}
+        in_use |= {run.store for run in (feed.run, feed.overlay and feed.overlay.run) if run}
+        for store in sorted(held, key=lambda one: self._used.get(one, 0)):
+            if n_bytes <= MOST_BYTES:
+                break
+            folder = self._folder_of(store)
+            if store not in in_use and folder is not None:
+                n_bytes -= store.n_bytes()
+                bridge.let_go_of_rows(store, folder)
+
+    def _folder_of(self, store: TraceStore) -> Path | None:
+        """Where all of a trace is, None if that is nowhere but in memory."""
+        opened = self._bridge.opened_as(store)
+        if opened is not None:
+            return opened.folder if self._as_read.get(store) == mark_of(store) else None
+        saves = self._autosave
+        if saves is None or saves.is_writing or not store.size() or not saves.is_saved(store):
+            return None
+        return saves.folder_of(store)
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def _list(self) -> None:
+        self._panels.set_recorded(self._bridge.listed)
+
+    def _note_trace(self, folder: Path | None) -> None:
+        trace = self._bridge.trace
+        if folder is not None and trace is not None:
+            self._as_read.setdefault(trace.store, mark_of(trace.store))
+
+    def _note_use(self, run: RunRef | None) -> None:
+        if run is not None:
+            self._used[run.store] = 1 + max(self._used.values(), default=0)
+
+    def _note_prompt(self, *_: object) -> None:
+        """Of a run that goes on, so that its trace has it if the program ends before the run."""
+        live = self._bridge.live
+        for run in (lanes_of(live) or (live,)) if live and self._bridge.has_run else ():
+            if not notes_of(run.facts).prompt and (prompt := prompt_text(run)):
+                note(run, prompt=prompt)
+
+    def _end_run(self, run: RunRef) -> None:
+        for one in lanes_of(run) or (run,):
+            describe_prompt(one)
+        self.make_room()

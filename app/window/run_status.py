@@ -1,0 +1,135 @@
+"""What the window says of the run on show: how far it is, how it ended, how fast beside plain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import QObject
+
+from app.actions.actions import Actions
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.engine_thread.feed import Feed
+from app.panels.tokens.run_end import COMPARE, FINDING, NextStep, run_end
+from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.plain_speed import plain_run, plain_speed
+from app.trace_models.position import Position
+from app.trace_models.run_facts import run_title
+from app.window.docks import Docks
+from app.window.panels import Panels
+from app.window.run_library import RunLibrary
+from app.window.run_progress import progress_text
+from engine.trace.run_ref import RunRef
+
+
+class RunEnds(QObject):
+    """Fills the end card below the text, and the status line."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        docks: Docks,
+        feed: Feed,
+        library: RunLibrary,
+        actions: Actions,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._bridge, self._panels, self._docks, self._feed = bridge, panels, docks, feed
+        self._library, self._actions = library, actions
+        self._plain: RunRef | None = None
+        """What the run on show is measured by."""
+        self._knows_prompt = False
+        """Whether that was looked for with the prompt in the trace."""
+        self._back_to: RunRef | None = None
+        """The run to show when its plain run has ended."""
+        card = panels.tokens.end_card
+        card.plain_asked.connect(self.measure_plain)
+        card.step_asked.connect(self._take)
+        feed.run_shown.connect(self._show)
+        feed.numbers_changed.connect(self._show_numbers)
+        bridge.run_ended.connect(self._end_run)
+        bridge.listed_changed.connect(self._look_again)
+        bridge.state_changed.connect(self._take_state)
+
+    def measure_plain(self) -> None:
+        """Run what the run on show was asked for without drafters, then show this run again."""
+        run = self._feed.run
+        request = None if run is None else self._bridge.request_of(run)
+        if run is None or request is None or not self._bridge.can_start:
+            return
+        self._panels.banners.clear()
+        options = replace(request.options, spec=replace(request.options.spec, types=()))
+        self._back_to = run
+        self._bridge.start(request.texts, options, chat=request.chat)
+
+    def _show(self, run: RunRef | None) -> None:
+        self._knows_prompt = False
+        self._find_plain(run)
+        self._show_card()
+
+    def _look_again(self, *_: object) -> None:
+        self._find_plain(self._feed.run)
+        self._show_card()
+        self._feed.tell_numbers()
+
+    def _take_state(self, state: State) -> None:
+        if state is State.RUNNING:  # no run has ended that others could be measured by
+            self._show_card()
+        else:
+            self._look_again()
+
+    def _find_plain(self, run: RunRef | None) -> None:
+        self._plain = None if run is None else plain_run(run, self._bridge.listed)
+        self._panels.set_plain(self._plain)
+
+    def _show_card(self) -> None:
+        run = self._feed.run
+        bridge, card = self._bridge, self._panels.tokens.end_card
+        end = None if run is None else run_end(run, self._plain)
+        card.show_end(
+            end,
+            can_measure=bridge.can_start and run is not None and bridge.request_of(run) is not None,
+            can_compare=bridge.can_start and bridge.server is None,
+        )
+
+    def _show_numbers(self, numbers: LiveNumbers) -> None:
+        run, status = self._feed.run, self._panels.status
+        if numbers.tokens and not self._knows_prompt:
+            self._knows_prompt = True
+            self._find_plain(run)
+        speed, plain = numbers.tokens_per_second, self._plain and plain_speed(self._plain)
+        drafts = run is not None and bool(_types(run))
+        status.set_vs_plain(speed / plain if speed and plain and drafts else None)
+        goes_on = run is not None and run == self._bridge.live and self._bridge.has_run
+        words = "" if run is None else progress_text(run, numbers) if goes_on else _lane(run)
+        status.set_going(words)
+
+    def _end_run(self, _run: RunRef) -> None:
+        self._look_again()
+        back, self._back_to = self._back_to, None
+        if back is not None and self._feed.run != back:
+            self._library.select(back)
+
+    def _take(self, step: NextStep) -> None:
+        run = self._feed.run
+        if step.kind == COMPARE:
+            self._actions["run.compare"].trigger()
+        elif step.kind == FINDING:
+            self._docks.reveal("findings")
+            if run is not None and step.round is not None:
+                self._feed.move_cursor(Position(run, step.seq_id or 0, step.round, None))
+        else:
+            self._docks.reveal("tune")
+
+
+def _types(run: RunRef) -> object:
+    options = run.facts.get("options")
+    spec = options.get("spec") if isinstance(options, dict) else None
+    return spec.get("types") if isinstance(spec, dict) else None
+
+
+def _lane(run: RunRef) -> str:
+    """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
+    return run_title(run.facts) if run.facts.get("lane") else ""

@@ -1,0 +1,233 @@
+"""Traces in and out of the window: export, opening, autosave, what is left to the next window."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QWidget
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import CommandFailed
+from app.engine_thread.trace_jobs import TraceJob
+from app.saved.autosave import Autosave, discard
+from app.saved.folders import unwritable
+from app.saved.library import DamagedTrace, LibraryRead, SavedTrace, start_reading_library
+from app.saved.settings import Settings
+from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_notes import notes_of
+from app.window.banner import Banner, BannerArea
+from app.window.dialogs.files import ExportDialog, ask_report, ask_trace
+from app.window.dialogs.help import environment
+from app.window.dialogs.unexported import QuitChoice, ask_before_quitting
+from engine.errors import DraftscopeError
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+_AUTOSAVES = "autosave"
+_TOLD_MS = 8000
+_JOIN_TIMEOUT = 5.0
+
+
+class Sessions(QObject):
+    """Belongs to one window. `data`: the user's data folder; without one nothing is autosaved, and
+    nothing is asked at the end.
+
+    quit_choice: what becomes of unexported runs at the end; None asks the user.
+    """
+
+    told = Signal(str, int)
+    """What is worth a line for some milliseconds."""
+    runs_asked = Signal()
+    """The user wants to see the list of all runs."""
+    library_read = Signal()
+    """The runs of earlier sessions are listed."""
+    _posted = Signal(object)
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        settings: Settings,
+        banners: BannerArea,
+        data: Path | None,
+        window: QWidget,
+    ) -> None:
+        super().__init__(window)
+        self._bridge, self._settings, self._banners = bridge, settings, banners
+        self._data, self._window = data, window
+        self.quit_choice: QuitChoice | None = None
+        self._discarded: list[TraceStore] = []
+        self._library: TraceJob | None = None
+        self._n_interrupted = 0
+        self._is_closed = False
+        self.autosave: Autosave | None = None
+        self._posted.connect(self._receive)
+        if data is not None:
+            self.autosave = Autosave(
+                data / _AUTOSAVES, self._own_traces, self, lambda: bridge.has_run
+            )
+            self.autosave.failed.connect(self._tell_unsaved)
+            bridge.run_started.connect(lambda _: self._save_early())
+            bridge.run_ended.connect(lambda _: self._save_soon())
+            bridge.exported.connect(self.autosave.note_export)
+            self.autosave.start()
+        bridge.trace_shown.connect(self._remember)
+
+    def open(self, folder: Path) -> None:
+        """Read an exported trace and show it; no model is needed."""
+        self._banners.clear()
+        self._bridge.open_trace(folder)
+
+    def ask(self) -> None:
+        """Let the user choose a trace."""
+        folder = ask_trace(self._window, self._settings)
+        if folder is not None:
+            self.open(folder)
+
+    def export(self, store: TraceStore) -> None:
+        """Ask where to, without blocking the window, then write."""
+        dialog = ExportDialog(store, self._settings, self._window)
+        dialog.chosen.connect(
+            lambda folder, excel: self._bridge.export(store, folder, excel_safe=excel)
+        )
+        dialog.show()
+
+    def report(self, run: RunRef, overlaid: RunRef | None) -> None:
+        """Ask for a file and write the report on a run and the one laid over it, if any, or on the
+        comparison it is a lane of."""
+        path = ask_report(self._window, self._settings)
+        if path is None:
+            return
+        lanes = lanes_of(run)
+        if overlaid in lanes:  # the comparison tells of both
+            overlaid = None
+        self._bridge.report(lanes or (run,), path, environment(), overlaid)
+
+    def open_library(self) -> None:
+        """List the runs that earlier windows left, and say so if this one can leave nothing."""
+        if self._data is None:
+            return
+        problem = unwritable(self._data)
+        if problem:
+            self._banners.add(
+                "warning",
+                problem,
+                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
+                sticky=True,
+            )
+        self._library = start_reading_library(self._data / _AUTOSAVES, self._posted.emit)
+
+    def may_end(self) -> bool:
+        """Ask what becomes of runs that were not exported, and see to it; False: the window is to
+        stay open. A run that goes on is ended if it is to be kept."""
+        autosave = self.autosave
+        if autosave is None or self._is_closed:
+            return True
+        gone = [store for store in self._own_traces() if _is_deleted(store)]
+        unexported = [store for store in autosave.unexported() if store not in gone]
+        quit_choice = self.quit_choice if unexported else QuitChoice.KEEP
+        if quit_choice is None:
+            problem = "" if autosave.problem is None else autosave.problem.message
+            recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
+            quit_choice = ask_before_quitting(self._window, recorded, problem)
+        if quit_choice is QuitChoice.STAY:
+            return False
+        self._discarded = gone + (unexported if quit_choice is QuitChoice.DISCARD else [])
+        kept = self._keep(autosave, self._discarded)
+        return kept or not unexported or quit_choice is QuitChoice.DISCARD
+
+    def close(self) -> None:
+        """A clean end."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._library is not None:
+            self._library.cancel()
+            self._library.join(_JOIN_TIMEOUT)
+        if self.autosave is not None:
+            self.autosave.close(discarded=self._discarded)
+
+    def _save_early(self) -> None:
+        if self.autosave is not None and not self._is_closed:
+            self.autosave.save_early()
+
+    def _save_soon(self) -> None:
+        if self.autosave is not None and not self._is_closed:
+            self.autosave.save_soon()
+
+    def _own_traces(self) -> list[TraceStore]:
+        """Those that this program keeps, and not the user in folders of her own."""
+        return [runs.store for runs in (*self._bridge.earlier, *self._bridge.recorded)]
+
+    def _keep(self, autosave: Autosave, but: Collection[TraceStore]) -> bool:
+        """Whether everything else is on disk."""
+        QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
+        try:
+            if self._bridge.has_run and self._bridge.session_store not in but:
+                self._bridge.end_run()
+            failed = autosave.keep(but)
+        finally:
+            QGuiApplication.restoreOverrideCursor()
+        if failed is not None:
+            self._tell_unsaved(failed)
+        return failed is None
+
+    def _receive(self, event: SavedTrace | DamagedTrace | LibraryRead) -> None:
+        if isinstance(event, SavedTrace) and self.autosave is not None:
+            folder = event.runs.on_disk
+            assert folder is not None
+            self._n_interrupted += len(event.interrupted)
+            self.autosave.take(event.runs.store, folder)
+            with suppress(DraftscopeError):  # it is told again at the next start
+                for run in event.interrupted:
+                    self.autosave.note_facts(run, "stops")
+            self._bridge.add_earlier(event.runs)
+        elif isinstance(event, DamagedTrace):
+            self._tell_damaged(event)
+        elif isinstance(event, LibraryRead):
+            self._tell_library()
+            self.library_read.emit()
+
+    def _tell_library(self) -> None:
+        runs = [facts for traces in self._bridge.earlier for facts in traces.store.runs.values()]
+        n = sum(not notes_of(facts).deleted for facts in runs)
+        if n:
+            word = "run" if n == 1 else "runs"
+            self.told.emit(
+                f"{n:,} {word} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
+            )
+        if self._n_interrupted:
+            self._banners.add(
+                "info",
+                "The last session ended in the middle of a run.",
+                "What had been recorded half a minute before is in Runs.",
+                ("&Show runs", self.runs_asked.emit),
+            )
+
+    def _tell_damaged(self, damaged: DamagedTrace) -> None:
+        banner: Banner = self._banners.add(
+            "error",
+            f"Runs of an earlier session do not open. {damaged.failed.message}",
+            "",
+            ("&Delete them", lambda: self._discard(damaged.folder, banner)),
+            sticky=True,
+        )
+
+    def _tell_unsaved(self, failed: CommandFailed) -> None:
+        self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
+
+    def _discard(self, folder: Path, banner: Banner) -> None:
+        banner.dismissed.emit()
+        discard(folder)
+
+    def _remember(self, folder: Path | None) -> None:
+        if folder is not None:
+            self._settings.add_recent_trace(folder)
+
+
+def _is_deleted(store: TraceStore) -> bool:
+    """Whether the user has deleted all runs of a trace."""
+    return bool(store.runs) and all(notes_of(facts).deleted for facts in store.runs.values())

@@ -1,0 +1,253 @@
+"""The status bar: what is loaded, what is going on, and the figures of the run."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QPalette
+from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
+
+from app.engine_thread.events import ProgressMade
+from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.number_text import NOT_OBSERVED, significant
+from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_axis import RunOverlay
+from engine.size_text import size_text
+
+_CHIPS = {
+    "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
+    "tokens_per_step": (
+        "tokens/step",
+        "8.88",
+        "Mean acceptance length: tokens from one verification, the target's own included",
+    ),
+    "tokens_per_second": (
+        "tok/s",
+        "8888",
+        "Generated tokens per second, without the prompt; lanes share their drafts and have none",
+    ),
+    "vs_plain": (
+        "vs plain",
+        "8.88×",
+        "Speed as a multiple of that of the plain run of the same prompt",
+    ),
+    "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
+}
+_STEPS = 1000
+_EDGE = 6
+"""Pixels between the last chip and the window's edge."""
+
+
+class StatusLine(QStatusBar):
+    """`cancel_asked` comes from the button beside the progress bar."""
+
+    cancel_asked = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._texts = {"waiting": "", "going": "", "model": ""}
+        self._model = _Words()
+        self._phase = QLabel()
+        self._phase.setTextFormat(Qt.TextFormat.PlainText)
+        self._bar = QProgressBar()
+        self._bar.setRange(0, _STEPS)
+        self._bar.setTextVisible(False)
+        self._bar.setAccessibleName("Progress")
+        self._bar.setFixedWidth(16 * self.fontMetrics().averageCharWidth())
+        self._bar.setMaximumHeight(self.fontMetrics().height())
+        self._cancel = QPushButton("Cancel")
+        self._cancel.clicked.connect(self.cancel_asked)
+        self.chips = {key: FigureChip(*texts) for key, texts in _CHIPS.items()}
+        self.overlay = FigureChip("overlay", "run 00", "")
+        self.overlay.hide()
+        self.gone = FigureChip("server", "gone", "")
+        self.gone.set_alarming()
+        self.gone.hide()
+        self.addWidget(self._model, 1)
+        for widget in (
+            self._phase,
+            self._bar,
+            self._cancel,
+            self.gone,
+            self.overlay,
+            *self.chips.values(),
+        ):
+            self.addPermanentWidget(widget)
+        self.setSizeGripEnabled(False)
+        self.setContentsMargins(0, 0, _EDGE, 0)
+        self.hide_progress()
+
+    @property
+    def model_text(self) -> str:
+        return self._texts["model"]
+
+    @property
+    def going_text(self) -> str:
+        """How far the run is, or which lane is on show."""
+        return self._texts["going"]
+
+    def set_model(self, text: str) -> None:
+        """Show which model is loaded and the engine's state."""
+        self._texts["model"] = text
+        self._show_texts()
+
+    def set_going(self, text: str) -> None:
+        """Show how far the run is, or which lane it was, before the model; empty else."""
+        if text != self._texts["going"]:
+            self._texts["going"] = text
+            self._show_texts()
+
+    def set_waiting(self, sentence: str) -> None:
+        """Show first the wait for a server; empty for nothing."""
+        self._texts["waiting"] = sentence
+        self._show_texts()
+
+    def _show_texts(self) -> None:
+        text = " · ".join(filter(None, self._texts.values()))
+        self._model.say(text)
+
+    def set_vs_plain(self, ratio: float | None) -> None:
+        """How many times as fast as the plain run; None where that was not measured takes no
+        room."""
+        chip = self.chips["vs_plain"]
+        chip.set_text(NOT_OBSERVED if ratio is None else f"{significant(ratio)}×")
+        chip.setVisible(ratio is not None and not self.progress_shown)
+
+    def set_numbers(self, numbers: LiveNumbers) -> None:
+        """The figures of the run."""
+        self.chips["acceptance"].set_figure(numbers.acceptance)
+        self.chips["tokens_per_step"].set_figure(numbers.tokens_per_step)
+        self.chips["tokens_per_second"].set_figure(numbers.tokens_per_second)
+        self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Name the second run; the figures stay those of the run on show. None removes the name."""
+        self.overlay.setVisible(overlay is not None)
+        if overlay is not None:
+            tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
+            self.overlay.set_text(overlay.name, tip)
+
+    @property
+    def phase_text(self) -> str:
+        """What is being done while progress is shown."""
+        return self._phase.text()
+
+    def set_server_gone(self, why: str) -> None:
+        """The server in use does not answer any more; empty: it does, or none is in use."""
+        self.gone.setVisible(bool(why))
+        if why:
+            self.gone.set_text("gone", why)
+
+    def show_progress(self, progress: ProgressMade) -> None:
+        """Work in hand; it can be cancelled until `hide_progress`."""
+        share = progress.done / progress.total if progress.total else 0.0
+        self._phase.setText(progress.phase)
+        self._bar.setValue(round(share * _STEPS))
+        self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
+        of = f"{size_text(progress.done)} of {size_text(progress.total)}"
+        self._bar.setToolTip(of if progress.total else plain_tip(progress.phase))
+        self._show_progress(True)
+
+    def hide_progress(self) -> None:
+        self._show_progress(False)
+
+    @property
+    def progress_shown(self) -> bool:
+        return not self._cancel.isHidden()
+
+    def _show_progress(self, shown: bool) -> None:
+        for widget in (self._phase, self._bar, self._cancel):
+            widget.setVisible(shown)
+        for key, chip in self.chips.items():
+            is_told = key != "vs_plain" or chip.text != NOT_OBSERVED
+            chip.setVisible(not shown and is_told)
+
+
+class _Words(QWidget):
+    """One line of text that takes the room that is left. A QLabel would have all of the line
+    arranged and painted anew for every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("status.words")
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setContentsMargins(8, 0, 8, 0)
+
+    def say(self, text: str) -> None:
+        if text != self.accessibleName():
+            self.setAccessibleName(text)
+            self.setToolTip(plain_tip(text))
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(0, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
+        room, text = self.contentsRect(), self.accessibleName()
+        text = self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
+        painter.end()
+
+
+class FigureChip(QWidget):
+    """A name and its figure in a rounded box, wide enough that figures do not shift it."""
+
+    def __init__(self, name: str, widest: str, tip: str) -> None:
+        super().__init__()
+        self._name, self._widest, self._tip = name, widest, tip
+        self._text = ""
+        self._alarming = False
+        self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
+        self.set_text(NOT_OBSERVED)
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def set_alarming(self) -> None:
+        """Paint it in the colour of errors."""
+        self._alarming = True
+        self.update()
+
+    def set_figure(self, value: float | None) -> None:
+        """A number, short on the chip and whole in the tooltip."""
+        self.set_text(significant(value), "" if value is None else f": {value:.9g}")
+
+    def set_text(self, text: str, more: str = "") -> None:
+        tip = plain_tip(f"{self._tip}{more}")
+        if (text, tip) == (self._text, self.toolTip()):
+            return
+        size = self.sizeHint()
+        self._text = text
+        self.setToolTip(tip)
+        self.setAccessibleName(f"{self._name} {text}")
+        if self.sizeHint() != size:  # all docks of the window would be arranged anew
+            self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        """It never becomes narrower: the next figure may be as wide again."""
+        metrics = self.fontMetrics()
+        self._widest = max(self._widest, self._text, key=metrics.horizontalAdvance)
+        figure = metrics.horizontalAdvance(self._widest)
+        return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        palette = self.palette()
+        alarm = palette.color(QPalette.ColorRole.BrightText)
+        painter.setPen(alarm if self._alarming else palette.color(QPalette.ColorRole.Mid))
+        painter.setBrush(palette.color(QPalette.ColorRole.Button))
+        box = self.rect().toRectF().adjusted(1.5, 1.5, -1.5, -1.5)
+        painter.drawRoundedRect(box, box.height() / 2, box.height() / 2)
+        inner = box.adjusted(9, 0, -9, 0)
+        painter.setPen(palette.color(QPalette.ColorRole.PlaceholderText))
+        painter.drawText(inner, Qt.AlignmentFlag.AlignVCenter, self._name)
+        ink = palette.color(QPalette.ColorRole.ButtonText)
+        painter.setPen(alarm if self._alarming else ink)
+        painter.drawText(
+            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._text
+        )
+        painter.end()

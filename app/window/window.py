@@ -1,0 +1,412 @@
+"""The main window: made of its parts, and every action connected to the one that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtGui import QCloseEvent, QGuiApplication
+from PySide6.QtWidgets import QMainWindow, QMenuBar
+
+from app.actions import SPECS
+from app.actions.actions import Actions, submenu_of
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.engine_thread.feed import Feed
+from app.looks.theme import Theme
+from app.saved.errors import log
+from app.saved.settings import Settings
+from app.trace_models.compared_lanes import lanes_of
+from app.window.appearance import Appearance, first_theme
+from app.window.copies import Copies
+from app.window.dialogs.help import AboutDialog, ShortcutsDialog
+from app.window.dialogs.palette import Command, CommandPalette
+from app.window.docks import TITLES, Docks, known_layout
+from app.window.dropping import DroppedFiles, DropTarget
+from app.window.engine_events import EngineNews
+from app.window.glyph_watch import GlyphWatch
+from app.window.menus import (
+    PlotsMenu,
+    RecentMenu,
+    ScenarioMenu,
+    make_head,
+    make_menus,
+    make_toolbar,
+)
+from app.window.opened_results import OpenedResults
+from app.window.panels import Panels
+from app.window.run_control import RunControl
+from app.window.run_library import RunLibrary
+from app.window.run_overlay import RunPairs
+from app.window.run_status import RunEnds
+from app.window.sessions import Sessions
+from engine.compare.memory_script import MemoryScript
+from engine.compare.scenario import Scenario
+from engine.report.text import visible
+from engine.trace.run_ref import RunRef
+
+
+class MainWindow(QMainWindow):
+    """Everything on screen. The bridge is given, so that a test can put a fake engine behind it.
+
+    `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
+    `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
+    all views; otherwise `complete` must be called before anything is opened.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        settings: Settings,
+        log_lines: Callable[[], list[str]] = list,
+        scenarios: Sequence[Scenario | MemoryScript] = (),
+        data: Path | None = None,
+        *,
+        whole: bool = True,
+    ) -> None:
+        super().__init__()
+        self.setObjectName("main")
+        self.setWindowTitle("Draftscope")
+        self.bridge, self.settings = bridge, settings
+        bridge.setParent(self)
+        self.docks = Docks(self)
+        self.actions_by_id = Actions(self)
+        for name in TITLES:
+            self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
+        self._make_panels()
+        self.sessions = Sessions(bridge, settings, self.banners, data, self)
+        self.sessions.told.connect(self.status.showMessage)
+        self.control = RunControl(
+            bridge, self.panels, self.docks, settings, self.actions_by_id, self
+        )
+        self.copies = Copies(bridge, self.panels, self.feed, log_lines)
+        self._make_menus(scenarios)
+        self.palette_box = CommandPalette(self._commands, self)
+        self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
+        self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
+        self.opened_results = OpenedResults(
+            bridge, self.panels, self.docks, self.sessions, settings, self
+        )
+        self.library = RunLibrary(
+            bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
+        )
+        self.run_ends = RunEnds(
+            bridge, self.panels, self.docks, self.feed, self.library, self.actions_by_id, self
+        )
+        self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
+        GlyphWatch(bridge, self.feed, self.banners, self)
+        self._connect_actions()
+        self._connect_panels()
+        if whole:
+            self.complete()
+        drops = DropTarget(self)
+        drops.hovers.connect(self.status.showMessage)
+        drops.dropped.connect(self._open_dropped)
+        self.appearance.set_theme(settings.theme)
+        name = known_layout(settings.layout_name)
+        self.docks.restore(settings.geometry, name, settings.layout(name))
+        self.actions_by_id[f"view.layout_{name}"].setChecked(True)
+        if settings.note:
+            self.banners.add("warning", settings.note)
+        self.news.show_state(bridge.state)
+
+    # -- what the start of the program and tests ask for -----------------------------------
+
+    def complete(self) -> None:
+        """Make what the first painting does not wait for: everything with a plot in it."""
+        panels = self.panels
+        panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
+        self.plots, self.divergence = panels.plots, panels.divergence
+        self.rollback, self.ring = self.plots.rollback, self.plots.ring
+        self.feed.add((*panels.drawn_views, *self.plots.whole.values()))
+        self._connect_drawn()
+
+    @property
+    def theme(self) -> Theme:
+        """The colours in use."""
+        return self.appearance.theme
+
+    def set_theme(self, choice: str) -> None:
+        """system, light or dark."""
+        self.appearance.set_theme(choice)
+
+    def open_model(self, target: Path, *drafts: Path) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete."""
+        self.control.open_model(target, *drafts)
+
+    def open_demo(self) -> None:
+        """The bundled models, with a prompt ready."""
+        self.control.open_demo()
+
+    def show_message(self, severity: str, message: str, remedy: str = "") -> None:
+        """A banner above the text."""
+        self.banners.add(severity, message, remedy)
+
+    def show_unexpected(self, summary: str) -> None:
+        """A banner for an error that nobody foresaw."""
+        self.banners.add(
+            "error",
+            f"Something unexpected happened: {summary}.",
+            "The log has the details.",
+            ("Copy report", self.copies.report),
+        )
+
+    def show_crash(self, trace: str) -> None:
+        """A banner for the stack that an earlier run left behind when it died."""
+        self.banners.add(
+            "warning",
+            "Draftscope ended abnormally the last time.",
+            "",
+            ("Copy what it left", lambda: QGuiApplication.clipboard().setText(trace)),
+        )
+
+    # -- building --------------------------------------------------------------------------
+
+    def _make_panels(self) -> None:
+        panels = self.panels = Panels(first_theme(self.settings), self.actions_by_id)
+        self.tokens, self.runs, self.breaks = panels.tokens, panels.runs, panels.breaks
+        self.findings, self.inspector = panels.findings, panels.inspector
+        self.model_map, self.run_panel = panels.model_map, panels.run_panel
+        self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
+        panels.run_panel.put_entries(self.settings.run_form)
+        panels.fill(self.docks)
+        self.setCentralWidget(panels.centre())
+        self.setStatusBar(self.status)
+        self.feed = Feed(self)
+        self.feed.add((*panels.text_views, panels.conversation))
+
+    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
+        actions = self.actions_by_id
+        self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
+        self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
+        self.plots_menu = PlotsMenu(actions)
+        bar = QMenuBar()
+        self.menus = make_menus(
+            self, bar, actions, self.recent_menu, self.scenario_menu, self.plots_menu
+        )
+        self.setMenuWidget(make_head(bar, make_toolbar(actions), self.banners))
+
+    def _connect_actions(self) -> None:
+        control, copies, bridge = self.control, self.copies, self.bridge
+        handlers: dict[str, Callable[[], object]] = {
+            "file.open": control.ask_target,
+            "file.open_draft": control.ask_draft,
+            "file.open_demo": self.open_demo,
+            "file.open_trace": self.sessions.ask,
+            "file.open_results": self.opened_results.ask,
+            "file.connect": control.ask_server,
+            "file.disconnect": bridge.disconnect_server,
+            "file.close_trace": bridge.close_trace,
+            "file.clear_recent": self.settings.clear_recent,
+            "file.export": self._export_shown,
+            "file.report": self._report_shown,
+            "file.copy_text": copies.text,
+            "file.copy_step": copies.step,
+            "file.copy_issue": copies.issue,
+            "file.quit": self.close,
+            "run.start": lambda: control.run(None),
+            "run.pause": bridge.pause,
+            "run.step": lambda: control.run(1),
+            "run.stop": bridge.stop,
+            "run.watch": control.watch,
+            "run.rescore": self._rescore_shown,
+            "run.compare": control.compare_chosen,
+            "run.add_break": control.write_break,
+            "run.measure_fidelity": control.measure_fidelity,
+            "run.llama_library": control.ask_llama_library,
+            "go.previous_round": lambda: self.inspector.step_round(-1),
+            "go.next_round": lambda: self.inspector.step_round(+1),
+            "go.previous_rejection": lambda: self.tokens.step_rejection(-1),
+            "go.next_rejection": lambda: self.tokens.step_rejection(+1),
+            "go.inspect": lambda: self.docks.reveal("inspector"),
+            "go.find": self.tokens.open_find,
+            "go.find_next": lambda: self.tokens.step_hit(+1),
+            "go.find_previous": lambda: self.tokens.step_hit(-1),
+            "view.palette": self.palette_box.open,
+            "view.reset_layout": self.docks.reset,
+            "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
+            "help.copy_environment": copies.environment,
+            "help.copy_report": copies.report,
+            "help.about": lambda: AboutDialog(self).show(),
+        }
+        self._connect(handlers)
+
+    def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
+        for action_id, handler in handlers.items():
+            self.actions_by_id[action_id].triggered.connect(lambda _=False, run=handler: run())
+
+    def _connect_panels(self) -> None:
+        feed, control = self.feed, self.control
+        self.news.changed.connect(self._enable_actions)
+        self.news.named.connect(
+            lambda name: self.setWindowTitle(f"{visible(name)} — Draftscope".removeprefix(" — "))
+        )
+        self.model_map.load_asked.connect(control.reload)
+        self.run_panel.loading_changed.connect(control.reload)
+        self.bridge.state_changed.connect(control.begin_watching)
+        self.run_pairs.changed.connect(self._enable_actions)
+        self.bridge.rescore_unsure.connect(control.offer_rescore)
+        feed.numbers_changed.connect(self.status.set_numbers)
+        feed.run_shown.connect(self._enable_actions)
+        for view in self.panels.text_views:
+            view.position_selected.connect(feed.move_cursor)
+        self.findings.run_selected.connect(feed.select_run)
+        for shows in (self.runs, self.status):
+            feed.overlay_changed.connect(shows.set_overlay)
+        self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
+        self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
+        self.tokens.cancel_asked.connect(control.cancel_sequence)
+        panels = self.panels
+        panels.conversation.say_asked.connect(control.say)
+        self.sessions.runs_asked.connect(lambda: self.docks.reveal("runs"))
+        panels.conversation.run_selected.connect(self.library.select)
+        self.bridge.inspected.connect(panels.conversation.set_files)
+        self.breaks.rules_changed.connect(control.use_break_rules)
+        self.breaks.set_entries(self.settings.break_rules)
+
+    def _connect_drawn(self) -> None:
+        feed, divergence = self.feed, self.divergence
+        for view in self.panels.drawn_views:
+            view.position_selected.connect(feed.move_cursor)
+        feed.overlay_changed.connect(self.plots.set_overlay)
+        self.opened_results.connect()
+        tune, bridge = self.plots.tune, self.bridge
+        tune.asked.connect(bridge.estimate)
+        bridge.estimated.connect(lambda event: tune.show_surface(event.request, event.found))
+        tune.run_selected.connect(feed.select_run)
+        tune.setting_chosen.connect(self.control.use_setting)
+        divergence.lane_selected.connect(feed.select_run)
+        divergence.divergences_changed.connect(self._enable_actions)
+        self._connect(
+            {
+                "go.first_divergence": self._go_to_first_divergence,
+                "go.next_divergence": divergence.go_next,
+                "go.previous_divergence": divergence.go_previous,
+            }
+        )
+
+    def _commands(self) -> list[Command]:
+        """What the palette offers: every action but the palette itself, and the scenarios."""
+        actions = self.actions_by_id
+        registered = [
+            Command(
+                actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id), submenu_of(spec.id)
+            )
+            for spec in SPECS
+            if spec.id != "view.palette"
+        ]
+        scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
+        return registered + [
+            Command(action, action.toolTip(), _A_MODEL, group="Scenarios") for action in scenarios
+        ]
+
+    def _enable_actions(self) -> None:
+        enable_actions(
+            self.actions_by_id, self.bridge, self.feed.run, self.panels, self.scenario_menu
+        )
+        if self.run_pairs.part:
+            self.actions_by_id["go.first_divergence"].setEnabled(True)
+
+    def _go_to_first_divergence(self) -> None:
+        if self.panels.has_divergences:
+            self.divergence.go_first()
+        else:
+            self.run_pairs.go_first()
+
+    def _export_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.export(self.feed.run.store)
+
+    def _report_shown(self) -> None:
+        if self.feed.run is not None:
+            overlay = self.feed.overlay
+            self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
+
+    def _rescore_shown(self) -> None:
+        if self.feed.run is not None:
+            self.control.ask_rescore(self.feed.run)
+
+    def _open_dropped(self, found: DroppedFiles) -> None:
+        if found.results is not None:
+            self.opened_results.open(found.results)
+        elif found.trace is not None:
+            self.sessions.open(found.trace)
+        else:
+            self.open_model(*found.models)
+
+    # -- Qt --------------------------------------------------------------------------------
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if not self.sessions.may_end():
+            event.ignore()
+            return
+        self.feed.clear()
+        self.status.clearMessage()  # and with it, its timer
+        self.settings.run_form = self.run_panel.entries()
+        self.appearance.keep()
+        self.appearance.rest()
+        self.sessions.close()
+        if not self.bridge.close():
+            log.warning("the engine did not stop in time")
+        event.accept()
+
+
+_NEED_RUN = (
+    "file.copy_step",
+    "go.previous_rejection",
+    "go.next_rejection",
+    "go.previous_round",
+    "go.next_round",
+    "go.inspect",
+    "go.find",
+    "go.find_next",
+    "go.find_previous",
+)
+
+
+_A_MODEL = "a model that is loaded and idle"
+_AT_REST = (State.EMPTY, State.INSPECTED, State.READY)
+_NOT_AT_SERVERS = {
+    "run.step": "A server does not stop between two rounds",
+    "run.pause": "A server cannot be paused; Stop (Shift+F5) ends its requests",
+    "run.compare": "A server shows no logits to compare lanes by; open its model for that",
+    "run.measure_fidelity": "A server's arithmetic cannot be measured; open its model for that",
+}
+"""Why these cannot be done with a server."""
+
+
+def enable_actions(
+    actions: Actions, bridge: Bridge, shown: RunRef | None, panels: Panels, scenarios: ScenarioMenu
+) -> None:
+    """Enable what the bridge and the run on show allow, disable the rest."""
+    state, diverges = bridge.state, panels.has_divergences
+    going = bridge.can_start or state is State.PAUSED
+    served = bridge.server is not None
+    actions.explain(_NOT_AT_SERVERS if served else {})
+    single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
+    panels.tokens.set_cancellable(bridge.live if single else None)
+    for action_id, enabled in (
+        ("run.start", going),
+        ("run.step", going and not served),
+        ("run.pause", state is State.RUNNING and not served),
+        ("run.stop", bridge.has_run),
+        ("run.watch", bridge.can_start and served),
+        ("run.rescore", shown is not None and state in _AT_REST),
+        ("run.compare", bridge.can_start and not served),
+        ("run.measure_fidelity", bridge.can_start and not served),
+        ("go.first_divergence", diverges),
+        ("go.next_divergence", diverges),
+        ("go.previous_divergence", diverges),
+        ("file.open_draft", bridge.files is not None),
+        ("file.export", shown is not None and not bridge.exporting),
+        ("file.report", shown is not None),
+        ("file.copy_text", shown is not None),
+        *((name, shown is not None) for name in _NEED_RUN),
+        ("file.copy_issue", shown is not None),
+        ("file.open_trace", not bridge.reading),
+        ("file.close_trace", bridge.trace_folder is not None),
+        ("file.disconnect", served),
+    ):
+        actions[action_id].setEnabled(enabled)
+    scenarios.set_available(bridge.can_start and not served)
+    actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")

@@ -1,0 +1,255 @@
+"""Rules about what the audit of a run found (engine.audit.run_audit), but for wrong states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from engine.analysis.findings.rule import (
+    ERROR,
+    INFO,
+    LOGITS,
+    MEMORY,
+    SAMPLER,
+    TOKENS,
+    Rule,
+    RuleHit,
+)
+from engine.analysis.findings.run_rows import ExaminedRun
+
+
+def _first(what: str) -> Callable[[ExaminedRun], Iterator[tuple[dict[str, Any], dict[str, Any]]]]:
+    """The sequences of which this is the first wrong thing, and what is known of it."""
+
+    def found(run: ExaminedRun) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        return ((one, one[what]) for one in run.audited if one["what"] == what)
+
+    return found
+
+
+def _before(run: ExaminedRun, seq: int, number: int) -> str:
+    """The last rollback of a sequence before a round, in words."""
+    rounds = run.rounds
+    undone = (rounds["seq_id"] == seq) & (rounds["memory_rollback"] > 0)
+    rows = (undone & (rounds["round"] < number)).nonzero()[0]
+    policy = run.option("rollback") or "unknown"
+    if not rows.size:
+        return f"no rollback before it, policy {policy}"
+    (path,) = rounds.texts("rollback_path", rows[-1:])
+    depth, since = int(rounds["memory_rollback"][rows[-1]]), int(rounds["round"][rows[-1]])
+    return f"the last rollback before it undid {depth} by {path} in round {since}, policy {policy}"
+
+
+def _cells_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+    for one, cells in _first("cells")(run):
+        if cells["n_cells"]:
+            said = f"Attention cells differ from those of plain decoding in {cells['n_cells']}"
+        else:
+            what = {"k": "keys", "v": "values"}[cells["kind"]]
+            said = (
+                f"Attention cells hold other {what} than plain decoding at {cells['n']} positions, "
+                f"the first {cells['pos']}, in attention layer {cells['cache_layer']}"
+            )
+        yield RuleHit(
+            one["round"],
+            one["seq_id"],
+            f"{said}, after round {one['round']}.",
+            f"{_before(run, one['seq_id'], one['round'] + 1)}; {_consequence(one)}",
+        )
+
+
+def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+    for one, logits in _first("logits")(run):
+        state = one.get("state")
+        yield RuleHit(
+            one["round"],
+            one["seq_id"],
+            f"The logits for position {logits['pos']} in round {one['round']} are not those of "
+            "plain decoding, though the state and the cells before them are right.",
+            f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows beyond rounding; "
+            + (f"a state is wrong from round {state['round']} on; " if state else "")
+            + _before(run, one["seq_id"], one["round"]),
+        )
+
+
+def _text_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+    for one, token in _first("token")(run):
+        yield RuleHit(
+            one["round"],
+            one["seq_id"],
+            f"The token at position {token['pos']} is not the one that plain decoding chooses, "
+            f"which is {token['expected_id']}; the logits are right.",
+            _before(run, one["seq_id"], one["round"]),
+        )
+
+
+def _consequence(one: dict[str, Any]) -> str:
+    logits = one.get("logits")
+    return f"logits wrong from round {logits['round']} on" if logits else "logits right"
+
+
+def _sampler(what: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+    """The check for one kind of note of engine.audit.sampler_check."""
+
+    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+        for note in run.audit_notes:
+            if note["what"] == what:
+                yield RuleHit(note["round"], note["seq_id"], *_SAYS[what](note))
+
+    return check
+
+
+def _says_token(note: dict[str, Any]) -> tuple[str, str]:
+    about = note.get("about") or ""
+    said = f"The token at position {note.get('pos')} is not what the rule gives on these logits"
+    evidence = f"chosen {note.get('token_id')}, by the rule {note.get('expected_id')}"
+    return f"{said}{': it is ' + about if about else ''}.", evidence
+
+
+def _says_p(note: dict[str, Any]) -> tuple[str, str]:
+    said = f"The rule judged token {note.get('token_id')} at position {note.get('pos')} by another "
+    said += "probability than the text gives it: penalties, grammar or row were others."
+    return said, f"{note.get('p')} instead of {note.get('plain')}"
+
+
+def _says_length(note: dict[str, Any]) -> tuple[str, str]:
+    said = f"Synthetic acceptance kept {note.get('n')} drafted tokens where its random number "
+    return f"{said}keeps {note.get('n_expected')}.", "one random number of the sequence per round"
+
+
+_SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
+    "token": _says_token,
+    "probability": _says_p,
+    "length": _says_length,
+    "tokens": lambda _: (
+        "The sampler goes on from other tokens than the text has.",
+        "after the round, compared with a sampler that drew the text alone",
+    ),
+    "penalties": lambda _: (
+        "The penalties look at other tokens than prompt and text.",
+        "after the round, compared with a sampler that drew the text alone",
+    ),
+    "grammar": lambda _: (
+        "The grammar is at another place than the text.",
+        "after the round, compared with a sampler that drew the text alone",
+    ),
+    "random numbers": lambda _: (
+        "The sampler has used more or fewer random numbers than the text needs.",
+        "after the round, by the seed and one number for each draw",
+    ),
+}
+
+
+def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
+    reasons = run.audit.get("not_judged")
+    if isinstance(reasons, list) and reasons:
+        yield RuleHit(
+            None, None, "The audit did not judge everything.", "; ".join(map(str, reasons))
+        )
+
+
+RULES = (
+    Rule(
+        "cells-not-plain",
+        ERROR,
+        "Attention cells unlike plain decoding",
+        "The text decoded plainly leaves other attention cells, keys or values than the run had.",
+        "Look at what the rollback removed and at the cell that each token is written to.",
+        _cells_wrong,
+        MEMORY,
+    ),
+    Rule(
+        "logits-not-plain",
+        ERROR,
+        "Logits unlike plain decoding",
+        "The state and the cells that the pass started from are right, and what it gave is not: "
+        "the mask, the positions, the gates or the rows of the verify batch are wrong.",
+        "Look at what a batch of several tokens does that one of a single token does not.",
+        _logits_wrong,
+        LOGITS,
+    ),
+    Rule(
+        "wrong-acceptance",
+        ERROR,
+        "Token against the acceptance rule",
+        "On the logits of this round the rule, written a second time, chooses another token.",
+        "Compare the rule with its definition: which row, which random number, which distribution.",
+        _sampler("token"),
+        TOKENS,
+    ),
+    Rule(
+        "wrong-rule-probability",
+        ERROR,
+        "Probability of another text",
+        "While a draft was judged, penalties or the grammar knew more than the accepted tokens, or "
+        "another row was looked at.",
+        "Show the sampler a token when it is accepted, not when it is drafted.",
+        _sampler("probability"),
+        TOKENS,
+    ),
+    Rule(
+        "wrong-synthetic-length",
+        ERROR,
+        "Synthetic acceptance by another number",
+        "One random number of the sequence decides how much of each draft is kept.",
+        "Draw it once a round, also without a draft.",
+        _sampler("length"),
+        TOKENS,
+    ),
+    Rule(
+        "sampler-of-other-tokens",
+        ERROR,
+        "Sampler goes on from other tokens",
+        "After a rejection the sampler has to know the text and nothing else.",
+        "Take rejected tokens back, or accept only what is put out.",
+        _sampler("tokens"),
+        SAMPLER,
+    ),
+    Rule(
+        "penalties-of-other-tokens",
+        ERROR,
+        "Penalties look at other tokens",
+        "The penalties' window is the end of prompt and text. A rejected token that stays in it "
+        "makes later tokens less likely that were never put out.",
+        "Take rejected tokens out of the window.",
+        _sampler("penalties"),
+        SAMPLER,
+    ),
+    Rule(
+        "grammar-of-other-tokens",
+        ERROR,
+        "Grammar at another place",
+        "The grammar's state has to be that of the text.",
+        "Roll the matcher back by as many tokens as were rejected.",
+        _sampler("grammar"),
+        SAMPLER,
+    ),
+    Rule(
+        "random-numbers-off",
+        ERROR,
+        "Random numbers used for nothing",
+        "Plain decoding uses one random number per token. A number used for a rejected token, or "
+        "two for one, gives every later token another one.",
+        "Put the generator back at a rejection, or draw nothing for tokens that are not judged.",
+        _sampler("random numbers"),
+        SAMPLER,
+    ),
+    Rule(
+        "text-not-plain",
+        ERROR,
+        "Text unlike plain decoding",
+        "Drawn again from the same logits with the same seed, the text would be another one: what "
+        "draws or accepts tokens is wrong, not what computes logits.",
+        "Look at the sampler, its penalties and its random numbers in the round named.",
+        _text_wrong,
+        TOKENS,
+    ),
+    Rule(
+        "audit-incomplete",
+        INFO,
+        "Audit incomplete",
+        "The run was compared with plain decoding only in part.",
+        "Let the audit run to its end; --audit does so for long runs, too.",
+        _incomplete,
+    ),
+)

@@ -1,0 +1,165 @@
+"""All rules, applied: on demand without writing, or once into the findings table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.analysis.findings import (
+    audit,
+    cells,
+    cost,
+    crosstalk,
+    drafting,
+    drift,
+    failures,
+    forks,
+    logits,
+    model_files,
+    noise,
+    observed,
+    positions,
+    prompt_cache,
+    repetition,
+    rescored,
+    sampling,
+    snapshots,
+    states,
+)
+from engine.analysis.findings.rule import FOLLOWS, INFO, PARTS, SEVERITIES, Rule
+from engine.analysis.findings.run_rows import ExaminedRun
+from engine.trace.store import TraceStore
+
+RULES: dict[str, Rule] = {
+    rule.id: rule
+    for module in (
+        model_files,
+        failures,
+        noise,
+        positions,
+        cells,
+        prompt_cache,
+        snapshots,
+        drift,
+        forks,
+        states,
+        audit,
+        logits,
+        crosstalk,
+        sampling,
+        drafting,
+        repetition,
+        cost,
+        observed,
+        rescored,
+    )
+    for rule in module.RULES
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A row of the findings table; round and seq_id are None where the run as a whole is meant."""
+
+    run_id: int
+    round: int | None
+    seq_id: int | None
+    rule: str
+    severity: str
+    message: str
+    evidence: str
+    suggestion: str
+
+
+def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
+    """What the rules say of these runs (None: all) as far as they are recorded: errors first, each
+    followed by what follows from it.
+
+    At most one finding per rule, run and sequence: its round is the first offending one, its
+    evidence counts them all. Reads whole columns and writes nothing, so any thread may call it
+    while a run goes on.
+    """
+    found = []
+    for run_id in list(trace.runs) if run_ids is None else run_ids:
+        run = ExaminedRun(trace, run_id)
+        for rule in RULES.values():
+            found += [
+                Finding(
+                    run_id,
+                    hit.round,
+                    hit.seq_id,
+                    rule.id,
+                    rule.severity,
+                    hit.message,
+                    hit.evidence,
+                    rule.suggestion,
+                )
+                for hit in rule.check(run)
+            ]
+    groups = with_consequences(sorted(found, key=_order))
+    return [one for cause, following in groups for one in (cause, *following)]
+
+
+def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:
+    """Append what the rules say of these runs to the findings table, by the engine's thread.
+
+    What is there already, by rule, run and sequence, is not repeated.
+    """
+    known = {(f.rule, f.run_id, f.seq_id) for f in recorded(trace)}
+    for finding in find(trace, run_ids):
+        if (finding.rule, finding.run_id, finding.seq_id) not in known:
+            trace.findings.append(
+                **{name: getattr(finding, name) for name in Finding.__dataclass_fields__}
+            )
+
+
+def recorded(trace: TraceStore) -> list[Finding]:
+    """The findings table, errors first."""
+    rows = (Finding(**trace.findings.row(i)) for i in range(len(trace.findings)))
+    return sorted(rows, key=_order)
+
+
+def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
+    """The first causes in the order given, each with what follows from it: findings of the same
+    run and sequence, of a part that its own spoils, not before it: by rounds, in one round in the
+    order of PARTS and of RULES. Informations neither cause anything nor follow.
+    """
+    findings = list(findings)
+    cause_of: dict[int, int] = {}
+    for i, finding in enumerate(findings):
+        causes = [j for j, other in enumerate(findings) if _causes(other, finding)]
+        if causes:
+            cause_of[i] = min(causes, key=lambda j: _since(findings[j]))
+
+    def first(i: int) -> int:
+        return first(cause_of[i]) if i in cause_of else i
+
+    groups: dict[int, list[Finding]] = {i: [] for i in range(len(findings)) if i not in cause_of}
+    for i in cause_of:
+        groups[first(i)].append(findings[i])
+    return [(findings[i], following) for i, following in groups.items()]
+
+
+def _causes(cause: Finding, finding: Finding) -> bool:
+    parts = [RULES[one.rule].part if one.rule in RULES else "" for one in (cause, finding)]
+    return (
+        cause.run_id == finding.run_id
+        and (cause.seq_id == finding.seq_id or None in (cause.seq_id, finding.seq_id))
+        and INFO not in (cause.severity, finding.severity)
+        and parts[1] in FOLLOWS.get(parts[0], ())
+        and _since(cause) < _since(finding)
+    )
+
+
+def _since(finding: Finding) -> tuple[int, int, int]:
+    place = PARTS.index(RULES[finding.rule].part)
+    number = -1 if finding.round is None else finding.round
+    return number, place, list(RULES).index(finding.rule)
+
+
+def _order(finding: Finding) -> tuple[int, int, int]:
+    first = -1 if finding.round is None else finding.round
+    # an opened trace may hold a severity that no rule has
+    known = finding.severity in SEVERITIES
+    rank = SEVERITIES.index(finding.severity) if known else len(SEVERITIES)
+    return rank, finding.run_id, first

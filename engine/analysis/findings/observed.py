@@ -1,0 +1,112 @@
+"""Rules about runs of other engines: what was seen while observing them, told as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from engine.analysis.findings.rule import ERROR, WARNING, Rule, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun
+
+FACT = "observed_findings"
+"""The fact of a run: a list of objects with rule, message, evidence, seq_id and round."""
+
+
+def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+    """The first of a run's told findings of a rule for each sequence."""
+
+    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+        found: dict[int | None, RuleHit] = {}
+        for one in _listed(run.facts.get(FACT)):
+            if one.get("rule") == rule:
+                seq_id = _number(one.get("seq_id"))
+                hit = RuleHit(
+                    _number(one.get("round")),
+                    seq_id,
+                    str(one.get("message", "")),
+                    str(one.get("evidence", "")),
+                )
+                found.setdefault(seq_id, hit)
+        yield from found.values()
+
+    return check
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    """The objects of a fact, which may come from a file."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int | None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 <= value <= 2**31 - 1 else None
+
+
+RULES = (
+    Rule(
+        "counters-contradict",
+        ERROR,
+        "Counters contradict each other",
+        "Figures that another engine told cannot all be true: a counter fell, more was accepted "
+        "than drafted, or sums differ. Rounds are told from such counters, so nothing behind the "
+        "contradiction is shown.",
+        "Check the build of the server, the rules were proven on llama.cpp 0c1e57098; of a record, "
+        "check that nobody has changed it.",
+        _told("counters-contradict"),
+    ),
+    Rule(
+        "counters-differ",
+        WARNING,
+        "Counters of the server differ",
+        "The sums that the server keeps for all requests moved by more, or by less, than the "
+        "replies to these requests told. Another client may have used the server meanwhile; "
+        "otherwise one of the two is wrong.",
+        "Send the requests again to a server that nobody else uses.",
+        _told("counters-differ"),
+    ),
+    Rule(
+        "log-of-another-run",
+        WARNING,
+        "Log of another run",
+        "The log does not tell the rounds that the streams told, so it was not joined to them.",
+        "Name the log that the same server wrote while these requests ran.",
+        _told("log-of-another-run"),
+    ),
+    Rule(
+        "log-unread",
+        WARNING,
+        "Entries of the log cannot be read",
+        "Numbers in the log are none, or larger than a server can mean: more than 1,024 drafted "
+        "tokens, more accepted than drafted, a position beyond any context. They are counted; of "
+        "their requests nothing after them is shown.",
+        "Name the log as the server wrote it; the evidence has the first line.",
+        _told("log-unread"),
+    ),
+    Rule(
+        "not-recorded",
+        WARNING,
+        "Passed but not recorded",
+        "What other programs asked and were told through the proxy is not in the trace as a whole. "
+        "They were served all the same.",
+        "Do not pause the run for long while other programs use the server.",
+        _told("not-recorded"),
+    ),
+    Rule(
+        "stream-cut",
+        WARNING,
+        "Stream cut short",
+        "The reply ended before the answer was complete: the server stopped, the connection was "
+        "lost, or an error was sent inside the stream. Its last round may lack tokens.",
+        "See whether the server still runs, and send the request again.",
+        _told("stream-cut"),
+    ),
+    Rule(
+        "stream-unreadable",
+        WARNING,
+        "Stream cannot be read",
+        "The reply holds something that no llama-server sends, such as a line without an end or a "
+        "counter that is no number. It was read up to there.",
+        "Check that the address is that of a llama-server and not of another program.",
+        _told("stream-unreadable"),
+    ),
+)

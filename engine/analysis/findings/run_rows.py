@@ -1,0 +1,277 @@
+"""The trace of one run as rules read it: columns of its own rows, and its place among lanes."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
+from engine.analysis.verdict import failed_checks, noise_bound, noise_check, types_text
+from engine.trace.records import MISSING, NOISE, REFERENCE
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+
+POLICY = "policy"
+"""Kind of the lanes that verify drafts and roll back."""
+
+
+class ExaminedRun:
+    """One run. lane: its name in a comparison, kind: reference, noise or policy; both "" for a
+    run on its own."""
+
+    def __init__(self, trace: TraceStore, run_id: int) -> None:
+        self.trace, self.run_id = trace, run_id
+        self.facts = trace.runs[run_id]
+        self.lane, self.kind = str(self.facts.get("lane", "")), _kind(self.facts)
+
+    @cached_property
+    def rounds(self) -> RunColumns:
+        return self._rows("rounds")
+
+    @cached_property
+    def tokens(self) -> RunColumns:
+        return self._rows("tokens")
+
+    @cached_property
+    def asked(self) -> RunColumns:
+        """Drafters that were asked."""
+        return self._rows("drafts")
+
+    @cached_property
+    def ubatches(self) -> RunColumns:
+        return self._rows("ubatches")
+
+    @cached_property
+    def memory(self) -> RunColumns:
+        return self._rows("memory")
+
+    @cached_property
+    def divergence(self) -> RunColumns:
+        return self._rows("divergence")
+
+    @cached_property
+    def states(self) -> RunColumns:
+        """Errors of states by layer."""
+        return self._rows("states")
+
+    def _rows(self, table: str) -> RunColumns:
+        return RunColumns(self.trace, table, self.run_id)
+
+    @cached_property
+    def is_later(self) -> np.ndarray:
+        """Rows of `rounds` behind the prompt of their sequence: bool [n]."""
+        n = self.rounds.n  # the table may have grown
+        return ~RoundRows.select(self.trace.rounds, self.run_id, None).is_prompt[:n]
+
+    def option(self, *path: str) -> Any:
+        """An option in effect, such as option("spec", "n_min"); None if it was not recorded."""
+        value: Any = self.facts.get("options")
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    @cached_property
+    def lanes(self) -> list[int]:
+        """The runs of the comparison that this run is a lane of, the reference first."""
+        if not self.lane:
+            return []
+        names = [str(facts.get("lane", "")) for facts in list(self.trace.runs.values())]
+        start = self.run_id
+        while names[start] != REFERENCE and start and names[start - 1]:
+            start -= 1
+        stop = start + 1
+        while stop < len(names) and names[stop] not in ("", REFERENCE):
+            stop += 1
+        return list(range(start, stop))
+
+    @cached_property
+    def noise_runs(self) -> list[int]:
+        """The noise lanes of that comparison that are measured as this lane is."""
+        mine = self.facts.get("lane_against")
+        return [
+            i
+            for i in self.lanes
+            if _kind(facts := self.trace.runs[i]) == NOISE and facts.get("lane_against") == mine
+        ]
+
+    @cached_property
+    def bound(self) -> float | None:
+        """NMSE that the noise lane explains, None where there is no noise lane to tell."""
+        return noise_bound(self.trace, self.noise_runs) if self.noise_runs else None
+
+    @cached_property
+    def state_ceiling(self) -> float:
+        """Relative error of a state that a lane may have, infinite while its noise lanes are as
+        they should be."""
+        wrong = (ExaminedRun(self.trace, i).noise_is_wrong for i in self.noise_runs)
+        return state_ceiling(str(self.facts.get("compute", ""))) if any(wrong) else math.inf
+
+    @cached_property
+    def noise_is_wrong(self) -> bool:
+        """Whether this is a noise lane with more noise than rounding makes."""
+        check = noise_check(self.trace, self.run_id)
+        return check is not None and bool(
+            failed_checks(check) or rows_beyond(self.divergence["nmse"], check).size
+        )
+
+    @cached_property
+    def noise_of_states(self) -> float:
+        """Largest error of a state or window in the noise lane, where its jumps are those of
+        rounding: llama.cpp's, and ours of states in a shorter type. 0 for our other lanes, whose
+        noise is jittered and tells by its logits."""
+        if "lane_margin" not in self.facts and not types_text(self.facts):
+            return 0.0
+        lanes = (ExaminedRun(self.trace, i).divergence for i in self.noise_runs)
+        errors = (rows[name] for rows in lanes for name in ("state_error", "conv_error"))
+        return max((float(np.nanmax(found, initial=0.0)) for found in errors), default=0.0)
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """What the audit of the run found (engine.audit.run_audit), {} without one."""
+        found = self.facts.get("audit")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def audited(self) -> list[dict[str, Any]]:
+        """What the audit found wrong with a sequence, as it comes from a file that may be
+        damaged."""
+        return [one for one in _objects(self.audit, "wrong") if _is_audited(one)]
+
+    @cached_property
+    def audit_notes(self) -> list[dict[str, Any]]:
+        """What the audit found wrong with the sampler, likewise."""
+        named = {"round": int, "seq_id": int, "what": str}
+        notes = _objects(self.audit, "sampler")
+        return [note for note in notes if _has(note, named)]
+
+    @cached_property
+    def audited_drafts(self) -> list[dict[str, Any]]:
+        """What the audit of drafts found (engine.audit.drafts), likewise."""
+        named = {"seq_id": int, "drafter": str, "what": str, "evidence": str}
+        rows = [one for one in _objects(self.audit, "drafts") if _has(one, named)]
+        return [one for one in rows if isinstance(one.get("round"), int | None)]
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The error that ended the run, with what memory held (engine.decode.failure)."""
+        found = self.facts.get("failure")
+        named = {"type": str, "message": str, "place": str, "round": int, "sequences": list}
+        if not isinstance(found, dict) or not _has(found, named):
+            return None
+        ints = ("seq_id", "n_tokens", "attention_pos", "cells", "duplicates")
+        rows = [row for row in _objects(found, "sequences") if _has(row, dict.fromkeys(ints, int))]
+        return found | {"sequences": [r for r in rows if isinstance(r.get("drafters"), dict)]}
+
+    @property
+    def logit_rows(self) -> list[dict[str, Any]]:
+        """The first wrong row of logits of each sequence, and the row that it is of
+        (engine.compare.lane)."""
+        rows = [
+            r for r in _objects(self.facts, "logit_rows") if isinstance(r.get("of"), int | None)
+        ]
+        return [r for r in rows if _has(r, {"round": int, "seq_id": int, "row": int})]
+
+    @property
+    def state_origins(self) -> list[dict[str, Any]]:
+        """What explains the first wrong states of each sequence (engine.compare.state_origin)."""
+        rows = self.facts.get("state_origins")
+        named = {"round": int, "seq_id": int, "pos": int, "layer": int, "name": str}
+        named |= {"is_window": bool, "kind": str, "number": int, "holds": list}
+        return [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, dict)
+            and isinstance(row.get("rows"), list | None)
+            and all(isinstance(row.get(name), kind) for name, kind in named.items())
+        ]
+
+    @property
+    def non_finite(self) -> list[dict[str, Any]]:
+        """Rows of logits that were not finite, as engine.decode.verify notes them."""
+        rows = self.facts.get("non_finite")
+        named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
+        return [
+            row
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, dict)
+            and all(isinstance(row.get(name), kind) for name, kind in named.items())
+        ]
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names of the drafters, as options or the server of another engine have them."""
+        told = self.facts.get("speculative_types")
+        types = self.option("spec", "types") or (told if isinstance(told, list) else [])
+        return [str(name) for name in types if name != "none"]
+
+    @cached_property
+    def drafts(self) -> bool:
+        """Whether drafts are this run's to answer for. Lanes share theirs: the first one stands
+        for all; the reference and noise lanes do not verify any."""
+        if not self.lane:
+            return bool(self.drafters)
+        policy = (i for i in self.lanes if _kind(self.trace.runs[i]) == POLICY)
+        return next(policy, None) == self.run_id
+
+
+def _objects(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = facts.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _has(row: dict[str, Any], named: dict[str, type]) -> bool:
+    return all(
+        isinstance(row.get(name), (int, float) if kind is float else kind)
+        for name, kind in named.items()
+    )
+
+
+_AUDITED: dict[str, dict[str, type]] = {
+    "state": {"round": int, "layer": int, "name": str, "error": float},
+    "cells": {"round": int, "n_cells": int},
+    "logits": {"round": int, "pos": int, "error": float, "n_rows": int},
+    "token": {"round": int, "pos": int, "expected_id": int},
+}
+"""What a sequence may be wrong in, and what is known of it at least."""
+
+
+def _is_audited(one: dict[str, Any]) -> bool:
+    if not _has(one, {"round": int, "seq_id": int, "what": str}) or one["what"] not in _AUDITED:
+        return False
+    cells = one.get("cells")
+    if isinstance(cells, dict) and cells.get("n_cells") == 0:
+        more = {"pos": int, "cache_layer": int, "kind": str, "n": int}
+        if not _has(cells, more) or cells["kind"] not in ("k", "v"):
+            return False
+    return isinstance(one.get(one["what"]), dict) and all(
+        name not in one or (isinstance(one[name], dict) and _has(one[name], named))
+        for name, named in _AUDITED.items()
+    )
+
+
+def _kind(facts: dict[str, Any]) -> str:
+    lane = str(facts.get("lane", ""))
+    plain = lane if lane in ("", REFERENCE, NOISE) else POLICY
+    return str(facts.get("lane_kind", plain))
+
+
+def observed(values: np.ndarray) -> np.ndarray:
+    """Which values of an integer column were observed (not MISSING): bool [n]."""
+    return values != MISSING
+
+
+def round_keys(rows: RunColumns) -> np.ndarray:
+    """A number for each row's round and sequence, to find them in another table: int64 [n]."""
+    return (rows["round"] << 16) | rows["seq_id"]
+
+
+def rounds_text(rounds: np.ndarray) -> str:
+    """A list of round numbers [n] as short text, for a finding's evidence."""
+    first, last = int(rounds[0]), int(rounds[-1])
+    if len(rounds) == 1:
+        return f"round {first}"
+    return f"{len(rounds)} rounds, the first {first}, the last {last}"

@@ -1,0 +1,76 @@
+"""Rules about what the sampler knows: tokens chosen so far, random numbers, the grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.analysis.findings.rule import ERROR, SAMPLER, WARNING, Rule, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
+
+_NEVER = 2**62
+
+
+def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    wrong, draws = rounds["sampler_wrong"], rounds["sampler_draws"]
+    astray = observed(wrong) & (wrong > 0)
+    off = astray | (observed(draws) & (draws != 0))
+    noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
+    for seq, rows in rounds.by_sequence(off):
+        first = rows[0]
+        if noted.get(seq, _NEVER) <= rounds["round"][first]:
+            continue  # the audit says what it is
+        says = [f"{wrong[first]} tokens that it goes on behind are not those of the text"]
+        if not astray[first]:
+            says = []
+        if observed(draws)[first] and draws[first]:
+            says.append(f"{draws[first]:+} random numbers against one per token")
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            "The sampler does not stand behind the text: it was not put back at a rollback.",
+            f"{rounds_text(rounds['round'][rows])}; behind the first {'; '.join(says)}; depth "
+            f"{rounds['rollback_depth'][first]}",
+        )
+
+
+def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
+    rows = run.facts.get("grammar_errors")
+    told: set[Any] = set()
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, dict) or row.get("seq_id") in told:
+            continue
+        if all(isinstance(row.get(name), int) for name in ("round", "seq_id", "pos")):
+            told.add(row["seq_id"])
+            yield RuleHit(
+                row["round"],
+                row["seq_id"],
+                f"The grammar ended the sequence: {row.get('why', '')}.",
+                f"before the token at position {row['pos']}",
+            )
+
+
+RULES = (
+    Rule(
+        "sampler-not-restored",
+        ERROR,
+        "Sampler not restored",
+        "Grammar, penalties and random numbers belong to the tokens that were chosen. An engine "
+        "that runs them over a draft and does not take them back where it is rejected masks and "
+        "draws every later token by a text that was never put out.",
+        "Save the sampler's state before a draft is judged, or roll it back by as many tokens as "
+        "the target; a grammar's matcher too.",
+        _not_restored,
+        SAMPLER,
+    ),
+    Rule(
+        "grammar-failed",
+        WARNING,
+        "Grammar that could not go on",
+        "The grammar refused a token that had been chosen, ran into a limit, or left nothing that "
+        "may be chosen. The text up to there fits it, but is incomplete.",
+        "Simplify the grammar, or take the bias off the tokens that it needs.",
+        _grammar_failed,
+    ),
+)

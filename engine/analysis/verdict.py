@@ -1,0 +1,375 @@
+"""The verdict on each lane, computed from the trace alone, so that an opened trace gets one too.
+
+Two words describe a lane, and only the second one judges:
+
+- The *band* names the size of its worst NMSE and nothing else: exact (0), <= 1e-6, <= 1e-4,
+  > 1e-4, or not finite.
+- The *verdict* compares that error with what the lane is allowed:
+  reference  what the others are measured against
+  exact      all logits equal bit by bit
+  within     no more than batch shapes explain (the bound)
+  suspect    beyond the bound, or other attention cells: look for a wrong state
+  failed     the lane had to stop; its error says why
+  forked     a free lane emitted another token where its logits, within, explain that: a near tie
+  mode       a reference lane of another compute mode or of other types of states; its band is
+             the distance of that mode
+  agrees     a peer lane within what its rounding explains
+
+The bound: logits of a lane are never those of the reference lane, because kernels add in another
+order for another width of the batch. The noise lane is what that alone can do to this model, mode
+and text: it decodes the same widths, never rolls back, drifts as any lane does, and is jittered, so
+that it meets in a few rows what other lanes meet rarely: an activation rounded the other way, a tie
+of two experts tipped (engine.compare.lanes). The bound is MARGIN times its worst row, as it has
+not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
+below which nothing is asked.
+
+A bug in what the noise lane shares with the lanes that it bounds must not raise their bound. So
+rounding has a ceiling in every compute mode (engine.analysis.noise_ceiling). A noise lane beyond it
+is suspect itself, as is one whose texts, decoded afresh in other batches (fact noise_check), have
+other logits than token by token; then the bound of the others is the ceiling.
+
+A fork is no fault if the lane's logits give its token when the reference samples from them, and if
+at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
+Otherwise the lane is suspect, as it is beyond its bound.
+
+A peer lane rounds activations as we do not. It has noise lanes of its own, which round as it does
+and decode what it decodes, and is judged by them alone; so are they. Where rounding tips experts
+of a model that has learnt nothing, MARGIN times their worst row is more than any mistake costs: the
+bound stays below UNLIKE, unless they are beyond it themselves.
+
+Lanes that roll back in llama.cpp are measured against llama.cpp's own plain lane, and judged by its
+noise lane: the kernels are the same, so a smaller margin (fact lane_margin) does.
+
+Lanes of another compute mode or of other types of states are measured against that mode's own
+reference lane and judged by that mode's noise, so a rollback is right or wrong whatever the mode
+costs. How far the mode itself is from the reference lane stands in the row of its reference lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.analysis.noise_ceiling import rows_beyond
+from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
+from engine.trace.run_columns import RunColumns
+from engine.trace.store import TraceStore
+
+MARGIN = 10.0
+LEAST = 1e-9
+UNLIKE = 1.0
+"""NMSE of logits that are all zero."""
+BANDS = ((0.0, "exact"), (1e-6, "<= 1e-6"), (1e-4, "<= 1e-4"), (math.inf, "> 1e-4"))
+NOT_FINITE = "not finite"
+SUSPECT, FAILED = "suspect", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFork:
+    """The first token that a free lane emitted and the reference lane did not.
+
+    round: of the lane, in which it chose the token. after_round: the last earlier round in which
+    it rolled this sequence back. top2_gap: between the reference's two largest logits there.
+    explained: whether that is all that noise can do.
+    """
+
+    seq_id: int
+    pos: int
+    round: int
+    after_round: int | None
+    token_id: int
+    reference_id: int
+    top2_gap: float
+    explained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaneVerdict:
+    """One lane in short. Positions are those of the chosen tokens, None = there is none.
+
+    verdict and band: as the module says; `error` of a failed lane. first_pos, first_round,
+    first_seq: where the NMSE is beyond the bound for the first time, cells differ, or a fork is
+    not explained.
+    after_round: the last earlier round in which this lane rolled that sequence back, whose state
+    the diverging logits come from.
+    n_forks: positions where the most probable token differs; first_fork the first of them.
+    duplicates: most attention cells beyond one per position. state_error, conv_error: worst
+    relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. types: of
+    states, where they are not f32. fork: of a free lane, the first that is not explained or else
+    the first.
+    """
+
+    lane: str
+    run_id: int
+    verdict: str
+    band: str
+    n_positions: int
+    worst_nmse: float
+    worst_pos: int | None
+    max_abs: float
+    max_kl: float
+    first_pos: int | None
+    first_round: int | None
+    after_round: int | None
+    n_forks: int
+    first_fork: int | None
+    duplicates: int
+    state_error: float | None
+    conv_error: float | None
+    error: str
+    first_seq: int | None = None
+    bound: float = math.inf
+    compute: str = ""
+    types: str = ""
+    fork: LaneFork | None = None
+
+    @property
+    def mode(self) -> str:
+        """Compute mode, and types of states that are not f32."""
+        return " with ".join(filter(None, (self.compute, self.types)))
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether this lane fails the comparison."""
+        return self.verdict in (SUSPECT, FAILED)
+
+
+def band(nmse: float) -> str:
+    """The band of an NMSE."""
+    if not math.isfinite(nmse):
+        return NOT_FINITE
+    return next(name for limit, name in BANDS if nmse <= limit)
+
+
+def types_text(facts: dict[str, Any]) -> str:
+    """Types of a run's states as text, such as "states in bf16, gates in f16"; empty for f32."""
+    options = facts.get("options")
+    types = options.get("state_types") if isinstance(options, dict) else None
+    named = types if isinstance(types, dict) else {}
+    what = {"s": "states", "r": "windows", "gates": "gates"}
+    found = {text: named.get(name) or "f32" for name, text in what.items()}
+    return ", ".join(f"{text} in {type}" for text, type in found.items() if type != "f32")
+
+
+def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
+    """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
+    found = _largest_of_noise(trace, noise_runs, "nmse")
+    return max(LEAST, min([found, *(_ceiling(trace, run) for run in noise_runs)]))
+
+
+def _ceiling(trace: TraceStore, noise_run: int) -> float:
+    """NMSE that no lane may pass by this noise lane, infinite where it has no ceiling. Where ties
+    tip a few of its rows, they do so in other lanes."""
+    check = noise_check(trace, noise_run)
+    if check is None:
+        return math.inf
+    nmse = RunColumns(trace, "divergence", noise_run)["nmse"]
+    if rows_beyond(nmse, check).size or not check["share"]:
+        return float(check["ceiling"])
+    return max(UNLIKE, float(nmse.max(initial=0.0)))
+
+
+def noise_check(trace: TraceStore, noise_run: int) -> dict[str, Any] | None:
+    """What is known of a noise lane's ceiling and of its texts decoded afresh, see
+    engine.compare.noise_check. None in lanes of another engine, and of older traces."""
+    check = trace.runs[noise_run].get("noise_check")
+    return check if isinstance(check, dict) else None
+
+
+def failed_checks(check: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The texts of a noise check that had other logits when they were decoded afresh."""
+    return [one for one in (check or {}).get("batches", []) if one.get("first")]
+
+
+def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
+    worst = [
+        float(trace.runs[run].get("lane_margin", MARGIN))
+        * float(RunColumns(trace, "divergence", run)[column].max(initial=0.0))
+        for run in noise_runs
+    ]
+    found = max(worst, default=0.0)
+    return 0.0 if math.isnan(found) else found  # a noise lane that is wrong explains nothing
+
+
+def judge_lanes(
+    trace: TraceStore, run_ids: Sequence[int], bound: float | None = None
+) -> list[LaneVerdict]:
+    """Verdicts on the lanes with these run ids.
+
+    bound: NMSE that a lane may reach; None = what the noise lanes measured against the same
+    reference explain, of a peer lane its own. Reference lanes have no bound.
+    """
+    return [judge(trace, run, bound_of(trace, run, bound)) for run in run_ids]
+
+
+def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> float:
+    """The bound that `judge_lanes` judges a lane by."""
+    facts = trace.runs[run_id]
+    if facts.get("lane_kind") == REFERENCE:
+        return math.inf
+    if bound is not None:
+        return bound
+    if "lane_tolerance" in facts:  # a peer lane of an older trace
+        return float(facts["lane_tolerance"])
+    found = noise_bound(trace, noise_of(trace, run_id))
+    return min(found, max(UNLIKE, found / MARGIN)) if _is_of_peer(facts) else found
+
+
+def noise_against(trace: TraceStore, leader: int | None) -> float:
+    """Largest NMSE that the noise lanes measured against a leading lane explain."""
+    return noise_bound(trace, _noise_of(trace, leader, NOISE))
+
+
+def noise_of(trace: TraceStore, run_id: int) -> list[int]:
+    """The noise lanes that a lane is judged by."""
+    facts = trace.runs[run_id]
+    kind = PEER_NOISE if _is_of_peer(facts) else NOISE
+    return _noise_of(trace, facts.get("lane_against"), kind)
+
+
+def _is_of_peer(facts: dict[str, Any]) -> bool:
+    return facts.get("lane_kind") in (PEER, PEER_NOISE)
+
+
+def _noise_of(trace: TraceStore, leader: int | None, kind: str) -> list[int]:
+    return [
+        run
+        for run, facts in trace.runs.items()
+        if facts.get("lane_kind") == kind and facts.get("lane_against") == leader
+    ]
+
+
+def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
+    """The verdict on one lane against an NMSE bound."""
+    facts = trace.runs[run_id]
+    error = str(facts.get("lane_error", ""))
+    rows, rounds = (RunColumns(trace, name, run_id) for name in ("divergence", "rounds"))
+    nmse, pos = rows["nmse"], rows["pos"]
+    beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
+    if not beyond.size:  # cells are counted: no noise makes one too many
+        beyond = np.flatnonzero(rows["cells_differ"] > 0)
+    differs = np.flatnonzero(rows["top1_equal"] == 0)
+    worst = int(np.argmax(np.where(np.isnan(nmse), np.inf, nmse))) if nmse.size else None
+    worst_nmse = 0.0 if worst is None else float(nmse[worst])
+    first = int(beyond[0]) if beyond.size else None
+    first_pos = None if first is None else int(pos[first])
+    first_round = None if first is None else int(rows["round"][first])
+    first_seq = None if first is None else int(rows["seq_id"][first])
+    if first is None and (failed := failed_checks(noise_check(trace, run_id))):
+        first_seq, first_pos = failed[0]["seq_id"], failed[0]["first"]["pos"] + 1
+    forks = _forks(trace, run_id, rows, rounds) if facts.get("lane_free") else []
+    fork = next((f for f in forks if not f.explained), forks[0] if forks else None)
+    if fork and not fork.explained and (first_pos is None or fork.pos < first_pos):
+        first_pos, first_round, first_seq = fork.pos, fork.round, fork.seq_id
+    return LaneVerdict(
+        facts["lane"],
+        run_id,
+        _verdict(trace, run_id, error, first_pos, worst_nmse, fork),
+        band(worst_nmse),
+        len(pos),
+        worst_nmse,
+        None if worst is None else int(pos[worst]),
+        float(rows["max_abs"].max(initial=0.0)),
+        float(rows["kl"].max(initial=0.0)),
+        first_pos,
+        first_round,
+        _undone_before(rounds, first_seq, first_round),
+        len(differs),
+        int(pos[differs[0]]) if differs.size else None,
+        int(rounds["kv_cells_duplicate"].max(initial=0)),
+        _largest(rows["state_error"]),
+        _largest(rows["conv_error"]),
+        error,
+        first_seq,
+        bound,
+        str(facts.get("compute", "")),
+        types_text(facts),
+        fork,
+    )
+
+
+def _verdict(
+    trace: TraceStore,
+    run_id: int,
+    error: str,
+    first_pos: int | None,
+    worst: float,
+    fork: LaneFork | None,
+) -> str:
+    facts = trace.runs[run_id]
+    kind = facts.get("lane_kind", REFERENCE if facts["lane"] == REFERENCE else POLICY)
+    if kind == REFERENCE and facts.get("lane_against") is None:
+        return REFERENCE
+    if error:
+        return FAILED
+    if first_pos is not None:
+        return SUSPECT
+    if kind == REFERENCE:
+        return "mode"
+    if fork is not None:
+        return "forked"
+    if worst == 0:
+        return "exact"
+    return "agrees" if kind == PEER else "within"
+
+
+def _forks(trace: TraceStore, run_id: int, rows: RunColumns, rounds: RunColumns) -> list[LaneFork]:
+    """Compare what the lane emitted with what the reference chose at the same positions: the first
+    token of each sequence that differs."""
+    tokens = RunColumns(trace, "tokens", run_id)
+    emitted = tokens.is_text("kind", *EMITTED_KINDS)
+    keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
+    own = dict(zip(keys, tokens["token_id"][emitted].tolist(), strict=True))
+    columns = (rows[name].tolist() for name in ("seq_id", "pos", "token_id", "round", "top2_gap"))
+    found: dict[int, LaneFork] = {}
+    for seq_id, pos, expected, number, gap in zip(*columns, strict=True):
+        token = own.get((seq_id, pos), expected)
+        if token != expected and seq_id not in found:
+            after = _undone_before(rounds, seq_id, number)
+            explained = _is_explained(trace, run_id, seq_id, gap)
+            found[seq_id] = LaneFork(seq_id, pos, number, after, token, expected, gap, explained)
+    return list(found.values())
+
+
+def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bool:
+    """Whether noise may have made a sequence fork where the two best logits lay so far apart."""
+    facts = trace.runs[run_id]
+    known = [fork for fork in _listed(facts, "lane_forks") if fork.get("seq_id") == seq_id]
+    if any(fork.get("follows") is False for fork in known):
+        return False
+    noise = noise_of(trace, run_id)
+    by_mode = any(fork.get("by_mode") is True for fork in known)
+    if not noise or by_mode or not _is_greedy(facts):
+        return True  # the gap says nothing
+    return bool(gap <= 2 * _largest_of_noise(trace, noise, "max_abs"))
+
+
+def _listed(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a fact, which may come from a file."""
+    found = facts.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _is_greedy(facts: dict[str, Any]) -> bool:
+    options = facts.get("options")
+    sampler = options.get("sampler") if isinstance(options, dict) else None
+    temp = sampler.get("temp") if isinstance(sampler, dict) else None
+    return isinstance(temp, int | float) and temp <= 0
+
+
+def _undone_before(rounds: RunColumns, seq_id: int | None, number: int | None) -> int | None:
+    """The last round before `number` that rolled a sequence back."""
+    if number is None:
+        return None
+    undone = (rounds["rollback_depth"] > 0) & (rounds["seq_id"] == seq_id)
+    earlier = rounds["round"][undone & (rounds["round"] < number)]
+    return int(earlier[-1]) if earlier.size else None
+
+
+def _largest(values: np.ndarray) -> float | None:
+    observed = values[~np.isnan(values)]
+    return float(observed.max()) if observed.size else None

@@ -1,0 +1,120 @@
+"""Every place of the recorded texts as the possible begin of a round.
+
+Under other settings rounds begin elsewhere. Inside a stretch of accepted tokens, the drafter would
+have gone on as it did: what is left of the recorded draft is what it would have drafted there. That
+is exact for a draft model, which sees the same tokens, and for a run in which nothing was verified
+(--spec-verify-max 0), which drafts at every place; else it is the first of `ASSUMPTIONS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.analysis.what_if.acceptance_probability import SurvivalRates
+from engine.analysis.what_if.recorded import RecordedRounds
+
+_ENDLESS = 1 << 20
+_LONGEST = 1024
+"""Tokens of a round, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Places of all texts, one text after the other, [n] each.
+
+    available: tokens that a drafter has to offer. right: of them, the leading ones that are right.
+    limit: what the token limit leaves of a draft. confidence: float [n, k], NaN where unknown.
+    begins, ends: index of each text's first place, and one behind its last: [n texts]. is_begin:
+    whether a recorded round begins there, bool [n]. is_independent: a text has the recorded rounds
+    again and again, a place for each token; the next round is at the next place whatever was
+    accepted, and a text ends with as many tokens as it has places. ends_at_limit: bool [n texts].
+    """
+
+    available: np.ndarray
+    right: np.ndarray
+    limit: np.ndarray
+    confidence: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    is_begin: np.ndarray
+    is_independent: bool
+    ends_at_limit: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.available)
+
+    @classmethod
+    def of(cls, rounds: RecordedRounds, n_max: int) -> Positions:
+        """The places where rounds with drafts of up to n_max tokens may begin."""
+        rates = SurvivalRates.of(rounds)
+        if rounds.is_independent:
+            source, texts, nth = _again(rounds)
+            offset = np.zeros(len(source), np.int64)
+            limit = np.full(len(source), _ENDLESS)
+        else:
+            # a trace from anyone may claim any number
+            span = np.clip(rounds.emitted, 0, _LONGEST)
+            source = np.repeat(np.arange(len(rounds)), span)
+            offset = np.arange(len(source)) - np.repeat(np.cumsum(span) - span, span)
+            texts = rounds.seq[source]
+            length = np.bincount(texts, minlength=len(rounds.ends_at_limit))
+            left = length[texts] - (rounds.start[source] + offset)
+            limit = np.where(rounds.ends_at_limit[texts], np.maximum(left - 1, 0), _ENDLESS)
+        rest = np.maximum(rounds.drafted[source] - offset, 0)
+        right = np.clip(rounds.accepted[source] - offset, 0, rest)
+        is_final = rounds.is_final[source]
+        if rounds.is_independent and rounds.chance is not None:
+            right, is_final = rounds.chance[nth], np.ones(len(source), bool)
+        goes_on = (rounds.was_full | _cut_by_limit(rounds))[source]
+        available = np.where(goes_on, np.maximum(rest, n_max), rest)
+        is_open = ~is_final & (right < available)
+        more = rates.draw_more((offset + right)[is_open], n_max)
+        right[is_open] = np.minimum(right[is_open] + more, available[is_open])
+        k = rounds.confidence.shape[1]
+        place = offset[:, None] + np.arange(k)
+        inside = place < k
+        confidence = (
+            rounds.confidence[source[:, None], np.where(inside, place, 0)]
+            if k
+            else (np.full((len(source), 0), np.nan))
+        )
+        confidence = np.where(inside, confidence, np.nan)
+        counts = np.bincount(texts, minlength=len(rounds.ends_at_limit))
+        ends = np.cumsum(counts)
+        return cls(
+            available=available,
+            right=right,
+            limit=limit,
+            confidence=confidence,
+            begins=ends - counts,
+            ends=ends,
+            is_begin=offset == 0,
+            is_independent=rounds.is_independent,
+            ends_at_limit=rounds.ends_at_limit,
+        )
+
+
+def _cut_by_limit(rounds: RecordedRounds) -> np.ndarray:
+    """Rounds whose draft may be short because their text was to end, and that are played elsewhere
+    in it, too: bool [n]."""
+    if not rounds.is_independent:
+        return np.zeros(len(rounds), bool)
+    is_last = np.append(rounds.seq[1:] != rounds.seq[:-1], True)[: len(rounds)]
+    found: np.ndarray = is_last & rounds.ends_at_limit[rounds.seq]
+    return found
+
+
+def _again(rounds: RecordedRounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rounds of each text over and over, as many as it has tokens: which round, the text, and
+    the number of the round in the text, int64 [tokens] each. Where drafts are shorter, a text takes
+    more rounds than were recorded."""
+    n_texts = len(rounds.ends_at_limit)
+    n_rounds = np.bincount(rounds.seq, minlength=n_texts)
+    n_tokens = np.bincount(rounds.seq, np.maximum(rounds.emitted, 0), n_texts).astype(np.int64)
+    texts = np.repeat(np.arange(n_texts), n_tokens)
+    first = np.cumsum(n_tokens) - n_tokens
+    nth = np.arange(len(texts)) - first[texts]
+    source = (np.cumsum(n_rounds) - n_rounds)[texts] + nth % np.maximum(n_rounds, 1)[texts]
+    return source, texts, nth

@@ -1,0 +1,232 @@
+"""The rounds of a run as numpy: where each began, what was drafted, how sure, what became of it.
+
+A draft of which only a part was verified (--spec-verify-max) has its other tokens in the trace too.
+Their fate is *derived* from the text that followed: while tokens are accepted by matching, the text
+does not depend on the drafts, and the target would have said the same. Under rejection sampling and
+synthetic acceptance it stays unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from engine.analysis.what_if.drafted_tokens import DraftedTokens, rows_of
+from engine.analysis.what_if.first_passes import are_first
+from engine.trace.records import MISSING, PHASES
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRounds:
+    """Rounds behind the prompts, [n] each, ordered by sequence and time.
+
+    seq: number of the text, from 0. start: tokens of the text before the round, the free first one
+    left out. emitted: tokens that the round added. drafted: tokens that the drafter made, verified
+    or not. verified: of them, those in the verify batch. accepted: leading tokens known to be
+    right. is_final: whether the next one is known to be wrong; else what a longer draft would have
+    brought is not known. was_full: the draft ended only because no more tokens were asked for.
+    was_cut: the token limit or the context kept it short. steps: what the drafter did for it, a
+    token below p_min included. width: of the verify batch. new_pass, new_draft: whether the run did
+    for the first times (first_times) a pass of that width, and a draft behind so many accepted
+    tokens. is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k],
+    NaN where not observed. phases: milliseconds by phase, NaN where not observed; "other" is the
+    rest of the round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short
+    before. is_independent: rounds were accepted by chance, so what comes next does not depend on
+    where a round begins. chance: then the tokens of a full draft that it accepts in each round of
+    any text, int64 [rounds]; None where that is not known beyond the recorded rounds.
+    """
+
+    seq: np.ndarray
+    start: np.ndarray
+    emitted: np.ndarray
+    drafted: np.ndarray
+    verified: np.ndarray
+    accepted: np.ndarray
+    is_final: np.ndarray
+    was_full: np.ndarray
+    was_cut: np.ndarray
+    steps: np.ndarray
+    width: np.ndarray
+    new_pass: np.ndarray
+    new_draft: np.ndarray
+    is_undone: np.ndarray
+    confidence: np.ndarray
+    phases: dict[str, np.ndarray]
+    ends_at_limit: np.ndarray
+    is_independent: bool
+    chance: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def n_max(self) -> int:
+        """The longest draft that was recorded."""
+        return int(self.drafted.max(initial=0))
+
+    @property
+    def n_drafts(self) -> int:
+        """Rounds with a draft."""
+        return int((self.drafted > 0).sum())
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether a floor on confidence means anything here."""
+        return bool(np.isfinite(self.confidence).any())
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether every round has the time of its forward pass."""
+        return bool(len(self)) and bool(np.isfinite(self.phases["verify"]).all())
+
+    @classmethod
+    def of(cls, run: RunRef, newest: int | None = None) -> RecordedRounds:
+        """The rounds of a run, of any engine: what it did not tell is NaN, or taken as usual.
+
+        newest: so many of the rounds at most, the last ones.
+        """
+        rows = RunColumns(run.store, "rounds", run.run_id)
+        selected = RoundRows.select(run.store.rounds, run.run_id, None)
+        n = min(rows.n, len(selected.is_prompt))  # the table may have grown between the two
+        chosen = ~selected.is_prompt[:n] & (rows["n_merged"][:n] == MISSING)
+        every = np.flatnonzero(chosen)
+        order = every if newest is None else every[-newest:]
+        is_whole = len(order) == len(every)
+        order = order[np.argsort(rows["seq_id"][order], kind="stable")]
+        return _from_rows(run, rows, order, is_whole=is_whole)
+
+    def repeated(self) -> RecordedRounds:
+        """The same, of a run in a session that had done all of it before: nothing was new."""
+        none = np.zeros(len(self), bool)
+        return replace(self, new_pass=none, new_draft=none)
+
+    def where(self, chosen: np.ndarray) -> RecordedRounds:
+        """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
+        kept: dict[str, Any] = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(self)
+            if field.name not in ("phases", "ends_at_limit", "is_independent", "chance")
+        }
+        phases = {name: ms[chosen] for name, ms in self.phases.items()}
+        return replace(self, **kept, phases=phases)
+
+    @classmethod
+    def joined(cls, parts: list[RecordedRounds]) -> RecordedRounds:
+        """The rounds of several runs, whose texts are numbered on. Raises ValueError for none."""
+        if not parts:
+            raise ValueError("no rounds to join")
+        k = max(part.confidence.shape[1] for part in parts)
+        shift = np.cumsum([0, *(len(part.ends_at_limit) for part in parts)])
+        columns: dict[str, Any] = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(cls)
+            if field.name not in ("seq", "confidence", "phases", "is_independent", "chance")
+        }
+        columns["seq"] = np.concatenate([p.seq + at for p, at in zip(parts, shift, strict=False)])
+        columns["confidence"] = np.concatenate([_padded(part.confidence, k) for part in parts])
+        columns["phases"] = {
+            name: np.concatenate([part.phases[name] for part in parts]) for name in parts[0].phases
+        }
+        return cls(**columns, is_independent=any(part.is_independent for part in parts))
+
+
+def _from_rows(
+    run: RunRef, rows: RunColumns, order: np.ndarray, *, is_whole: bool
+) -> RecordedRounds:
+    def pick(name: str) -> np.ndarray:
+        return rows[name][order]
+
+    seq_ids, seq = np.unique(pick("seq_id"), return_inverse=True)
+    first = np.r_[True, seq[1:] != seq[:-1]] if len(seq) else np.zeros(0, bool)
+    emitted = np.maximum(pick("num_emitted"), 0)
+    before = np.cumsum(emitted) - emitted
+    starts_of_text = before[first]
+    start = before - starts_of_text[seq] if len(seq) else before
+    verified = np.maximum(pick("num_draft_tokens"), 0)
+    accepted = np.clip(pick("num_accepted_draft_tokens"), 0, verified)
+    drafts = DraftedTokens(run, rows, order, verified)
+    spec = run.facts.get("options", {}).get("spec", {}) or {}
+    independent = bool(run.facts.get("synthetic"))
+    matched = spec.get("accept", "match") == "match" and not independent
+    low, cut = (_ended_by(run, rows, order, reason) for reason in ("p_min", "limit"))
+    asked_for = drafts.length.max(initial=0)
+    steps = drafts.length + (low & (drafts.length < asked_for))
+    n_read = np.where(start == 0, 0, np.r_[0, accepted[:-1] + 1])
+    is_final = accepted < verified
+    if matched and (drafts.length > verified).any():
+        derived, wrong = drafts.fate(rows, order)
+        more = (accepted == verified) & (drafts.length > verified) & (derived >= verified)
+        accepted = np.where(more, derived, accepted)
+        is_final = np.where(more, wrong, is_final)
+    width = np.maximum(pick("verify_width"), 0)
+    phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
+    phases["other"] = _other_ms(rows, order)
+    stops = run.facts.get("stops") or []
+    at_limit = [int(i) < len(stops) and stops[int(i)] == "limit" for i in seq_ids]
+    undone = pick("rollback_depth") > 0
+    return RecordedRounds(
+        seq=seq,
+        start=start,
+        emitted=emitted,
+        drafted=drafts.length,
+        verified=verified,
+        accepted=accepted,
+        is_final=is_final,
+        was_full=(drafts.length == asked_for) & (asked_for > 0),
+        was_cut=cut,
+        steps=steps,
+        width=width,
+        new_pass=_new(width, order, np.full(len(order), is_whole)),
+        new_draft=_new(n_read, order, (steps > 0) & is_whole),
+        is_undone=undone,
+        confidence=drafts.confidence,
+        phases=phases,
+        ends_at_limit=np.array(at_limit, bool),
+        is_independent=independent,
+    )
+
+
+def _new(keys: np.ndarray, order: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Of the rows counted, those whose key is among the first of its kind in the run. order: of the
+    rows in the table, which is that of time. Where its begin is left out, no row is to be counted.
+    """
+    found = np.zeros(len(keys), bool)
+    by_time = np.argsort(order)
+    by_time = by_time[counted[by_time]]
+    found[by_time] = are_first(keys[by_time])
+    return found
+
+
+def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
+    more = k - confidence.shape[1]
+    return np.pad(confidence, ((0, 0), (0, more)), constant_values=np.nan)
+
+
+def _ended_by(run: RunRef, rounds: RunColumns, order: np.ndarray, reason: str) -> np.ndarray:
+    """Which drafts the last drafter that was asked ended for this reason, such as a token below
+    p_min: bool [n]."""
+    asked = RunColumns(run.store, "drafts", run.run_id)
+    row = rows_of(rounds, order, asked["round"], asked["seq_id"])
+    is_so = asked.is_text("reason", reason)
+    found = np.zeros(len(order), bool)
+    found[row[row >= 0]] = is_so[row >= 0]  # of several, the last one stays
+    return found
+
+
+def _other_ms(rounds: RunColumns, order: np.ndarray) -> np.ndarray:
+    """Time of each row's round that no phase counts, its part of it, ms; 0 where unknown."""
+    numbers, row = np.unique(rounds["round"], return_inverse=True)
+    end = np.zeros(len(numbers))
+    np.maximum.at(end, row, np.nan_to_num(rounds["t_ms"]))
+    phases = np.zeros(len(numbers))
+    for phase in PHASES:
+        np.add.at(phases, row, np.nan_to_num(rounds[f"{phase}_ms"]))
+    rest = np.maximum(np.diff(end, prepend=0.0) - phases, 0.0)
+    share = np.bincount(row, minlength=len(numbers))
+    other: np.ndarray = (rest / np.maximum(share, 1))[row][order]
+    return other

@@ -1,0 +1,147 @@
+"""llama-server: speculative decoding from end to end, with acceptance by chance."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import PeerLibraryError
+from engine.experiments.bench.against.programs import (
+    LONGEST_S,
+    StartedProgram,
+    find_program,
+    started,
+)
+
+_HOST = "127.0.0.1"
+_AGAIN_S = 0.1
+_MORE_CELLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeResult:
+    """One request. tokens_per_second: from the first generated token on. acceptance: accepted share
+    of the drafted tokens, 0 without drafts."""
+
+    tokens_per_second: float
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeWork:
+    """A greedy request of n_predict tokens, whatever they are, drafted for by the MTP head in
+    drafts of len(rates) tokens, of which the first i are accepted with probability rates[i - 1]."""
+
+    prompt: tuple[int, ...]
+    n_predict: int
+    rates: tuple[float, ...]
+
+
+class LlamaServer:
+    """A llama-server with a model, which answers one request at a time."""
+
+    def __init__(self, program: StartedProgram, port: int) -> None:
+        self._program, self._port = program, port
+
+    def measure(self, work: SpeculativeWork) -> SpeculativeResult:
+        """Send the request and wait for its timings. Raises PeerLibraryError."""
+        body = {
+            "prompt": list(work.prompt),
+            "n_predict": work.n_predict,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        status, reply = self._ask("POST", "/completion", body, LONGEST_S)
+        try:
+            timings = reply["timings"]
+            drafted = timings.get("draft_n", 0)
+            return SpeculativeResult(
+                float(timings["predicted_per_second"]),
+                timings["draft_n_accepted"] / drafted if drafted else 0.0,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PeerLibraryError(
+                f"llama-server answered a request with status {status} and no timings.",
+                "Use a build of 2026.",
+            ) from error
+
+    def wait_until_ready(self) -> None:
+        """Return once the model is loaded. Raises PeerLibraryError."""
+        until = time.monotonic() + LONGEST_S
+        while time.monotonic() < until:
+            if self._program.process.poll() is not None:
+                raise self._program.ended()
+            try:
+                if self._request("GET", "/health", None, LONGEST_S)[0] == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass  # nothing listens yet
+            time.sleep(_AGAIN_S)
+        raise PeerLibraryError(
+            f"llama-server had not loaded the model within {LONGEST_S / 60:.0f} minutes.",
+            "Measure a smaller model.",
+        )
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> tuple[int, Any]:
+        try:
+            status, raw = self._request(method, path, body, seconds)
+            return status, json.loads(raw)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if self._program.process.poll() is not None:
+                raise self._program.ended() from error
+            raise PeerLibraryError(
+                f"llama-server did not answer {path}: {error or type(error).__name__}.",
+                "Measure again.",
+            ) from error
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> tuple[int, bytes]:
+        # of the standard library: no proxy stands between this machine and itself
+        connection = http.client.HTTPConnection(_HOST, self._port, timeout=seconds)
+        try:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def llama_server(
+    folder: Path | None, model: Path, work: SpeculativeWork, n_threads: int
+) -> Iterator[LlamaServer]:
+    """A server that is ready for this work, on the processor alone; gone behind the body.
+
+    folder: see find_program, whose errors it raises. Raises PeerLibraryError where the server does
+    not come up.
+    """
+    program = find_program(folder, "llama-server")
+    port = _free_port()
+    words: Sequence[object] = (
+        *("-m", model, "--host", _HOST, "--port", port, "-t", n_threads, "-dev", "none"),
+        *("-np", 1, "-c", len(work.prompt) + work.n_predict + _MORE_CELLS),
+        *("--spec-type", "draft-mtp", "--spec-draft-n-max", len(work.rates)),
+        *("--spec-draft-p-min", 0, "--spec-synth-rates", ",".join(map(str, work.rates))),
+    )
+    with started(program, words, subprocess.DEVNULL) as running:
+        server = LlamaServer(running, port)
+        server.wait_until_ready()
+        yield server
+
+
+def _free_port() -> int:
+    with socket.create_server((_HOST, 0)) as free:
+        return int(free.getsockname()[1])

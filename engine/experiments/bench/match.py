@@ -1,0 +1,235 @@
+"""The match test of llama.cpp #19493: the same texts, one after another and side by side.
+
+Steps are repeated with and without speculation. The first step without speculation is what all
+others are compared with, token by token, so a fault that repeats itself is found as well.
+
+Speculation is not to blame for a difference that the control has in the same step, nor for one at
+a near tie: where batches as wide as a verified draft move the logits by more than the two tokens
+lie apart, although nothing is drafted or rolled back (engine.experiments.bench.width_control).
+With the option batch_invariant there are no such batches, and every difference counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import OptionError
+from engine.experiments.bench.request import Configuration, run_to_end
+from engine.experiments.bench.width_control import WidthControl, width_control
+from engine.options import Prompt, RunOptions
+from engine.trace.records import EMITTED_KINDS
+
+if TYPE_CHECKING:
+    from engine.run import Run
+    from engine.session import Session
+
+STEP_KINDS = ("seq", "par")
+"""seq: one prompt after another; par: all of them side by side, in as many slots as there are."""
+
+CONTROL = "control"
+SPECULATION = "speculation"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """The first token that differs. index: in the output, from 0. expected, got: token ids, None
+    where that output has ended. top2_gap: largest logit minus the second largest there, as the
+    first step computed them; None where the output had ended."""
+
+    index: int
+    expected: int | None
+    got: int | None
+    top2_gap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """One prompt in one step. lane: CONTROL or SPECULATION. n_tokens, n_characters: of the text.
+    difference: None where everything is equal. in_control: whether the control differs in this
+    step too. width: what the width of a batch does there, None where it was not measured: with a
+    temperature, or where one output has ended."""
+
+    prompt: str
+    lane: str
+    step: int
+    kind: str
+    n_tokens: int
+    n_characters: int
+    difference: TokenDifference | None
+    in_control: bool
+    width: WidthControl | None
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether something other than speculation accounts for the difference."""
+        return self.in_control or (self.width is not None and self.width.is_tie)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchStep:
+    """One step of one lane and its duration in seconds. is_baseline: the one to compare with."""
+
+    lane: str
+    step: int
+    kind: str
+    seconds: float
+    is_baseline: bool
+    results: list[MatchResult]
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    tokens: list[int]
+    text: str
+    gaps: list[float]
+
+
+class MatchTest:
+    """Runs the steps; `steps()` yields each as it is done, `passed` is the verdict so far.
+
+    prompts: names with prompts. kinds: at least one of STEP_KINDS, in order. options: those of the
+    lane under test; parallel is the number of slots that a par step has. Raises OptionError for no
+    or unknown steps, and what Session.context raises.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[tuple[str, Prompt]],
+        options: RunOptions,
+        kinds: Sequence[str],
+    ) -> None:
+        if not kinds or not set(kinds) <= set(STEP_KINDS):
+            raise OptionError(
+                f"The steps {','.join(kinds)} are not a list of {' and '.join(STEP_KINDS)}.",
+                "Give for example seq,seq,par.",
+            )
+        session.context([prompt for _, prompt in prompts], options)
+        self._session, self._prompts, self._kinds = session, list(prompts), list(kinds)
+        self._lanes = {CONTROL: Configuration.plain(options).options}
+        if options.spec.types:
+            self._lanes[SPECULATION] = options
+        self.options = options
+        self._baseline: list[_Output] = []
+        self._widths: dict[tuple[int, int, int], WidthControl] = {}
+        self._control: dict[tuple[int, str], bool] = {}
+        self.done: list[MatchStep] = []
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """CONTROL, and SPECULATION where the options name a drafter."""
+        return tuple(self._lanes)
+
+    @property
+    def differing(self) -> list[MatchResult]:
+        """Results that differ: with speculation, or of the control where nothing is drafted."""
+        judged = self.lanes[-1]
+        results = (result for step in self.done for result in step.results)
+        return [r for r in results if r.lane == judged and r.difference is not None]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every difference is explained. With batch_invariant, none may be there at all."""
+        if self.options.batch_invariant:
+            return not self.differing
+        return all(result.is_explained for result in self.differing)
+
+    def steps(self) -> Iterator[MatchStep]:
+        """Each step, first without and then with speculation."""
+        for number, kind in enumerate(self._kinds):
+            for lane, options in self._lanes.items():
+                start = perf_counter()
+                outputs = self._decode(kind, options)
+                seconds = perf_counter() - start
+                is_baseline = not self._baseline
+                if is_baseline:
+                    self._baseline = outputs
+                results = [
+                    self._judge(lane, number, index, output) for index, output in enumerate(outputs)
+                ]
+                step = MatchStep(lane, number, kind, seconds, is_baseline, results)
+                self.done.append(step)
+                yield step
+
+    def _decode(self, kind: str, options: RunOptions) -> list[_Output]:
+        prompts = [prompt for _, prompt in self._prompts]
+        batches = [prompts] if kind == "par" else [[prompt] for prompt in prompts]
+        return [output for batch in batches for output in _outputs(self._run(batch, options))]
+
+    def _run(self, prompts: list[Prompt], options: RunOptions) -> Run:
+        run = self._session.start(prompts, options)
+        run_to_end(run)
+        return run
+
+    def _judge(self, lane: str, step: int, index: int, output: _Output) -> MatchResult:
+        name = self._prompts[index][0]
+        difference = first_difference(self._baseline[index], output)
+        differs = difference is not None
+        if lane == CONTROL:
+            self._control[step, name] = differs
+        return MatchResult(
+            name,
+            lane,
+            step,
+            self._kinds[step],
+            len(output.tokens),
+            len(output.text),
+            difference,
+            differs and self._control[step, name],
+            self._width_control(index, difference),
+        )
+
+    def _width_control(self, index: int, difference: TokenDifference | None) -> WidthControl | None:
+        options = self._lanes[CONTROL]
+        if difference is None or difference.got is None or difference.expected is None:
+            return None
+        if options.sampler.temp > 0 or options.batch_invariant:
+            return None
+        key = index, difference.index, difference.got
+        if key not in self._widths:
+            self._widths[key] = width_control(
+                self._session,
+                self._prompts[index][1],
+                self._baseline[index].tokens,
+                difference.index,
+                difference.got,
+                self.options.spec.n_max + 1,
+                options,
+            )
+        return self._widths[key]
+
+
+def first_difference(expected: _Output, got: _Output) -> TokenDifference | None:
+    """The first token in which two outputs differ, None if they are equal."""
+    n_expected, n_got = len(expected.tokens), len(got.tokens)
+    for i in range(max(n_expected, n_got)):
+        token = expected.tokens[i] if i < n_expected else None
+        other = got.tokens[i] if i < n_got else None
+        if token != other:
+            return TokenDifference(i, token, other, expected.gaps[i] if i < n_expected else None)
+    return None
+
+
+def _outputs(run: Run) -> list[_Output]:
+    """What every sequence emitted, and the top-2 gap of the logits that chose each token."""
+    tokens = run.trace.tokens
+    emitted = np.isin(tokens.texts("kind"), EMITTED_KINDS)
+    seq_ids, top = tokens.column("seq_id"), tokens.column("target_top_p")
+    outputs = []
+    for result in run.results():
+        rows = top[emitted & (seq_ids == result.seq_id)]
+        outputs.append(_Output(result.tokens, result.text, [_gap(row) for row in rows]))
+    return outputs
+
+
+def _gap(probabilities: np.ndarray) -> float:
+    """Of raw softmax probabilities, descending: the difference of logits is that of logarithms."""
+    tiniest = float(np.finfo(np.float32).smallest_subnormal)
+    first, second = (max(float(p), tiniest) for p in probabilities[:2])
+    return math.log(first) - math.log(second)

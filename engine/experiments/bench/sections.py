@@ -1,0 +1,128 @@
+"""Where time goes: a clock that counts by section, and the sections of a model's forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from engine.machine.device import CPU, wait_for
+from engine.memory.hybrid import HybridMemory
+from engine.model.feed_forward.mixture import MixtureOfExperts
+from engine.model.hybrid import HybridModel
+from engine.model.mixers.attention import Attention
+from engine.model.weights import Projection
+
+MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
+"""linears: projections and experts. recurrent core: convolution, delta rule and what the policy
+stores. attention: cells, scores, norms and rope. head: final norm and vocabulary. rest: norms,
+gates, residuals, embedding."""
+
+# modules of what a trunk is put together from
+_PARTS = tuple(f"engine.model.{name}" for name in ("trunks", "layers", "mixers", "feed_forward"))
+
+
+class SectionClock:
+    """Exclusive time per section: a section that is entered stops the one around it.
+
+    sections: their names, among them "rest". Whoever measures a CUDA device waits for it at every
+    stop, which costs it some speed.
+    """
+
+    def __init__(
+        self, device: torch.device = CPU, sections: Sequence[str] = MODEL_SECTIONS
+    ) -> None:
+        self._device = device
+        self._open = ["rest"]
+        self._seconds = dict.fromkeys(sections, 0.0)
+        self._since = perf_counter()
+
+    def restart(self) -> None:
+        """Forget everything and begin with "rest"."""
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._since = perf_counter()
+
+    def ms(self) -> dict[str, float]:
+        """Milliseconds per section since the restart."""
+        self._settle()
+        return {name: 1000 * seconds for name, seconds in self._seconds.items()}
+
+    def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
+        """`call` wrapped: its time is counted as this section's."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._settle()
+            self._open.append(section)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._settle()
+                self._open.pop()
+
+        return counted
+
+    @contextmanager
+    def around(self, owner: object, name: str, section: str) -> Iterator[None]:
+        """Within the context, calls of an attribute of `owner` count as this section."""
+        own = name in vars(owner)
+        call = getattr(owner, name)
+        setattr(owner, name, self.timed(call, section))
+        try:
+            yield
+        finally:
+            if own:
+                setattr(owner, name, call)
+            else:
+                delattr(owner, name)
+
+    def _settle(self) -> None:
+        wait_for(self._device)
+        now = perf_counter()
+        self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+def _sections(part: object) -> Iterator[tuple[object, str, str]]:
+    """Of a trunk or a part of one: owner, name and section of every call that has one, those that
+    lie deeper first."""
+    for name, value in list(vars(part).items()):
+        if isinstance(value, Projection):
+            yield part, name, "linears"
+        elif type(value).__module__.startswith(_PARTS):
+            yield from _sections(value)
+            if isinstance(value, Attention):
+                yield part, name, "attention"
+            if isinstance(value, MixtureOfExperts):
+                yield part, name, "linears"
+        elif isinstance(value, (tuple, list)):
+            for each in value:
+                if type(each).__module__.startswith(_PARTS):
+                    yield from _sections(each)
+
+
+@contextmanager
+def sections_timed(
+    model: HybridModel, memories: list[HybridMemory], clock: SectionClock
+) -> Iterator[None]:
+    """Within the context, forward passes of `model` over these memories switch the clock.
+
+    They are not recorded: a CUDA graph runs without the calls that are timed here.
+    """
+    with ExitStack() as undo:
+
+        def wrap(owner: object, name: str, section: str) -> None:
+            undo.enter_context(clock.around(owner, name, section))
+
+        for owner, name, section in _sections(model._trunk):
+            wrap(owner, name, section)
+        wrap(model, "_output", "head")
+        for memory in memories:
+            undo.callback(setattr, memory, "_graphs", memory._graphs)
+            memory._graphs = None
+            if memory.recurrent is not None:
+                for name in ("begin", "advance", "commit"):
+                    wrap(memory.recurrent, name, "recurrent core")
+        yield

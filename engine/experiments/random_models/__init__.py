@@ -1,0 +1,1 @@
+"""GGUF files of real shapes with random weights, for benchmarks."""

@@ -1,0 +1,214 @@
+"""Models of real size with random weights, to measure speed where no weights are at hand.
+
+Their tokens mean nothing. Matrices have standard deviation 1 / sqrt(columns), which keeps every
+activation near 1, and the tied embedding twice that, which gives logits of about 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from string import ascii_lowercase
+from typing import BinaryIO
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.utility import model_weight_count_rounded_notation
+
+from engine.errors import OptionError
+from engine.experiments.random_models.quant_mixes import QUANTS, file_type, is_norm, tensor_type
+from engine.experiments.random_models.random_blocks import random_tensor
+from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.files import written_whole
+from engine.gguf.pretokenise import BYTE_CHARACTERS
+from engine.gguf.tokenizer import TokenType
+from engine.model.config import ModelConfig
+from engine.model.parts import Shapes
+from engine.model.tensors import block_shapes, global_shapes
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""The last tokens of every vocabulary."""
+_PIECE = 1 << 24
+"""Values that are made at a time."""
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_random_model(
+    path: Path, *, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
+) -> None:
+    """Write a GGUF file, the same one every time; memory holds a piece of a tensor.
+
+    arch: one of RANDOM_FAMILIES. size: one of its sizes, None for the first. quant: one of QUANTS.
+    Raises OptionError for others and where the file cannot be written; there is never half a file.
+    """
+    _choose("architecture", arch, RANDOM_FAMILIES)
+    family = RANDOM_FAMILIES[arch]
+    sizes = family.sizes
+    size = size or next(iter(sizes))
+    _choose("size", size, sizes)
+    _choose("quantisation", quant, QUANTS)
+    config = sizes[size]
+    with written_whole(path) as part:
+        writer = GGUFWriter(part, config.architecture)
+        try:
+            family.add_keys(writer, config)
+            shapes = _shapes(config, tied=family.tied)
+            _write(writer, config, f"Random {size} {quant}", quant, shapes, tied=family.tied)
+        finally:
+            writer.close()
+
+
+def write_random_drafter(
+    path: Path, *, drafter: str, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
+) -> None:
+    """Write a drafter for the model that `write_random_model` writes with this architecture and
+    size; it shares that one's embedding and head.
+
+    drafter: one of RANDOM_DRAFTERS. Raises as `write_random_model`.
+    """
+    _choose("drafter", drafter, RANDOM_DRAFTERS)
+    _choose("architecture", arch, RANDOM_FAMILIES)
+    sizes = RANDOM_FAMILIES[arch].sizes
+    size = size or next(iter(sizes))
+    _choose("size", size, sizes)
+    _choose("quantisation", quant, QUANTS)
+    kind, target = RANDOM_DRAFTERS[drafter], sizes[size]
+    config = kind.config_for(target)
+    with written_whole(path) as part:
+        writer = GGUFWriter(part, kind.architecture)
+        try:
+            kind.add_keys(writer, config)
+            writer.add_mask_token_id(target.n_vocab - len(CONTROL_TOKENS))
+            shapes = config.shapes((), target.n_vocab, target.n_vocab) | kind.further(config)
+            name = f"Random {drafter} for {size} {quant}"
+            _write(writer, target, name, quant, shapes, tied=True)
+        finally:
+            writer.close()
+
+
+def _choose(what: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise OptionError(f"The {what} {value!r} is unknown.", f"Choose from {', '.join(choices)}.")
+
+
+def _write(
+    writer: GGUFWriter, config: ModelConfig, name: str, quant: str, shapes: Shapes, *, tied: bool
+) -> None:
+    """config: of the model, or of the target that a drafter is for."""
+    n_params = sum(math.prod(shape) for shape in shapes.values())
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_size_label(model_weight_count_rounded_notation(n_params))
+    writer.add_file_type(file_type(quant))
+    writer.add_quantization_version(2)
+    _add_vocabulary(writer, config.n_vocab)
+    kinds = {
+        name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
+    }
+    for name, shape in shapes.items():
+        kind = kinds[name]
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), _n_bytes(shape, kind), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        pieces = _Pieces(rng, name, shape, kinds[name])
+        writer.write_tensor_data(pieces)  # type: ignore[arg-type]
+
+
+def _shapes(config: ModelConfig, *, tied: bool) -> Shapes:
+    """An MTP block has a norm of its own, a convolution of Mamba-2 its bias, which llama.cpp cannot
+    do without."""
+    shapes = global_shapes(config, () if tied else ("output.weight",))
+    for index in range(config.n_layer + config.n_mtp):
+        norm = config.mtp.output_norm if config.mtp else ""
+        present = f"blk.{config.n_layer}.{norm}", f"blk.{index}.ssm_conv1d.bias"
+        shapes |= block_shapes(config, index, present)
+    return shapes
+
+
+def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    length, size = GGML_QUANT_SIZES[kind]
+    return math.prod(shape) // length * size
+
+
+class _Pieces:
+    """A tensor that is made while it is written; what GGUFWriter asks of an array.
+
+    name: says which values it has. shape: numpy order.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        name: str,
+        shape: tuple[int, ...],
+        kind: GGMLQuantizationType,
+    ) -> None:
+        self._rng, self._name, self._shape, self._kind = rng, name, shape, kind
+        self.nbytes = _n_bytes(shape, kind)
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write one piece of the rows after the other."""
+        if len(self._shape) == 1 or not self._name.endswith(".weight") or is_norm(self._name):
+            file.write(_vector(self._rng, self._name, self._shape).tobytes())
+            return
+        n_in = self._shape[-1]
+        n_rows = math.prod(self._shape[:-1])
+        std = 1.0 / math.sqrt(n_in)
+        if self._name == "token_embd.weight":
+            std *= 2.0
+        step = max(1, _PIECE // n_in)
+        for start in range(0, n_rows, step):
+            rows = min(step, n_rows - start), n_in
+            file.write(random_tensor(self._rng, rows, std, self._kind).tobytes())
+
+
+def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if is_norm(name):
+        return np.ones(shape, np.float32)
+    if name.endswith("exp_probs_b.bias"):
+        # a little beside scores between 0 and 1
+        return rng.standard_normal(shape, dtype=np.float32) / 50
+    if name.endswith("ssm_a"):
+        # decay per token at a gate of 0: from nearly none to most of the state
+        return -np.exp(rng.uniform(np.log(0.03), np.log(3.0), shape)).astype(np.float32)
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
+    tokens, merges = made_up_vocabulary(n_vocab)
+    n_control = len(CONTROL_TOKENS)
+    kinds = [TokenType.NORMAL] * (n_vocab - n_control) + [TokenType.CONTROL] * n_control
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen35")
+    writer.add_token_list(tokens)
+    writer.add_token_types([int(kind) for kind in kinds])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def made_up_vocabulary(n: int) -> tuple[list[str], list[str]]:
+    """n tokens and the merges that lead to them, "left right", in rank order.
+
+    All single bytes, then aa, ab, … zz, aaa, aab, …, then CONTROL_TOKENS. n > 259.
+    """
+    tokens = list(BYTE_CHARACTERS)
+    merges: list[str] = []
+    n_words = n - len(CONTROL_TOKENS)
+    words = iter(ascii_lowercase)
+    while len(tokens) < n_words:
+        longer = [(word, letter) for word in words for letter in ascii_lowercase]
+        longer = longer[: n_words - len(tokens)]
+        merges += [f"{word} {letter}" for word, letter in longer]
+        tokens += [word + letter for word, letter in longer]
+        words = iter([word + letter for word, letter in longer])
+    return [*tokens, *CONTROL_TOKENS], merges

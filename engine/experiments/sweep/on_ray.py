@@ -1,0 +1,224 @@
+"""Jobs on an existing Ray cluster: one at a time on each node.
+
+Ray is an optional dependency and imported when a cluster is asked for. Every node needs the same
+version of Draftscope. A worker declares all processors of its node, and all GPUs unless the jobs
+run on the processor, so that a measurement shares the machine with nothing that Ray knows of.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from engine.errors import OptionError
+from engine.experiments.sweep.plan import SweepJob
+from engine.experiments.sweep.settings import DEVICE
+from engine.experiments.sweep.sweep import TraceOf
+from engine.experiments.sweep.trace_files import own_folder, pack_trace
+from engine.experiments.sweep.writer import JobResult
+from engine.version import version
+
+_LOOK_S = 2.0
+_ATTEMPTS = 3
+"""How often a job is begun that ends the process it runs in, or whose node goes away."""
+_CHUNK = 64 << 20
+
+
+class OnRay:
+    """An executor (engine.experiments.sweep.sweep) on the cluster at an address, or "auto".
+
+    ship: model files go through Ray's object store, once per node, instead of lying at the same
+    path everywhere.
+    """
+
+    def __init__(self, address: str, *, ship: bool = False) -> None:
+        """Raises OptionError without the package ray."""
+        self._address, self._ship = address, ship
+        self._ray = _import_ray()
+
+    def __call__(
+        self, jobs: Sequence[SweepJob], trace_of: TraceOf
+    ) -> Generator[tuple[SweepJob, JobResult], None, None]:
+        """Raises OptionError where no cluster answers."""
+        if not jobs:
+            return
+        ray = self._ray
+        try:
+            ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise OptionError(
+                f"No Ray cluster answers at {self._address[:80]} "
+                f"({(str(error).splitlines() or [''])[0][:120]}).",
+                "Start one with `ray start --head`, or correct --ray.",
+            ) from error
+        try:
+            cluster = _Cluster(ray, jobs, trace_of, self._ship)
+            try:
+                yield from cluster.results()
+            finally:
+                cluster.close()
+        finally:
+            ray.shutdown()  # our workers go with it, whatever they do
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node's worker, and the job that it is at."""
+
+    node_id: str
+    actor: Any
+    job: SweepJob | None = None
+
+
+class _Cluster:
+    def __init__(
+        self, ray: ModuleType, jobs: Sequence[SweepJob], trace_of: TraceOf, ship: bool
+    ) -> None:
+        self._ray, self._trace_of, self._ship = ray, trace_of, ship
+        self._waiting = deque(jobs)
+        self._attempts: dict[str, int] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._running: dict[Any, _Node] = {}
+        self._files: dict[Path, list[Any]] = {}
+        self._uses_gpu = any(job.setting(DEVICE) != "cpu" for job in jobs)
+
+    def results(self) -> Generator[tuple[SweepJob, JobResult], None, None]:
+        while self._waiting or self._running:
+            self._look_at_nodes()
+            for node in self._nodes.values():
+                if node.job is None and self._waiting:
+                    self._begin(node, self._waiting.popleft())
+            if not self._running:
+                continue
+            ended, _ = self._ray.wait(list(self._running), timeout=_LOOK_S)
+            for call in ended:
+                node = self._running.pop(call)
+                job, node.job = node.job, None
+                assert job is not None
+                result = self._result(call, node, job)
+                if result is not None:
+                    yield job, result
+
+    def close(self) -> None:
+        """Have idle workers remove their files; those of busy ones go when the next come."""
+        idle = [node.actor.close.remote() for node in self._nodes.values() if node.job is None]
+        if idle:
+            self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
+
+    def _result(self, call: Any, node: _Node, job: SweepJob) -> JobResult | None:
+        """What came of a job; None if it is to be begun again."""
+        errors = self._ray.exceptions
+        try:
+            result = self._ray.get(call)
+            assert isinstance(result, JobResult)
+            return replace(result, machine={**result.machine, "node": node.node_id[:12]})
+        except errors.RayActorError as error:
+            self._nodes.pop(node.node_id, None)
+            self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
+            if self._attempts[job.key] < _ATTEMPTS:
+                self._waiting.appendleft(job)
+                return None
+            why = (str(error).splitlines() or [""])[0]
+            return JobResult(f"The worker ended {_ATTEMPTS} times while it ran the job: {why}")
+        except errors.RayError as error:
+            return JobResult((str(error).splitlines() or [type(error).__name__])[0])
+
+    def _begin(self, node: _Node, job: SweepJob) -> None:
+        files = [self._shipped(path) for path in job.files] if self._ship else []
+        node.job = job
+        call = node.actor.run.remote(job, self._trace_of(job) is not None, version(), files)
+        self._running[call] = node
+
+    def _look_at_nodes(self) -> None:
+        """A worker for every node that has come."""
+        strategies = self._ray.util.scheduling_strategies
+        for about in self._ray.nodes():
+            node_id, resources = about["NodeID"], about["Resources"]
+            if not about["Alive"] or node_id in self._nodes or not resources.get("CPU"):
+                continue
+            actor = self._ray.remote(_RayWorker).options(
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0) if self._uses_gpu else 0,
+                scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            self._nodes[node_id] = _Node(node_id, actor.remote())
+
+    def _shipped(self, path: Path) -> tuple[str, list[Any]]:
+        """A file's name and its parts in the object store."""
+        if path not in self._files:
+            with path.open("rb") as file:
+                parts = iter(lambda: file.read(_CHUNK), b"")
+                self._files[path] = [self._ray.put(part) for part in parts]
+        return path.name, self._files[path]
+
+
+class _RayWorker:
+    """Lives on a node; runs what it is sent."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        self._kept: dict[str, Path] = {}
+
+    @cached_property
+    def _folder(self) -> Path:
+        """For shipped files and a trace on its way, made when it is first needed."""
+        return own_folder()
+
+    def run(
+        self,
+        job: SweepJob,
+        with_trace: bool,
+        driver_version: str,
+        files: Sequence[tuple[str, list[Any]]],
+    ) -> JobResult:
+        """Run a job; its trace comes with the result."""
+        if version() != driver_version:
+            return JobResult(
+                f"Draftscope is {version()} on this node and {driver_version} where the sweep was "
+                "started. Install the same version."
+            )
+        if self._worker is None:
+            from engine.experiments.sweep.worker import SweepWorker
+
+            self._worker = SweepWorker()
+        folder = self._folder / "trace" if with_trace else None
+        here = [self._fetched(name, parts) for name, parts in files]
+        result: JobResult = self._worker.run(job, folder, here)
+        if folder is not None and result.has_trace:
+            return replace(result, trace=pack_trace(folder))
+        return result
+
+    def _fetched(self, name: str, parts: Sequence[Any]) -> Path:
+        """The path of a shipped file, written when it is first needed."""
+        import ray
+
+        key = parts[0].hex() if parts else name
+        if key not in self._kept:
+            folder = self._folder / str(len(self._kept))
+            folder.mkdir()
+            with (folder / name).open("wb") as file:
+                for part in parts:
+                    file.write(ray.get(part))
+            self._kept[key] = folder / name
+        return self._kept[key]
+
+    def close(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise OptionError(
+            f"--ray needs the Python package ray ({error}).", "Install draftscope[sweep]."
+        ) from error
+    return ray

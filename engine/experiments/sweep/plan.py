@@ -1,0 +1,301 @@
+"""A plan of a sweep, read from a TOML file and checked before anything is computed.
+
+title = "draft lengths"
+[settings]              # of every job
+model = "demo"
+prompts = "python"
+[[grid]]                # every combination of the values in lists; the first key changes last
+spec-type = "draft-mtp"
+spec-draft-n-max = [1, 2, 3]
+[[jobs]]                # one job
+spec-type = "none"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
+from engine.errors import OptionError
+from engine.experiments.bench.prompts import default_set, read_prompts
+from engine.experiments.sweep import settings as keys
+from engine.files import user_text
+from engine.gguf.binary import shorten
+from engine.options import RunOptions
+
+DEMO = "demo"
+MOST_JOBS = 100_000
+_MOST_BYTES = 1 << 20
+_MOST_CHARACTERS = 32 << 20
+_PARTS = ("title", "settings", "grid", "jobs")
+_REMEDY = "Correct the plan."
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """What a plan may call by name. models: target and draft of "demo". sets: prompt files."""
+
+    models: tuple[Path, Path]
+    sets: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """One run to be measured: a set of prompts decoded with one choice of settings.
+
+    number: its place in the plan, from 1. key: 16 hexadecimal digits, equal for jobs with equal
+    settings and prompts. settings: as the plan gives them, by key. draft: the file that
+    drafts, None unless a drafter has one. prompts: texts.
+    """
+
+    number: int
+    key: str
+    settings: Mapping[str, Any]
+    model: Path
+    draft: Path | None
+    options: RunOptions
+    prompts: tuple[str, ...]
+
+    def setting(self, key: str) -> Any:
+        """The value of a key that is no option of a run, or its default."""
+        return self.settings.get(key, keys.JOB_KEYS[key].default)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model files that the job opens."""
+        return (self.model,) if self.draft is None else (self.model, self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """jobs: each once, in the plan's order. n_equal: further jobs that equal one of them."""
+
+    path: Path
+    title: str
+    text: str
+    jobs: tuple[SweepJob, ...]
+    n_equal: int
+
+
+def read_plan(
+    path: Path, bundled: Bundled, *, on_demo: bool = False, elsewhere: bool = False
+) -> SweepPlan:
+    """The plan of a file. on_demo: jobs without a model take the demo models. elsewhere: model
+    files need not be on this machine.
+
+    Raises OptionError naming file and line or key for anything that is no plan, an unknown key, a
+    wrong value, options that contradict each other, and more than MOST_JOBS jobs.
+    """
+    text = user_text(path, _MOST_BYTES)
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, "", f"is not valid TOML ({str(error)[:120]})") from error
+    for key in table:
+        if key not in _PARTS:
+            raise _wrong(path, key, f"is unknown; known are {', '.join(_PARTS)}")
+    title = table.get("title", path.stem)
+    if not isinstance(title, str) or len(title) > 200:
+        raise _wrong(path, "title", "is no text of at most 200 characters")
+    common = _table(path, "settings", table.get("settings", {}))
+    _check(path, "settings", common, lists=False)
+    maker = _JobMaker(path, bundled, on_demo, elsewhere)
+    jobs: dict[str, SweepJob] = {}
+    n, n_characters = 0, 0
+    for place, settings in _combinations(path, table, common):
+        n += 1
+        n_characters += len(settings.get(keys.PROMPT, ""))
+        if n_characters > _MOST_CHARACTERS:
+            raise _wrong(
+                path,
+                f"{place}, {keys.PROMPT}",
+                f"makes more than {_MOST_CHARACTERS >> 20} MiB in all jobs",
+                "Write it into a file, and name that with prompts.",
+            )
+        job = maker.job(place, settings)
+        if job.key not in jobs:
+            jobs[job.key] = replace(job, number=len(jobs) + 1)
+    if not jobs:
+        raise _wrong(path, "", "has no jobs; add [[grid]] or [[jobs]]")
+    return SweepPlan(path, title, text, tuple(jobs.values()), n - len(jobs))
+
+
+def _combinations(
+    path: Path, table: Mapping[str, Any], common: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where in the plan a job stands, and its settings."""
+    parts = list(_parts(path, table))
+    n = 0
+    for place, part in parts:
+        is_grid = place.startswith("grid")
+        _check(path, place, part, lists=is_grid)
+        axes = [value for value in part.values() if is_grid and isinstance(value, list)]
+        n += math.prod(map(len, axes))
+    if n > MOST_JOBS:
+        raise _wrong(path, "grid", f"makes {n:,} jobs, more than {MOST_JOBS:,}")
+    for place, part in parts:
+        if place.startswith("jobs"):
+            yield place, {**common, **part}
+            continue
+        values = [value if isinstance(value, list) else [value] for value in part.values()]
+        for chosen in itertools.product(*values):
+            yield place, {**common, **dict(zip(part, chosen, strict=True))}
+
+
+def _parts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Grids and jobs in the order in which the plan begins with them, and where each stands."""
+    for name, found in table.items():
+        if name in ("grid", "jobs"):
+            for i, part in enumerate(found if isinstance(found, list) else [found], 1):
+                yield f"{name} {i}", _table(path, f"{name} {i}", part)
+
+
+def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(path, place, "is no table")
+    return value
+
+
+def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> None:
+    """Every key known, every value right. lists: of values, as the axes of a grid."""
+    for key, value in table.items():
+        if key not in keys.KEYS:
+            near = key.lower().replace("_", "-")
+            hint = f"; do you mean {near}?" if near in keys.KEYS else ""
+            raise _wrong(
+                path,
+                f"{place}, {key}",
+                f"is unknown{hint}",
+                "Use long options of `draftscope run` without dashes, or "
+                f"{', '.join(keys.JOB_KEYS)}.",
+            )
+        is_axis = lists and isinstance(value, list)
+        if is_axis and not value:
+            raise _wrong(path, f"{place}, {key}", "has no values")
+        for one in value if is_axis else [value]:
+            if problem := keys.why_wrong(key, one):
+                raise _wrong(path, f"{place}, {key} = {_shown(one)}", problem)
+
+
+def _shown(value: Any) -> str:
+    try:
+        words = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number"
+    return words if len(words) <= 40 else f"{words[:40]}…"
+
+
+class _JobMaker:
+    """Makes jobs of settings; files are looked at once."""
+
+    def __init__(self, path: Path, bundled: Bundled, on_demo: bool, elsewhere: bool) -> None:
+        self._path, self._bundled = path, bundled
+        self._on_demo, self._elsewhere = on_demo, elsewhere
+        self._prompts: dict[tuple[str, int | None], tuple[tuple[str, ...], str]] = {}
+        self._models: dict[str, Path] = {}
+
+    def job(self, place: str, settings: dict[str, Any]) -> SweepJob:
+        if self._on_demo:
+            settings = {keys.MODEL: DEMO, **settings}
+        if keys.MODEL not in settings:
+            raise _wrong(self._path, f"{place}, {keys.MODEL}", "is missing", "Name a GGUF file.")
+        try:
+            options = keys.run_options(settings)
+        except OptionError as error:
+            raise _wrong(
+                self._path, place, f"cannot be: {error.message.rstrip('.')}", error.remedy
+            ) from error
+        prompts, digest = self._texts(place, settings)
+        return SweepJob(
+            0,
+            _digest([settings, digest])[:16],
+            settings,
+            self._model(place, settings[keys.MODEL], keys.MODEL),
+            self._draft(place, settings, options),
+            options,
+            prompts,
+        )
+
+    def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
+        needs = {name: DRAFTERS[name].needs for name in options.spec.types}
+        users = [name for name, need in needs.items() if need is not None and need.has_file]
+        if not users:
+            return None
+        if len(users) > 1:
+            raise _wrong(
+                self._path,
+                f"{place}, spec-type",
+                f"names {' and '.join(users)}, which need a file each",
+                "Name one drafter with a file in each job.",
+            )
+        if (name := settings.get(keys.DRAFT_MODEL)) is not None:
+            return self._model(place, name, keys.DRAFT_MODEL)
+        if settings[keys.MODEL] == DEMO and needs[users[0]] is A_DRAFT_MODEL:
+            return self._bundled.models[1]
+        raise _wrong(
+            self._path,
+            f"{place}, {keys.DRAFT_MODEL}",
+            f"is missing, and {users[0]} needs it",
+            "Name a GGUF file.",
+        )
+
+    def _model(self, place: str, name: str, key: str) -> Path:
+        if name == DEMO:
+            return self._bundled.models[key == keys.DRAFT_MODEL]
+        if name not in self._models:
+            path = _beside(self._path, name)
+            if not self._elsewhere:
+                self._check_is_file(place, key, path)
+            self._models[name] = path
+        return self._models[name]
+
+    def _check_is_file(self, place: str, key: str, path: Path) -> None:
+        try:
+            is_there = path.is_file()
+        except OSError:  # a name that the system does not even look for
+            is_there = False
+        if not is_there:
+            what = f"names {shorten(str(path), 200)}, which is no file"
+            raise _wrong(self._path, f"{place}, {key}", what)
+
+    def _texts(self, place: str, settings: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+        """The prompts of a job, and their hash."""
+        name, limit = settings.get(keys.PROMPTS), settings.get(keys.LIMIT)
+        if (text := settings.get(keys.PROMPT)) is not None:
+            if name is not None:
+                raise _wrong(self._path, f"{place}, {keys.PROMPT}", "goes not with prompts")
+            return (text,), _digest([text])
+        name = name or default_set(self._bundled.sets, on_demo=settings[keys.MODEL] == DEMO)
+        if (name, limit) not in self._prompts:
+            path = self._bundled.sets.get(name) or _beside(self._path, name)
+            self._check_is_file(place, keys.PROMPTS, path)
+            texts = tuple(prompt.text for prompt in read_prompts(path)[:limit])
+            self._prompts[name, limit] = texts, _digest(texts)
+        return self._prompts[name, limit]
+
+
+def _beside(plan: Path, name: str) -> Path:
+    """A file that a plan names, from the plan's folder on."""
+    try:
+        named = Path(name).expanduser()
+    except RuntimeError:  # the home of nobody
+        named = Path(name)
+    return (plan.parent / named).absolute()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _wrong(path: Path, place: str, what: str, remedy: str = _REMEDY) -> OptionError:
+    where = f"{path.name}: {shorten(place, 120)}" if place else path.name
+    return OptionError(f"{where} {shorten(what, 600)}.", remedy)

@@ -1,0 +1,130 @@
+"""A sweep from plan to results: what is left to do is done, each result written as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from engine.errors import ModelFileError, OptionError
+from engine.experiments.sweep.plan import SweepJob, SweepPlan
+from engine.experiments.sweep.schema import FAILED, trace_folder
+from engine.experiments.sweep.settings import MODEL
+from engine.experiments.sweep.trace_files import unpack_trace
+from engine.experiments.sweep.writer import JobResult, ResultsWriter
+from engine.gguf.file import GgufFile
+
+Results = Generator[tuple[SweepJob, JobResult], None, None]
+TraceOf = Callable[[SweepJob], Path | None]
+
+
+class Executor(Protocol):
+    """Runs jobs somewhere; gives each with its result, in any order. Closing the generator
+    ends what is under way."""
+
+    def __call__(self, jobs: Sequence[SweepJob], trace_of: TraceOf) -> Results: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SweepProgress:
+    """After a job. done: jobs with a row, of total. left_s: expected time left, seconds, from the
+    mean of what was done since the start; None when nothing is left."""
+
+    job: SweepJob
+    result: JobResult
+    done: int
+    total: int
+    left_s: float | None
+
+
+class Sweep:
+    """A plan and the folder of its results, ready to go on. A context manager: within it no other
+    sweep writes to the folder."""
+
+    def __init__(
+        self, plan: SweepPlan, folder: Path, *, traces: bool = True, retry_failed: bool = False
+    ) -> None:
+        """Raises OptionError for a folder that cannot be written or a model file that has changed
+        since the first results, TraceFileError for a folder that holds something else."""
+        self._writer = ResultsWriter(folder, plan)
+        self.path = self._writer.path
+        self._traces = traces
+        known = self._writer.finished()
+        kept = {key for key, status in known.items() if not (retry_failed and status == FAILED)}
+        self.total = len(plan.jobs)
+        self.varying = frozenset(
+            key
+            for one in plan.jobs
+            for key in {**plan.jobs[0].settings, **one.settings}
+            if one.settings.get(key) != plan.jobs[0].settings.get(key)
+        )
+        self.pending = [job for job in plan.jobs if job.key not in kept]
+        try:
+            self._check_models()
+        except BaseException:
+            self._writer.close()
+            raise
+
+    @property
+    def n_done(self) -> int:
+        """Jobs of the plan that have a row."""
+        return self.total - len(self.pending)
+
+    def run(self, execute: Executor) -> Iterator[SweepProgress]:
+        """Run what is pending; the row of a job is written before it is given here.
+
+        Raises OptionError where the disk does not take a row or a trace: the job stays pending.
+        """
+        began, at_start, pending = monotonic(), self.n_done, list(self.pending)
+        with closing(execute(pending, self._trace_of)) as results:
+            for job, result in results:
+                if result.unwritable:
+                    raise OptionError(result.unwritable, "Free some space, then sweep again.")
+                self._writer.add(job, self._with_trace(job, result))
+                self.pending.remove(job)
+                done = self.n_done
+                mean = (monotonic() - began) / (done - at_start)
+                left = mean * len(self.pending) if self.pending else None
+                yield SweepProgress(job, result, done, self.total, left)
+
+    def _trace_of(self, job: SweepJob) -> Path | None:
+        return trace_folder(self.path, job.key) if self._traces else None
+
+    def _with_trace(self, job: SweepJob, result: JobResult) -> JobResult:
+        """The result, once its trace is in its place."""
+        folder = self._trace_of(job)
+        if result.trace and folder is not None:
+            unpack_trace(result.trace, folder)
+        return result
+
+    def _check_models(self) -> None:
+        """Results of one sweep are of one file for each name."""
+        known = self._writer.models()
+        for job in self.pending:
+            for identity in known.pop(str(job.settings[MODEL]), []):
+                with suppress(ModelFileError):  # the result of the job will say so
+                    if job.model.is_file() and not _same_model(job.model, identity):
+                        raise OptionError(
+                            f"{job.model.name} has changed since the first results in "
+                            f"{self.path.parent}.",
+                            "Name another folder with --out.",
+                        )
+
+    def __enter__(self) -> Sweep:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def _same_model(path: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether a file is the one of earlier results, which may lie elsewhere."""
+    with GgufFile.open(path) as file:
+        found = file.identity()
+    content = found["content"], identity.get("content")
+    return all(found[name] == identity.get(name) for name in ("size", "sha256")) and (
+        None in content or content[0] == content[1]
+    )

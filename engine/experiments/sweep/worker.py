@@ -1,0 +1,136 @@
+"""Runs jobs in the process that it is made in, keeping the loaded models for the next job."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from engine.analysis.findings.check import recorded
+from engine.errors import DraftscopeError, OptionError, TraceFileError
+from engine.experiments.bench.request import run_to_end
+from engine.experiments.sweep import settings as keys
+from engine.experiments.sweep.plan import SweepJob
+from engine.experiments.sweep.schema import FIGURES
+from engine.experiments.sweep.writer import JobResult
+from engine.machine.device import device_name, resolve_device
+from engine.machine.environment import machine
+from engine.machine.huge_pages import wait_for_huge_pages
+from engine.model.threads import use_threads
+from engine.options import Prompt, RunOptions
+from engine.run import Run
+from engine.session import Session
+from engine.trace.export import export_csv
+from engine.trace.timings import summary
+
+_WARM_UP_TOKENS = 8
+_CONTENT_S = 1.0
+
+
+class SweepWorker:
+    """Jobs one after another; whatever goes wrong in one is its result."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._loaded: tuple[Any, ...] = ()
+
+    def run(self, job: SweepJob, trace: Path | None, files: Sequence[Path] = ()) -> JobResult:
+        """Measure a job. trace: a folder for its trace. files: where the model files are, in place
+        of job.files."""
+        target, *drafts = files or job.files
+        try:
+            return self._measure(job, trace, target, drafts[0] if drafts else None)
+        except DraftscopeError as error:
+            return JobResult(str(error), machine=machine())
+        except (Exception, MemoryError) as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            return JobResult(f"{type(error).__name__}: {first_line}", machine=machine())
+
+    def _measure(
+        self, job: SweepJob, trace: Path | None, target: Path, draft: Path | None
+    ) -> JobResult:
+        session = self._open(job, target, draft)
+        use_threads(job.setting(keys.THREADS), session.info)
+        prompts = [_prompt(session, text, job.setting(keys.CHAT)) for text in job.prompts]
+        run_to_end(session.start(prompts[:1], _few(job.options)))
+        runs = [_timed(session, prompts, job.options) for _ in range(job.setting(keys.REPEAT))]
+        runs.sort(key=lambda timed: timed[1]["predicted_ms"] or 0.0)
+        run, figures, _ = runs[(len(runs) - 1) // 2]
+        speeds = [figures["predicted_per_second"] or 0.0 for _, figures, _ in runs]
+        if trace is not None:
+            if session.content:
+                session.content.start(lambda: True)
+                session.content.wait(_CONTENT_S)
+            try:
+                export_csv(run.trace, trace)
+            except TraceFileError as error:
+                return JobResult(unwritable=error.message)
+        return JobResult(
+            figures={
+                **figures,
+                "predicted_per_second_low": min(speeds),
+                "predicted_per_second_high": max(speeds),
+                "wall_s": statistics.median(wall_s for _, _, wall_s in runs),
+            },
+            machine={**machine(), "device": device_name(session.device)},
+            model=dict(session.identity),
+            output=_output(run),
+            has_trace=trace is not None,
+        )
+
+    def _open(self, job: SweepJob, target: Path, draft: Path | None) -> Session:
+        """The models of a job; those of the last one where they serve as well."""
+        device = resolve_device(job.setting(keys.DEVICE))
+        wanted = (target, job.setting(keys.COMPUTE), device)
+        serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
+        if self._session and serves and not self._session.files.changed:
+            return self._session
+        self._session, self._loaded = None, ()  # memory for the next one
+        self._session = Session.open(
+            target, draft, compute=job.setting(keys.COMPUTE), device=str(device)
+        )
+        wait_for_huge_pages()
+        self._loaded = (*wanted, draft)
+        return self._session
+
+
+def _few(options: RunOptions) -> RunOptions:
+    n = options.n_predict
+    return replace(options, n_predict=min(n, _WARM_UP_TOKENS) if n > 0 else _WARM_UP_TOKENS)
+
+
+def _prompt(session: Session, text: str, chat: bool) -> Prompt:
+    if not chat:
+        return session.prompt(text)
+    if session.chat is None:
+        raise OptionError("The model has no chat template.", "Leave chat out of the plan.")
+    return session.prompt(session.chat.render([{"role": "user", "content": text}]))
+
+
+def _timed(
+    session: Session, prompts: Sequence[Prompt], options: RunOptions
+) -> tuple[Run, dict[str, float | None], float]:
+    """A finished run, its figures, and its time in seconds."""
+    start = perf_counter()
+    run = session.start(prompts, options)
+    run_to_end(run)
+    facts, found = run.trace.runs[run.run_id], summary(run.trace, run.run_id)
+    phases = found["phase_ms"]
+    known = {
+        **found,
+        **facts,
+        "draft_ms": phases["draft"],
+        "verify_ms": phases["verify"],
+        "num_restores": int(run.trace.rounds.column("replay_index").sum()),
+        "num_findings": sum(finding.severity != "info" for finding in recorded(run.trace)),
+    }
+    return run, {name: known.get(name) for name in FIGURES}, perf_counter() - start
+
+
+def _output(run: Run) -> str:
+    """A hash of the generated tokens of every sequence."""
+    return hashlib.sha256(repr(run.emitted).encode()).hexdigest()[:16]

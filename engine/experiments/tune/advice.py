@@ -1,0 +1,154 @@
+"""What the measurements say: which setting, what it takes to pay, where drafts are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.analysis.what_if.acceptance_probability import SurvivalRates
+from engine.analysis.what_if.rules import FIXED
+from engine.experiments.bench.request import PLAIN
+from engine.experiments.tune.candidates import Estimate, outcome
+from engine.experiments.tune.confirm import Comparison, Confirmed, compare
+from engine.experiments.tune.lengths import DraftSetting, drafting
+from engine.experiments.tune.prompt_sets import TunePrompt
+from engine.experiments.tune.record import Recording
+from engine.memory.policies import memory_sizes
+from engine.model.info import ModelInfo
+from engine.options import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """chosen: the name of the configuration to use, PLAIN where none is shown to be faster.
+    against_plain, against_others: of the fastest that was measured."""
+
+    chosen: str
+    fastest: str
+    against_plain: Comparison | None
+    against_others: tuple[Comparison, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """In sentences."""
+        found = [one.words for one in (self.against_plain, *self.against_others) if one]
+        if self.chosen == PLAIN:
+            found.append("nothing was shown to be faster than plain decoding: leave drafting off")
+        return found
+
+
+def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
+    """confirmed: the plain one and others."""
+    plain = next(one for one in confirmed if one.name == PLAIN)
+    others = sorted((one for one in confirmed if one is not plain), key=lambda one: -one.median)
+    if not others:
+        return Verdict(PLAIN, PLAIN, None, ())
+    fastest, *rest = others
+    against = compare(fastest, plain)
+    is_faster = against.is_shown and against.wins * 2 > against.n
+    return Verdict(
+        fastest.name if is_faster else PLAIN,
+        fastest.name,
+        against,
+        tuple(compare(fastest, other) for other in rest),
+    )
+
+
+def costs_of(one: Confirmed, plain: Confirmed) -> dict[str, Any]:
+    """Where a configuration's time went, per round, the acceptance it had, and the one from which
+    it pays at that cost, above 1 where it cannot; empty where nothing was decoded."""
+    rounds = sum(run.n_rounds for run in one.runs)
+    plain_tokens = sum(run.n_tokens for run in plain.runs)
+    if not rounds or not plain_tokens:
+        return {}
+    drafted, ms = sum(run.drafted for run in one.runs), sum(run.ms for run in one.runs)
+    draft_ms = sum(run.draft_ms for run in one.runs)
+    verify_ms = sum(run.verify_ms for run in one.runs)
+    plain_ms = sum(run.ms for run in plain.runs) / plain_tokens
+    needed = ms / rounds / plain_ms
+    return {
+        "acceptance": sum(run.accepted for run in one.runs) / drafted if drafted else None,
+        "break_even_acceptance": (needed - 1) * rounds / drafted if drafted else None,
+        "break_even_tokens": needed,
+        "tokens_per_round": sum(run.n_tokens for run in one.runs) / rounds,
+        "round_ms": ms / rounds,
+        "draft_ms": draft_ms / rounds,
+        "verify_ms": verify_ms / rounds,
+        "rest_ms": (ms - draft_ms - verify_ms) / rounds,
+        "plain_step_ms": plain_ms,
+    }
+
+
+def by_position(recording: Recording, n_max: int) -> list[dict[str, Any]]:
+    """For each place of a draft: how often the token there was right where all before it were
+    (conditional), how often everything up to it was (survival), and drafts judged there (n)."""
+    rates = SurvivalRates.of(recording.rounds)
+    rows = zip(rates.conditional.tolist(), rates.survival.tolist(), rates.n.tolist(), strict=True)
+    return [
+        {"position": i, "conditional": right, "survival": all_right, "n": n}
+        for i, (right, all_right, n) in enumerate(rows, 1)
+        if i <= n_max and n
+    ]
+
+
+def by_category(
+    recording: Recording, setting: DraftSetting, prompts: Sequence[TunePrompt]
+) -> list[dict[str, Any]]:
+    """Simulated figures of a setting for the prompts of each category, in the order of the set."""
+    played = outcome(recording, setting)
+    n_texts = played.tokens.shape[1]
+    groups: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts[:n_texts]):
+        groups.setdefault(prompt.category, []).append(i)
+    return [
+        {
+            "category": category,
+            "n_prompts": len(texts),
+            "acceptance": _finite(played.acceptance(np.array(texts))[0]),
+            "tokens_per_round": _finite(played.tokens_per_round(np.array(texts))[0]),
+            "tokens_per_second": _finite(played.tokens_per_second(np.array(texts))[0]),
+        }
+        for category, texts in groups.items()
+    ]
+
+
+def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
+    """Bytes for each slot to undo rejected tokens: snapshots of recurrent states, and a checkpoint
+    where drafts may be longer than the snapshots reach."""
+    sizes = memory_sizes(info, 1, options.snapshots, 1, options.rollback)
+    checkpoint = sizes["checkpoint"]
+    if options.spec.longest > options.snapshots:
+        checkpoint = max(checkpoint, sizes["state"])
+    return sizes["snapshots"] + checkpoint
+
+
+def pareto(
+    found: Sequence[Estimate], info: ModelInfo, base: RunOptions, slots: Sequence[int] = (1, 4, 16)
+) -> list[dict[str, Any]]:
+    """Of the simulated settings that this engine has, those that no other is faster than for as
+    little memory; the memory for each number of slots."""
+    rows = [
+        (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
+        for one in found
+        if one.rule == FIXED.name and one.runs_here
+    ]
+    rows.sort(key=lambda row: row[:2])
+    best, kept = 0.0, []
+    for n_bytes, _, one in rows:
+        if one.tokens_per_second > best:
+            best = one.tokens_per_second
+            kept.append(
+                {
+                    "setting": one.draft.name,
+                    "tokens_per_second": best,
+                    "bytes": {str(n): n * n_bytes for n in slots},
+                }
+            )
+    return kept
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""Real runs of a few settings beside plain decoding, in alternation.
+
+In a round of measurements every configuration decodes all prompts, one after another in one slot,
+and which one is first changes from round to round, so what else the machine does hits them alike. A
+round gives one speed for each configuration; two configurations are compared round by round with a
+sign test, which assumes nothing about how times are distributed. Before its first run that counts,
+each configuration has one that does not: that records passes, which later ones find recorded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+from typing import TYPE_CHECKING
+
+from engine.experiments.bench.request import PLAIN, Configuration, run_to_end
+from engine.options import Prompt, RunOptions
+from engine.trace.records import MISSING
+from engine.trace.timings import summary
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+SIGNIFICANT = 0.05
+"""A probability below this shows a difference; six rounds all of one sign have 0.031."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """All prompts decoded once. tokens: of each prompt. n_tokens: behind the free first ones.
+    *_ms: behind the prompts, milliseconds: of all, of drafting, of the target's passes."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    n_tokens: int
+    ms: float
+    draft_ms: float
+    verify_ms: float
+    n_rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, 0 where nothing was timed."""
+        return 1e3 * self.n_tokens / self.ms if self.ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """One configuration. speeds: tokens per second, one for each round. same: prompts whose tokens
+    are plain decoding's. runs: one for each round."""
+
+    name: str
+    speeds: tuple[float, ...]
+    same: int
+    n_prompts: int
+    runs: tuple[TimedRun, ...]
+
+    @property
+    def median(self) -> float:
+        """Of the speeds."""
+        return statistics.median(self.speeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """a against b, round by round. wins: rounds in which a was faster. p: two-sided. ratio: the
+    median of a's speed over b's."""
+
+    a: str
+    b: str
+    wins: int
+    n: int
+    p: float
+    ratio: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a difference that is not put down to chance."""
+        return self.p < SIGNIFICANT
+
+    @property
+    def words(self) -> str:
+        """The verdict in a sentence."""
+        odds = f"{self.wins} of {self.n} pairs, p {self.p:.3f}"
+        if not self.is_shown:
+            return f"no difference shown between {self.a} and {self.b} ({odds})"
+        word = "faster" if self.wins * 2 > self.n else "slower"
+        return f"{self.a} is {word} than {self.b}: {self.ratio:.2f} times its speed ({odds})"
+
+
+def confirm(
+    session: Session,
+    prompts: Sequence[Prompt],
+    configurations: Sequence[Configuration],
+    pairs: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Confirmed]:
+    """Measure. configurations: the plain one first. pairs: rounds. report: is told runs done and
+    in all. Raises what Session.start raises."""
+    if [one.name for one in configurations[:1]] != [PLAIN]:
+        raise ValueError("the first configuration is not the plain one")
+    taken: dict[str, list[TimedRun]] = {one.name: [] for one in configurations}
+    total, done = pairs * len(configurations), 0
+    for number in range(pairs):
+        first = number % len(configurations)
+        for one in [*configurations[first:], *configurations[:first]]:
+            if not number:
+                timed_run(session, prompts, one.options)
+            taken[one.name].append(timed_run(session, prompts, one.options))
+            done += 1
+            report(done, total)
+    plain = taken[PLAIN][0].tokens
+    return [_confirmed(name, runs, plain) for name, runs in taken.items()]
+
+
+def timed_run(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> TimedRun:
+    """Decode prompts one after another in one slot. Raises what Session.start raises."""
+    run = session.start(prompts, replace(options, parallel=1))
+    run_to_end(run)
+    figures = summary(run.trace, run.run_id)
+    phases = figures["phase_ms"]
+    tokens = tuple(tuple(result.tokens) for result in run.results())
+    return TimedRun(
+        tokens,
+        sum(max(len(of_prompt) - 1, 0) for of_prompt in tokens),
+        figures["predicted_ms"],
+        phases["draft"] or 0.0,
+        phases["verify"] or 0.0,
+        int((run.trace.rounds.column("num_draft_tokens") != MISSING).sum()),
+        figures.get("draft_n", 0),
+        figures.get("draft_n_accepted", 0),
+    )
+
+
+def _confirmed(name: str, runs: Sequence[TimedRun], plain: Sequence[tuple[int, ...]]) -> Confirmed:
+    same = sum(all(run.tokens[i] == tokens for run in runs) for i, tokens in enumerate(plain))
+    return Confirmed(name, tuple(run.speed for run in runs), same, len(plain), tuple(runs))
+
+
+def compare(a: Confirmed, b: Confirmed) -> Comparison:
+    """Round by round, as many as both have; ties count for neither."""
+    pairs = [(x, y) for x, y in zip(a.speeds, b.speeds, strict=True) if x != y]
+    wins = sum(x > y for x, y in pairs)
+    ratios = [x / y for x, y in zip(a.speeds, b.speeds, strict=True) if y]
+    ratio = statistics.median(ratios) if ratios else float("nan")
+    return Comparison(a.name, b.name, wins, len(pairs), sign_test(wins, len(pairs)), ratio)
+
+
+def sign_test(wins: int, n: int) -> float:
+    """Two-sided probability of at least so lopsided a result of n fair coins."""
+    if not n:
+        return 1.0
+    least = min(wins, n - wins)
+    return float(min(1.0, 2 * sum(comb(n, i) for i in range(least + 1)) / 2**n))

@@ -1,0 +1,187 @@
+"""One recording for each drafter: long drafts at every place of every text, and what rounds cost.
+
+The texts are decoded with long drafts of which nothing is verified, so the drafter is asked at
+every place, and what it would have been right in follows from the text (engine.analysis.what_if).
+What rounds of each length cost is measured by short runs that verify their drafts whole, on a few
+prompts. Every such run is done twice, and the second one counts: what a run does for the first time
+takes longer, and the next one of the session finds it done (engine.memory.reuse). Under synthetic
+acceptance the drafts have to be verified to be judged at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.analysis.what_if.cost_curve import CostCurve
+from engine.analysis.what_if.costs import RoundCosts
+from engine.analysis.what_if.recorded import RecordedRounds
+from engine.decode.acceptance_rules import accepted_by_chance
+from engine.experiments.bench.request import Configuration, run_to_end
+from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
+from engine.options import Prompt, RunOptions
+from engine.trace.run_ref import RunRef
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+LONGEST = 16
+"""Tokens of the drafts that are recorded."""
+_LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16)
+_COST_PROMPTS = 2
+_COST_TOKENS = 64
+_COST_PASSES = 4
+_COST_S = 4.0
+"""Seconds after which there is no further pass."""
+_LEAST_FLOOR = 1e-6
+"""No token is below it, but the drafter looks at every step."""
+_MIXED = ((8, 0.3), (8, 0.7))
+"""n_max and p_min of rounds whose widths change as they do under a floor, width 1 among them."""
+_FEW = 4
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one drafter did. rounds: with long drafts; costs: None where nothing was timed."""
+
+    drafter: str
+    rounds: RecordedRounds
+    costs: RoundCosts | None
+
+
+def record(
+    session: Session,
+    prompts: Sequence[Prompt],
+    base: RunOptions,
+    drafters: Sequence[str],
+    *,
+    rates: Sequence[float] = (),
+    report: Report = lambda what: None,
+) -> list[Recording]:
+    """Record each drafter. base: options but for speculation. rates: see `drafting`. report: is
+    told what is done now. Raises what Session.start raises."""
+    report("plain decoding, for the time of its step")
+    plain_rounds = _repeated(session, prompts, Configuration.plain(base).options)
+    longest = min(LONGEST, len(rates) or LONGEST)
+    parts: dict[str, _Timed] = {}
+    for drafter in filter(has_length, drafters):
+        report(f"{drafter}: drafts of {longest} tokens at every place")
+        judged = None if rates else 0
+        wanted = drafting(base, DraftSetting(drafter, longest), verify_max=judged, rates=rates)
+        rounds = _rounds(session, prompts, wanted)
+        if rates:
+            n = int(rounds.emitted.sum())  # rounds of a text, at most
+            chance = accepted_by_chance(rates[:longest], base.sampler.seed, n)
+            rounds = replace(rounds, chance=chance)
+        report(f"{drafter}: what rounds of each length cost")
+        lengths = [n for n in _LENGTHS if n <= longest]
+        tried = [DraftSetting(drafter, n) for n in lengths]
+        cost, floored = _cost_rounds(session, prompts, base, tried, rates), None
+        if has_floor(drafter) and not rates:
+            tried = [DraftSetting(drafter, n, _LEAST_FLOOR) for n in lengths]
+            tried += [DraftSetting(drafter, *one) for one in _MIXED]
+            floored = _cost_rounds(session, prompts, base, tried)
+        parts[drafter] = _Timed(rounds, cost, floored)
+    everything = [*(one.passes for one in parts.values()), plain_rounds]
+    shared = RoundCosts.measured(RecordedRounds.joined(everything))
+    return [
+        Recording(drafter, one.rounds, _costs(one, plain_rounds, shared))
+        for drafter, one in parts.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Rounds of one drafter. rounds: of the recording; cost: of short runs without a floor;
+    floored: with one, None where it has none."""
+
+    rounds: RecordedRounds
+    cost: RecordedRounds
+    floored: RecordedRounds | None
+
+    @property
+    def passes(self) -> RecordedRounds:
+        """Those whose passes are as in real runs."""
+        return RecordedRounds.joined([self.cost, *([self.floored] if self.floored else [])])
+
+
+def _costs(timed: _Timed, plain: RecordedRounds, shared: RoundCosts | None) -> RoundCosts | None:
+    """shared: the costs of all drafters together."""
+    costs = RoundCosts.measured(timed.passes, plain)
+    at_once = RoundCosts.measured(timed.cost)
+    by_step = RoundCosts.measured(timed.floored) if timed.floored else None
+    if costs is None or at_once is None or shared is None:
+        return None
+    return replace(
+        costs,
+        draft=at_once.draft.trusted(_FEW),
+        draft_by_step=by_step.draft.trusted(_FEW) if by_step else None,
+        draft_0=at_once.draft_0,
+        reading_ms=(by_step or at_once).reading_ms,
+        verify=completed(costs.verify, shared.verify).trusted(_FEW),
+        sample=costs.sample.trusted(_FEW),
+    )
+
+
+def completed(own: CostCurve, others: CostCurve) -> CostCurve:
+    """A curve whose numbers that were measured less than a few times are taken from another."""
+    at = np.union1d(own.at, others.at)
+    mine = dict(
+        zip(own.at.tolist(), zip(own.ms.tolist(), own.n.tolist(), strict=True), strict=True)
+    )
+    theirs = dict(
+        zip(
+            others.at.tolist(), zip(others.ms.tolist(), others.n.tolist(), strict=True), strict=True
+        )
+    )
+    chosen = [
+        mine[i] if i in mine and (mine[i][1] >= _FEW or i not in theirs) else theirs[i]
+        for i in at.tolist()
+    ]
+    return CostCurve(at, np.array([ms for ms, _ in chosen]), np.array([n for _, n in chosen]))
+
+
+def _cost_rounds(
+    session: Session,
+    prompts: Sequence[Prompt],
+    base: RunOptions,
+    settings: Sequence[DraftSetting],
+    rates: Sequence[float] = (),
+) -> RecordedRounds:
+    """Rounds of every setting, the settings in turn, so that what else the machine does hits them
+    alike; several passes as long as they are short."""
+    few = _shorter(base, _COST_TOKENS)
+    options = [drafting(few, one, rates=rates) for one in settings]
+    n, parts, begun = min(_COST_PROMPTS, len(prompts)), [], perf_counter()
+    for again in range(_COST_PASSES):
+        for i, one in enumerate(options):
+            first = (again * len(options) + i) * n
+            chosen = [prompts[(first + j) % len(prompts)] for j in range(n)]
+            parts.append(_repeated(session, chosen, one))
+        if perf_counter() - begun > _COST_S:
+            break
+    return RecordedRounds.joined(parts)
+
+
+def _shorter(options: RunOptions, n_tokens: int) -> RunOptions:
+    n = options.n_predict
+    return replace(options, n_predict=min(n, n_tokens) if n > 0 else n_tokens)
+
+
+def _repeated(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
+    """The rounds of the second of two equal runs."""
+    _rounds(session, prompts, options)
+    return _rounds(session, prompts, options).repeated()
+
+
+def _rounds(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
+    """Every prompt alone, one after another in one slot, as a server has them."""
+    run = session.start(prompts, options)
+    run_to_end(run)
+    return RecordedRounds.of(RunRef(run.trace, run.run_id))

@@ -1,0 +1,213 @@
+"""The result of tuning as a report (engine.report): for a terminal, Markdown or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.report.common import (
+    decimals,
+    machine_section,
+    model_section,
+    repeat_section,
+    settings_section,
+    shown,
+)
+from engine.report.parts import Code, Note, Part, Plot, Report, Section, Table
+from engine.size_text import size_text
+
+_HEADS = ("configuration", "tok/s", "low", "high", "speed-up", "estimate", "memory", "same text")
+_MOST_TRIALS = 5
+
+
+def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
+    """data: of engine.experiments.tune.tune.Tuned."""
+    n = len(data["prompts"])
+    title = f"Settings for {shown(data['model'].get('name'))}"
+    return Report(
+        title,
+        f"{n} prompts, {data['options']['n_predict']} tokens each, {data['pairs']} pairs of runs, "
+        f"compute {data['compute']}, {data['environment']['threads']} threads",
+        [
+            Section("Recommended", list(_recommended(data))),
+            Section("Real runs, in alternation", list(_confirmed(data))),
+            Section("What it takes to pay", list(_costs(data))),
+            Section(
+                f"Acceptance of {data['verdict']['fastest']}",
+                [*_positions(data), *_categories(data)],
+            ),
+            Section("Speed against memory", list(_pareto(data))),
+            Section("Rules, simulated", list(_rules(data))),
+            Section("Search by real runs", list(_trials(data))),
+            settings_section(data["options"]),
+            model_section(data["model"]),
+            machine_section(
+                data["environment"], {"device": data["device"], "compute": data["compute"]}
+            ),
+            repeat_section(command),
+        ],
+    )
+
+
+def findings(report: Report) -> Report:
+    """The report without what a terminal need not be told: settings, model, machine, command."""
+    names = ("Settings", "Model", "Machine and versions", "How to repeat it")
+    return Report(
+        report.title,
+        report.summary,
+        [section for section in report.sections if section.heading not in names],
+    )
+
+
+def _recommended(data: Mapping[str, Any]) -> Iterator[Part]:
+    chosen = data["verdict"]["chosen"]
+    yield Note("plain decoding" if data["setting"] is None else chosen)
+    for line in data["verdict"]["lines"]:
+        yield Note(line)
+    for one in data["flags"]:
+        if one["flags"]:
+            yield Note(f"{one['engine']}:")
+            yield Code(one["flags"])
+        for missing in one["missing"]:
+            yield Note(f"{one['engine']}: {missing}")
+
+
+def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
+    yield Table(
+        _HEADS,
+        [
+            (
+                one["name"],
+                decimals(one["tokens_per_second"], 1),
+                decimals(one["low"], 1),
+                decimals(one["high"], 1),
+                decimals(one["speed_up"], 2),
+                decimals(one["estimate"] or data["plain_estimate"], 1),
+                size_text(one["undo_bytes"]) if one["undo_bytes"] else "0",
+                "n/a" if data["synthetic"] else f"{one['same']}/{one['n_prompts']}",
+            )
+            for one in data["confirmed"]
+        ],
+    )
+    if data["synthetic"]:
+        yield Note("Acceptance is synthetic: the texts are not the model's.")
+    elif any(one["same"] < one["n_prompts"] for one in data["confirmed"]):
+        yield Note(
+            "Not every text is plain decoding's: `draftscope match` tells whether that is a tie.",
+            "warning",
+        )
+
+
+def _costs(data: Mapping[str, Any]) -> Iterator[Part]:
+    for one in data["confirmed"]:
+        costs = one["costs"]
+        if not costs or costs.get("break_even_acceptance") is None:
+            continue
+        needed, got = costs["break_even_acceptance"], costs["acceptance"]
+        cannot = ", which no draft of this length reaches" if needed > 1 else ""
+        yield Note(
+            f"{one['name']}: pays from an acceptance of {decimals(needed, 3)}{cannot}; it has "
+            f"{decimals(got, 3)}. A round of {decimals(costs['round_ms'], 2)} ms (drafting "
+            f"{decimals(costs['draft_ms'], 2)}, verifying {decimals(costs['verify_ms'], 2)}, rest "
+            f"{decimals(costs['rest_ms'], 2)}) brings {decimals(costs['tokens_per_round'], 2)} "
+            f"tokens; a plain step takes {decimals(costs['plain_step_ms'], 2)} ms."
+        )
+
+
+def _positions(data: Mapping[str, Any]) -> Iterator[Part]:
+    rows = data["by_position"]
+    if rows:
+        names = [str(row["position"]) for row in rows]
+        yield Table(
+            ("position", "right", "all up to it", "judged"),
+            [
+                (
+                    str(row["position"]),
+                    decimals(row["conditional"], 3),
+                    decimals(row["survival"], 3),
+                    str(row["n"]),
+                )
+                for row in rows
+            ],
+        )
+        yield Plot(
+            "columns",
+            "Drafted tokens that are right",
+            names,
+            {
+                "after right ones": [row["conditional"] for row in rows],
+                "all up to it": [row["survival"] for row in rows],
+            },
+        )
+
+
+def _categories(data: Mapping[str, Any]) -> Iterator[Part]:
+    rows = data["by_category"]
+    if len(rows) > 1:
+        yield Table(
+            ("category", "prompts", "acceptance", "tokens/round", "tok/s, estimated"),
+            [
+                (
+                    row["category"] or "none",
+                    str(row["n_prompts"]),
+                    decimals(row["acceptance"], 3),
+                    decimals(row["tokens_per_round"], 2),
+                    decimals(row["tokens_per_second"], 1),
+                )
+                for row in rows
+            ],
+        )
+
+
+def _pareto(data: Mapping[str, Any]) -> Iterator[Part]:
+    rows = data["pareto"]
+    if rows:
+        slots = list(rows[0]["bytes"])
+        yield Table(
+            ("setting", "tok/s, estimated", *(f"{n} slot{'s' * (n != '1')}" for n in slots)),
+            [
+                (
+                    row["setting"],
+                    decimals(row["tokens_per_second"], 1),
+                    *(size_text(row["bytes"][n]) for n in slots),
+                )
+                for row in rows
+            ],
+        )
+        yield Note("Memory: snapshots and checkpoints of recurrent states, to undo what is wrong.")
+
+
+def _rules(data: Mapping[str, Any]) -> Iterator[Part]:
+    yield Table(
+        ("drafter", "rule", "best setting", "tok/s, estimated", "acceptance", "here"),
+        [
+            (
+                one["drafter"],
+                one["rule"],
+                ", ".join(f"{name} {value:g}" for name, value in one["setting"].items()),
+                decimals(one["tokens_per_second"], 1),
+                decimals(one["acceptance"], 3),
+                "yes" if one["runs_here"] else "estimate only",
+            )
+            for one in data["rules"]
+        ],
+    )
+    yield Note(f"Assumed: {'; '.join(ASSUMPTIONS)}.")
+    if data["unmeasured_widths"]:
+        widths = ", ".join(map(str, data["unmeasured_widths"]))
+        yield Note(f"Passes of {widths} tokens were not measured; their time is interpolated.")
+
+
+def _trials(data: Mapping[str, Any]) -> Iterator[Part]:
+    rows = data.get("trials", [])
+    if rows:
+        names = [name for name in rows[0] if name != "tokens_per_second"]
+        yield Table(
+            (*names, "tok/s"),
+            [
+                (*(str(row[name]) for name in names), decimals(row["tokens_per_second"], 1))
+                for row in rows[:_MOST_TRIALS]
+            ],
+        )
+        yield Note("Each was run once: a small lead may be chance.")

@@ -1,0 +1,231 @@
+"""From a model, its drafters and prompts to settings: record, simulate, confirm, advise.
+
+    plan = TunePlan(prompts, base, drafters, pairs=6)
+    result = tune(session, plan, texts, report)
+
+The result is plain data, as it is written to a file; engine.experiments.tune.report shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from engine.analysis.what_if.rules import FIXED
+from engine.errors import OptionError
+from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.tune.advice import (
+    by_category,
+    by_position,
+    costs_of,
+    pareto,
+    undo_bytes,
+    verdict,
+)
+from engine.experiments.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
+from engine.experiments.tune.confirm import Confirmed, confirm
+from engine.experiments.tune.flags import engine_flags
+from engine.experiments.tune.lengths import DraftSetting, drafting
+from engine.experiments.tune.prompt_sets import TunePrompt
+from engine.experiments.tune.record import Recording, record
+from engine.experiments.tune.result_rows import KIND, VERSION
+from engine.machine.device import device_name
+from engine.machine.environment import environment
+from engine.machine.huge_pages import wait_for_huge_pages
+from engine.options import Prompt, RunOptions
+from engine.trace.export import strict_json
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+N_CONFIRMED = 3
+LEAST_PAIRS, MOST_PAIRS = 6, 200
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """base: options but for speculation; its n_predict is for every prompt. drafters: names.
+    rates: of synthetic acceptance, empty while the target decides. files: names of the files that
+    draft, by drafter."""
+
+    prompts: Sequence[TunePrompt]
+    base: RunOptions
+    drafters: Sequence[str]
+    pairs: int = 6
+    rates: tuple[float, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise OptionError("There is no prompt to tune for.", "Give at least one.")
+        if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
+            raise OptionError(
+                f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
+                "Fewer cannot show a difference, however large it is.",
+            )
+        if not self.drafters:
+            raise OptionError(
+                "There is no drafter to tune.",
+                "Give a file with -md, or name one with --spec-type.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found. found: every simulated setting. settings: of the configurations confirmed
+    but for the plain one, by name. data: for a file."""
+
+    recordings: Sequence[Recording]
+    found: Sequence[Estimate]
+    settings: Mapping[str, DraftSetting]
+    confirmed: Sequence[Confirmed]
+    data: dict[str, Any]
+
+    @property
+    def chosen(self) -> DraftSetting | None:
+        """The setting to use, None for plain decoding."""
+        return self.settings.get(self.data["verdict"]["chosen"])
+
+
+def tune(
+    session: Session,
+    plan: TunePlan,
+    texts: Sequence[Prompt],
+    report: Callable[[str], None] = lambda what: None,
+) -> Tuned:
+    """Do all of it. texts: the plan's prompts as the model reads them. report: is told what is done
+    now. Raises what Session.start raises, and OptionError where no drafter drafted anything."""
+    wait_for_huge_pages()
+    start = perf_counter()
+    recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)
+    recorded_s = perf_counter() - start
+    found = estimates(recordings)
+    if not found:
+        raise OptionError(
+            "None of the drafters drafted anything in these texts.",
+            "Raise -n, give other prompts, or name other drafters with --spec-type.",
+        )
+    chosen = to_confirm(found, N_CONFIRMED)
+    settings = {one.draft.name: one.draft for one in chosen}
+    configurations = [
+        Configuration.plain(plan.base),
+        *(
+            Configuration(name, drafting(plan.base, setting, rates=plan.rates))
+            for name, setting in settings.items()
+        ),
+    ]
+    begun = perf_counter()
+    simulated_s = begun - start - recorded_s
+
+    def told(done: int, total: int) -> None:
+        if done % max(1, total // 10) == 0:
+            report(f"real runs: {done} of {total}")
+
+    confirmed = confirm(session, texts, configurations, plan.pairs, told)
+    times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
+    data = _data(session, plan, recordings, found, chosen, confirmed, times)
+    return Tuned(recordings, found, settings, confirmed, data)
+
+
+def _data(
+    session: Session,
+    plan: TunePlan,
+    recordings: Sequence[Recording],
+    found: Sequence[Estimate],
+    chosen: Sequence[Estimate],
+    confirmed: Sequence[Confirmed],
+    times: Mapping[str, float],
+) -> dict[str, Any]:
+    plain = next(one for one in confirmed if one.name == PLAIN)
+    estimated = {one.draft.name: one for one in chosen}
+    judged = verdict(confirmed)
+    shown = estimated[judged.fastest].draft
+    of_drafter = {one.drafter: one for one in recordings}
+    recommended = shown if judged.chosen == shown.name else None
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "model": session.identity,
+        "compute": session.compute,
+        "device": device_name(session.device),
+        "environment": environment(),
+        "options": asdict(plan.base),
+        "synthetic": bool(plan.rates),
+        "prompts": [{"name": one.name, "category": one.category} for one in plan.prompts],
+        "pairs": plan.pairs,
+        "times": dict(times),
+        "verdict": {
+            "chosen": judged.chosen,
+            "fastest": judged.fastest,
+            "lines": judged.lines,
+            "p": judged.against_plain.p if judged.against_plain else None,
+        },
+        "setting": asdict(recommended) if recommended else None,
+        "flags": [asdict(one) for one in engine_flags(recommended, plan.files)],
+        "confirmed": [
+            _confirmed(one, plain, estimated.get(one.name), session, plan) for one in confirmed
+        ],
+        "plain_estimate": _plain_estimate(recordings),
+        "estimates": [
+            strict_json(
+                {
+                    "setting": asdict(one.draft),
+                    "tokens_per_second": one.tokens_per_second,
+                    "acceptance": one.acceptance,
+                }
+            )
+            for one in found
+            if one.rule == FIXED.name
+        ],
+        "rules": [_estimate(one) for one in best_of_rules(found)],
+        "by_position": by_position(of_drafter[shown.drafter], shown.n_max),
+        "by_category": strict_json(by_category(of_drafter[shown.drafter], shown, plan.prompts)),
+        "pareto": pareto(found, session.info, plan.base),
+        "unmeasured_widths": _unmeasured(of_drafter[shown.drafter], shown.n_max),
+    }
+
+
+def _confirmed(
+    one: Confirmed, plain: Confirmed, estimate: Estimate | None, session: Session, plan: TunePlan
+) -> dict[str, Any]:
+    options = plan.base if estimate is None else drafting(plan.base, estimate.draft)
+    return {
+        "name": one.name,
+        "setting": None if estimate is None else asdict(estimate.draft),
+        "tokens_per_second": one.median,
+        "low": min(one.speeds),
+        "high": max(one.speeds),
+        "speeds": list(one.speeds),
+        "speed_up": one.median / plain.median if plain.median else None,
+        "estimate": None if estimate is None else estimate.tokens_per_second,
+        "same": one.same,
+        "n_prompts": one.n_prompts,
+        "undo_bytes": 0 if estimate is None else undo_bytes(session.info, options),
+        "costs": None if estimate is None else strict_json(costs_of(one, plain)),
+    }
+
+
+def _estimate(one: Estimate) -> dict[str, Any]:
+    found: dict[str, Any] = strict_json(
+        {
+            "drafter": one.drafter,
+            "rule": one.rule,
+            "setting": dict(one.setting),
+            "tokens_per_second": one.tokens_per_second,
+            "acceptance": one.acceptance,
+            "runs_here": one.runs_here,
+        }
+    )
+    return found
+
+
+def _unmeasured(recording: Recording, n_max: int) -> list[int]:
+    return list(recording.costs.unmeasured(range(1, n_max + 2))) if recording.costs else []
+
+
+def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
+    """Tokens per second of plain decoding as it was recorded."""
+    known = (one.costs.plain_speed for one in recordings if one.costs and one.costs.plain_ms)
+    return next(known, None)

@@ -1,0 +1,1 @@
+"""The machine underneath: device, memory, recorded launches, clock."""

@@ -1,0 +1,174 @@
+"""Forward passes of few tokens as graphs: recorded once, then started by one call.
+
+Such a pass is hundreds of kernels of some microseconds each, and Python takes longer to start them
+than they take. A graph, one of CUDA or a table of launches on the processor, repeats the kernels
+with the very addresses and numbers they were recorded with. So whatever changes from pass to pass
+has to be values in tensors that stay where they are; where a pass differs in anything else, its key
+differs too, and it is recorded for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.dispatch import uses_llvm
+
+VARIABLE = "DRAFTSCOPE_GRAPHS"
+"""Environment variable; "off" makes every pass start its kernels one by one."""
+
+MOST_TOKENS = {"cpu": 16, "cuda": 64}
+"""Tokens of a pass that is worth recording, at most, by type of device: longer ones keep it busy
+by themselves."""
+
+MOST_GRAPHS = 64
+
+PassTensors = tuple[torch.Tensor, ...]
+Record = Callable[[Callable[[], PassTensors]], tuple[PassTensors, Callable[[], None]]]
+"""Takes a computation; returns the tensors that hold its results, and what runs it again."""
+
+log = logging.getLogger("draftscope.graphs")
+
+
+class PassInputs(NamedTuple):
+    """What a pass looks at beside weights and storage.
+
+    key: all that cannot change without another recording. inputs: tensors, used for this pass
+    alone, whose values may change; of one number, shapes and dtypes for equal keys.
+    """
+
+    key: Hashable
+    inputs: PassTensors = ()
+
+
+class _Graph(NamedTuple):
+    """inputs: the tensors that the recorded kernels read. outputs: those that they write."""
+
+    inputs: PassTensors
+    outputs: PassTensors
+    replay: Callable[[], None]
+
+
+class StepGraphs:
+    """The recorded passes of one model over one memory.
+
+    A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
+    and those behind it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
+    one. If recording fails, every pass runs as it is from then on. most_tokens: of a pass that is
+    to be recorded. from_first: record new keys, too, where that works, behind the very first one.
+    """
+
+    def __init__(self, record: Record, most_tokens: int, *, from_first: bool = False) -> None:
+        self._record: Record | None = record
+        self._most_tokens, self._from_first = most_tokens, from_first
+        self._seen: set[Hashable] = set()
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded so far."""
+        return not self._graphs
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the recordings take on the processor."""
+        return getattr(self._record, "n_bytes", 0)
+
+    def takes(self, n_tokens: int) -> bool:
+        """Whether a pass of so many tokens is to be recorded, as far as that is known."""
+        return self._record is not None and n_tokens <= self._most_tokens
+
+    def run(
+        self, pass_inputs: PassInputs, arguments: PassTensors, compute: Callable[..., PassTensors]
+    ) -> PassTensors:
+        """compute(*arguments), which reads `pass_inputs.inputs` by itself.
+
+        It must not wait for the device, nor change anything on the host. What it returns is
+        copied, so that the next pass does not overwrite it.
+        """
+        shapes = tuple((x.shape, x.dtype) for x in arguments)
+        # kernels on the processor are shared out to threads beforehand
+        key = pass_inputs.key, shapes, torch.get_num_threads()
+        graph = self._graphs.get(key)
+        if graph is None:
+            is_new = key not in self._seen
+            may_record = not is_new or (self._from_first and self._seen)
+            self._seen.add(key)
+            if self._record is None or not may_record:
+                return compute(*arguments)
+            graph = self._recorded(self._record, pass_inputs, arguments, compute, is_new)
+            if graph is None:
+                return compute(*arguments)
+            self._graphs[key] = graph
+            if len(self._graphs) > MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        else:
+            self._graphs.move_to_end(key)
+            for mine, new in zip(graph.inputs, (*pass_inputs.inputs, *arguments), strict=True):
+                mine.copy_(new)
+        graph.replay()
+        return tuple(x.clone() for x in graph.outputs)
+
+    def _recorded(
+        self,
+        record: Record,
+        pass_inputs: PassInputs,
+        arguments: PassTensors,
+        compute: Callable[..., PassTensors],
+        is_new: bool,
+    ) -> _Graph | None:
+        # arguments may be somebody's own, which no later pass may overwrite
+        mine = tuple(x.clone() for x in arguments)
+        try:
+            outputs, replay = record(partial(compute, *mine))
+        except RuntimeError as error:
+            if is_new:  # what is made once only may have been in the way
+                return None
+            # on the processor some modes of products are no kernels of ours: nothing is amiss then
+            level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
+            log.log(level, "graphs are off, because recording one failed: %s", error)
+            self._record = None
+            return None
+        return _Graph((*pass_inputs.inputs, *mine), outputs, replay)
+
+
+def graphs_are_on() -> bool:
+    """Whether passes are to be recorded where they can be."""
+    return os.environ.get(VARIABLE, "").lower() not in ("off", "0", "no")
+
+
+def graphs_for(device: torch.device) -> StepGraphs | None:
+    """Recordings for a memory on this device, None where passes are run as they are."""
+    if not graphs_are_on():
+        return None
+    if device.type == "cuda":
+        return StepGraphs(_RecordOnCuda(), MOST_TOKENS["cuda"])
+    if not uses_llvm():
+        return None
+    # here, because it loads the compiler
+    from engine.machine.launches import RecordOnProcessor
+
+    return StepGraphs(RecordOnProcessor(), MOST_TOKENS["cpu"], from_first=True)
+
+
+class _RecordOnCuda:
+    """Recordings that share one pool of memory, as they never run side by side."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(
+        self, compute: Callable[[], PassTensors]
+    ) -> tuple[PassTensors, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        # A kernel may still be compiled and loaded meanwhile, by this thread or another one
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+            outputs = compute()
+        self._pool = graph.pool()
+        return outputs, graph.replay

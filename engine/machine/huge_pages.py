@@ -1,0 +1,96 @@
+"""Huge pages (2 MiB) for weights, which are read from end to end at every step.
+
+On pages of 4 KiB the processor's prefetching stops at every page's end. One row through int8
+matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). For weights in the blocks of
+their file, which are copied to such pages (engine.gguf.reader), a pass of one token through 0.65 B
+took 13 % less time in Q8_0 and 7 % less in Q4_K_M (two cores of a Xeon, family 6 model 167).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from engine.machine.freed_memory import give_back_freed_memory
+
+_MAPPINGS = Path("/proc/self/maps")
+_PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+# MADV_COLLAPSE, since Linux 6.1; it works wherever huge pages exist, even if none are automatic
+_COLLAPSE = 25
+
+
+_POLITE = 10
+"""Niceness of the thread: a run that begins meanwhile comes first."""
+_WAIT_S = 2.0
+"""A model that is opened for a few tokens is done by then, and gains nothing."""
+_at_work: dict[threading.Thread, threading.Event] = {}
+
+
+def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
+    """Begin with `use_huge_pages` in the background, a little later: it takes as long as dozens of
+    steps."""
+    at_once = threading.Event()
+
+    def work() -> None:
+        at_once.wait(_WAIT_S)
+        with suppress(OSError, AttributeError):  # a thread has a niceness of its own on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
+        try:
+            use_huge_pages(wanted)
+        finally:
+            _at_work.pop(thread, None)
+
+    thread = threading.Thread(target=work, name="huge-pages", daemon=True)
+    _at_work[thread] = at_once
+    thread.start()
+
+
+def wait_for_huge_pages() -> None:
+    """For before something is timed: until nothing is joined in the background."""
+    for thread, at_once in list(_at_work.items()):
+        at_once.set()
+        thread.join()
+
+
+def use_huge_pages(wanted: Callable[[], bool] = lambda: True) -> None:
+    """Give freed memory back to the system and join the pages of what else the process holds;
+    contents and addresses stay.
+
+    For after large allocations, when little of them will be freed again. The libraries that pack
+    weights take their memory from the C library, so the whole process is looked through. Takes up
+    to a few seconds for a GiB, and ends early when the weights are not wanted any more. Where the
+    system has no such pages, nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    give_back_freed_memory()
+    library = ctypes.CDLL(None)
+    try:
+        size, mappings = int(_PAGE_SIZE.read_text()), _MAPPINGS.read_text()
+    except OSError:  # a kernel without huge pages
+        return
+    for start, stop in whole_pages(mappings.splitlines(), size):
+        if not wanted():
+            return
+        # parts that cannot be joined stay as they were, so the result does not matter
+        library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _COLLAPSE)
+
+
+def whole_pages(mappings: Iterable[str], size: int) -> Iterator[tuple[int, int]]:
+    """Addresses from and to, multiples of `size`, of memory that a process has for itself.
+
+    mappings: lines of /proc/self/maps. Stacks, files and what cannot be written are left out.
+    """
+    for line in mappings:
+        addresses, access, _, _, _, *name = line.split(maxsplit=5)
+        if access != "rw-p" or (name and name[0] != "[heap]"):
+            continue
+        start, stop = (int(address, 16) for address in addresses.split("-"))
+        start, stop = -(-start // size) * size, stop // size * size
+        if start < stop:
+            yield start, stop

@@ -1,0 +1,394 @@
+"""What was observed as rows of the trace: one row of `rounds` per verification, one of `tokens`
+per token. What a server does not tell stays empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.observe.rounds.log import LogRound
+from engine.observe.rounds.stream import Timings
+from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
+from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.records import N_TOP
+from engine.trace.writer import TraceWriter
+
+_LONGEST_TEXT = 8192
+"""Characters of one token in a trace: escaped, more might not fit a field that opens again."""
+COLUMNS = {
+    "rounds": {
+        "round": "derived",
+        "t_ms": "derived",
+        "pos0": "derived",
+        "num_draft_tokens": "observed",
+        "num_accepted_draft_tokens": "observed",
+        "num_target_tokens": "derived",
+        "num_emitted": "observed",
+        "stop_kind": "derived",
+        "rollback_depth": "derived",
+        "memory_rollback": "derived",
+        "rollback_path": "derived",
+        "n_rs_seq": "derived",
+        "replay_index": "derived",
+        "verify_width": "derived",
+        "accept_rule": "derived",
+        "drafter": "derived",
+        "total_ms": "observed",
+        "n_merged": "derived",
+    },
+    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed", "text": "observed"},
+}
+"""What a stream of llama-server tells of the columns that it fills; the others are absent."""
+
+
+LOG_COLUMNS = {
+    "rounds": {
+        "round": "derived",
+        "pos0": "observed",
+        "num_draft_tokens": "observed",
+        "num_accepted_draft_tokens": "observed",
+        "num_emitted": "observed",
+        "rollback_path": "observed",
+        "rollback_depth": "derived",
+        "memory_rollback": "derived",
+        "stop_kind": "derived",
+        "total_ms": "derived",
+    },
+    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed"},
+}
+"""The same of a log by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Tokens of a prompt that were processed together. pos0: position of the first."""
+
+    pos0: int
+    n_tokens: int
+    prompt_ms: float
+    before_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRow:
+    """A row of `rounds` that is settled. t_ms: its end, in the run's time. n_prompt: tokens of the
+    sequence's prompt. prompt_ids: of the whole prompt, with its first part. Without round and part:
+    a prompt of which only the first token is known to have come."""
+
+    t_ms: float
+    seq_id: int
+    n_prompt: int
+    round: ObservedRound | None = None
+    part: PromptPart | None = None
+    prompt_ids: Sequence[int] = field(default=())
+
+
+class Vocabulary(Protocol):
+    """Of the server's model: engine.gguf.tokenizer.Tokenizer is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of a token."""
+
+    def ids_of_piece(self, piece: bytes) -> tuple[int, ...]:
+        """The tokens that add exactly these bytes to a text."""
+
+
+class RowWriter:
+    """Gives settled rows their rounds' numbers and writes them."""
+
+    def __init__(
+        self, writer: TraceWriter, reach: PlaneReach, vocabulary: Vocabulary | None = None
+    ) -> None:
+        self._writer, self._reach, self._vocabulary = writer, reach, vocabulary
+        self._n_rounds = self.n_merged = 0
+        self.drafters: list[str] = []
+        """The server's drafters, as far as known."""
+        self.log_pieces: Mapping[int, bytes] = {}
+        """Bytes of tokens as the server's log tells them."""
+        self._rows: dict[str, list[dict[str, Any]]] = {"tokens": [], "drafts": [], "rounds": []}
+        """Not written yet; the row of a round comes after those of its tokens."""
+
+    def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
+        """One row and its tokens, as the round after the last one written; they are in the trace
+        after `flush`. begun_ms: the run's beginning on the row's clock."""
+        t_ms = max(ready.t_ms - begun_ms, 0.0)
+        ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
+        self._n_rounds += 1
+        if ready.prompt_ids:
+            self._prompt(ids, ready.prompt_ids)
+        if ready.part is not None:
+            self._part(ids, t_ms, ready, ready.part)
+        elif ready.round is not None:
+            self._round(ids, t_ms, ready, ready.round)
+        else:
+            self._append("rounds", **ids, num_emitted=1)
+
+    def flush(self) -> None:
+        """Bring into the trace what was written."""
+        for table, rows in self._rows.items():
+            if rows:
+                self._writer.append_all(table, rows)
+                rows.clear()
+
+    def fill_in(self) -> None:
+        """What was learned too late for the rows that were written: planes, and whose drafts they
+        are where the server has one drafter."""
+        store = self._writer.store
+        n = len(store.rounds)
+        mine = np.flatnonzero(store.rounds.column("run_id", 0, n) == self._writer.run_id)
+        if self._reach.n_rs_seq is not None:
+            store.rounds.fill(mine, {"n_rs_seq": np.full(len(mine), self._reach.n_rs_seq)})
+        if len(self.drafters) == 1:
+            drafted = mine[store.rounds.column("num_draft_tokens", 0, n)[mine] > 0]
+            code = store.text_pool.code(self.drafters[0])
+            store.rounds.fill(drafted, {"drafter": np.full(len(drafted), code, np.int32)})
+
+    def _append(self, table: str, **values: Any) -> None:
+        self._rows[table].append(values)
+
+    def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
+        self.flush()
+        n = len(prompt)
+        columns: dict[str, list[Any]] = {name: [value] * n for name, value in ids.items()}
+        columns |= {"pos": list(range(n)), "kind": ["prompt"] * n, "token_id": list(prompt)}
+        self._writer.extend("tokens", columns)
+        if self._vocabulary is not None:
+            self._writer.learn(prompt, self._vocabulary.piece)
+
+    def _part(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, part: PromptPart) -> None:
+        first = ready.round
+        if first is not None:
+            self._tokens(ids, ready.n_prompt, first)
+        self._append(
+            "rounds",
+            **ids,
+            t_ms=t_ms,
+            pos0=part.pos0,
+            num_target_tokens=1 if first else 0,
+            num_emitted=first.emitted if first else 0,
+            stop_kind="target" if first else "",
+            rollback_depth=0,
+            memory_rollback=0,
+            rollback_path="none",
+            replay_index=0,
+            n_rs_seq=self._reach.n_rs_seq,
+            verify_width=part.n_tokens,
+            total_ms=part.prompt_ms - part.before_ms,
+        )
+
+    def _round(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, one: ObservedRound) -> None:
+        is_one, is_placed = one.n_merged == 1, one.first > 0
+        restored = one.path == "restore"
+        self.n_merged += not is_one
+        if is_placed:
+            self._tokens(ids, ready.n_prompt, one)
+        self._append(
+            "rounds",
+            **ids,
+            t_ms=t_ms,
+            pos0=ready.n_prompt + one.first - 2 if is_placed else None,
+            drafter=self._drafter(one),
+            accept_rule="match" if one.drafted else "",
+            num_draft_tokens=one.drafted,
+            num_accepted_draft_tokens=one.accepted,
+            num_target_tokens=(2 if restored else 1) if one.path and is_one else None,
+            num_emitted=one.emitted,
+            stop_kind=_stop_kind(one),
+            rollback_depth=one.undone if is_one else None,
+            memory_rollback=one.undone if is_one else None,
+            rollback_path=path_name(one.path, self._reach),
+            n_rs_seq=self._reach.n_rs_seq,
+            replay_index=int(restored) if one.path and is_one else None,
+            verify_width=one.drafted + 1 if is_one else None,
+            total_ms=one.name_ms - one.before_ms if is_placed else None,
+            n_merged=one.n_merged if not is_one else None,
+            **_of_log(one.log),
+        )
+        if one.drafted and is_one and (drafter := self._drafter(one)):
+            self._append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
+
+    def _drafter(self, one: ObservedRound) -> str:
+        """Whose draft was verified: the log's word, or the server's only drafter."""
+        if not one.drafted:
+            return ""
+        if one.log is not None and one.log.drafter:
+            return one.log.drafter
+        return self.drafters[0] if len(self.drafters) == 1 else ""
+
+    def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
+        first_pos = n_prompt + one.first - 1
+        tokens = one.tokens if self._vocabulary is None else tuple(map(self._known, one.tokens))
+        kinds = one.kinds()
+        if one.log is not None:
+            known = self.log_pieces
+            drafted = (token for top in one.log.draft for token, _ in top.tops if token in known)
+            self._writer.learn(drafted, known.__getitem__)
+        n_kept = kinds.count("accepted")
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+            if i == n_kept:
+                self._undone_tokens(ids, first_pos, one, tokens)
+            self._append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind=kind,
+                token_id=token.token_id,
+                text=self._text(token),
+                **(_drafted(one.log, i) if kind == "accepted" else {}),
+            )
+
+    def _undone_tokens(
+        self,
+        ids: dict[str, int],
+        first_pos: int,
+        one: ObservedRound,
+        tokens: Sequence[StreamedToken],
+    ) -> None:
+        """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        log = one.log
+        if log is None:
+            return
+        for i in range(one.accepted, len(log.draft)):
+            self._append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="rejected" if i == one.accepted else "ignored",
+                token_id=log.draft[i].token_id,
+                **_drafted(log, i),
+            )
+        for i in range(one.accepted if log.restored else 0):
+            token = tokens[i] if i < len(tokens) else StreamedToken()
+            self._append(
+                "tokens",
+                **ids,
+                pos=first_pos + i,
+                kind="replayed",
+                token_id=token.token_id,
+                text=self._text(token),
+                draft_index=i,
+            )
+
+    def _known(self, token: StreamedToken) -> StreamedToken:
+        """The token with its id, where exactly one of the vocabulary has its bytes. Running text
+        is never cut into tokens again: others would come out."""
+        if self._vocabulary is None or token.token_id is not None or not token.alone:
+            return token
+        found = self._vocabulary.ids_of_piece((token.text or "").encode())
+        return token._replace(token_id=found[0]) if len(found) == 1 else token
+
+    def _text(self, token: StreamedToken) -> str | None:
+        """What a token's row has to say of its text: nothing where its id tells it."""
+        if token.text is None:
+            return None
+        text = token.text
+        if len(text) > _LONGEST_TEXT:
+            text = text[: _LONGEST_TEXT - 1] + "…"
+        pieces, piece = self._writer.store.pieces, text.encode()
+        if token.token_id is None:
+            return text
+        if token.alone and token.token_id not in pieces:
+            pieces[token.token_id] = piece
+        return None if pieces.get(token.token_id) == piece else text
+
+
+def path_name(path: str, reach: PlaneReach) -> str:
+    """A path as the trace calls it: restores beyond the planes have a name of their own."""
+    return "restore_depth" if path == "restore" and reach.has_planes else path
+
+
+def _stop_kind(one: ObservedRound) -> str:
+    """How the round ended: with the last token of the target's own, or cut before any."""
+    if one.is_cut and one.drafted and one.emitted <= one.accepted:
+        return "end"
+    kinds = one.kinds()
+    return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
+
+
+def _drafted(log: LogRound | None, index: int) -> dict[str, Any]:
+    """Columns of a drafted token."""
+    if log is None or index >= len(log.draft):
+        return {"draft_index": index}
+    one = log.draft[index]
+    return {
+        "draft_index": index,
+        "draft_p": one.p,
+        "draft_top_id": [token for token, _ in one.tops[:N_TOP]],
+        "draft_top_p": [p for _, p in one.tops[:N_TOP]],
+    }
+
+
+def _of_log(log: LogRound | None) -> dict[str, Any]:
+    """Columns of a round that only the log tells."""
+    if log is None:
+        return {}
+    phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
+    return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
+
+
+def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:
+    """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
+    or of several together.
+
+    has_rows: rounds were told as well; else what needs them is None. has_times: of all sequences,
+    so that the time in which any of them was generating is known.
+    """
+
+    def rate(part: float, whole: float) -> float | None:
+        return part / whole if whole else None
+
+    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
+    prompt_ms = sum(t.prompt_ms for t in told)
+    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
+    figures: dict[str, Any] = {
+        "cache_n": sum(t.cache_n for t in told),
+        "prompt_n": n_prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": rate(prompt_ms, n_prompt),
+        "prompt_per_second": rate(1e3 * n_prompt, prompt_ms),
+        "predicted_n": n_predicted,
+    }
+    if drafted:
+        figures |= {
+            "draft_n": drafted,
+            "draft_n_accepted": accepted,
+            "draft_acceptance_rate": accepted / drafted,
+        }
+    if len(told) == 1:
+        ms, n_timed = told[0].predicted_ms, max(n_predicted - 1, 0)
+        figures |= {
+            "predicted_ms": ms,
+            "predicted_per_token_ms": rate(ms, n_timed),
+            "predicted_per_second": rate(1e3 * n_timed, ms),
+            "predicted_per_token_ms_n_gen": rate(ms, n_predicted),
+            "predicted_per_second_n_gen": rate(1e3 * n_predicted, ms),
+        }
+    if not has_rows:
+        figures |= dict.fromkeys(_NEED_ROWS)
+    if not has_times and len(told) > 1:  # times of requests that ran together do not add up
+        figures |= dict.fromkeys(_NEED_TIMES)
+    return figures
+
+
+_NEED_ROWS = (
+    "num_spec_steps",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+    "num_draft_tokens_per_pos",
+    "num_accepted_tokens_per_pos",
+    "acceptance_per_position",
+    "rollback_depth_histogram",
+)
+_NEED_TIMES = (
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+    "predicted_per_token_ms_n_gen",
+    "predicted_per_second_n_gen",
+)

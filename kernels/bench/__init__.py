@@ -1,1 +1,0 @@
-"""How fast the kernels are on this machine: python -m kernels.bench."""

@@ -1,0 +1,56 @@
+"""Matrix products with weights that stay in the blocks of their GGUF file."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from kernels.dispatch import pick
+from kernels.linear.block_linear import naive, with_torch
+
+__all__ = ["TYPES", "block_linear"]
+
+TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+"""The types a product can be formed with; weights of others are expanded once, when loaded."""
+
+_HERE = "kernels.linear.block_linear."
+_run = pick(naive.block_linear, with_torch.block_linear, _HERE + "with_triton", _HERE + "with_llvm")
+
+
+def block_linear(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
+
+    x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
+    blocks of the GGML type named `type`, on an even address; on a processor also F32, rows of
+    whole 32 numbers. Returns f32 [..., out]. On a GPU
+    meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
+
+    rounded: x is rounded to bfloat16 first, and the weights where that is faster than leaving
+    them as they are; processors with the instructions multiply such numbers faster.
+    invariant: a row has the same bits whatever rows stand beside it.
+
+    Raises ValueError for a type that is not one of TYPES and for rows of another length.
+    """
+    _check(type, x.shape[-1], blocks.shape[1])
+    if not x.is_cuda:
+        x = x.float()
+    return _run(x, blocks, type, rounded=rounded, invariant=invariant)
+
+
+@functools.cache
+def _check(type: str, n_in: int, n_bytes: int) -> None:
+    if type not in (*TYPES, "F32"):
+        raise ValueError(f"no product with blocks of {type}, only with {', '.join(TYPES)}")
+    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    n_blocks, rest = divmod(n_in, elements)
+    if rest or n_bytes != n_blocks * block_bytes:
+        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")

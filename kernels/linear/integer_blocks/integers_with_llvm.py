@@ -1,0 +1,359 @@
+"""A stretch of 256 weights in GGUF blocks at an address: vectors of bytes, and scales.
+
+A byte is the integer of a weight plus the type's offset, so that it is never negative, or, for the
+types with large integers, the integer with its sign. Vectors are made for several stretches, those
+of the second behind those of the first: two fill the vectors of AVX512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from kernels.linear.integer_blocks.parts import IQ4_LEVELS, MXFP4_LEVELS
+from kernels.llvm import F32, Code, Value, vector
+from kernels.llvm.values import F16, I8, I16, I32
+
+BYTES = 32
+"""Bytes in a vector for one stretch."""
+PER_STRETCH = 8
+"""Vectors of bytes, and short blocks, in a stretch."""
+
+I8X32, I16X16, I32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8)
+F32X8 = vector(F32, 8)
+_I8X16, _I32X4 = vector(I8, 16), vector(I32, 4)
+_IN_ORDER = tuple(range(PER_STRETCH))
+
+
+class Form(NamedTuple):
+    """How a type's bytes stand for integers, and where.
+
+    offset: what a byte is more than the integer. most: the largest byte; None where bytes have a
+    sign. minimum: whether the type has minimums. group: elements with a scale of their own in a
+    long block. lanes: which 32 neighbours, or 16 where there are 16 of them, each lane of four
+    bytes holds, vector after vector: kernels.linear.integer_blocks.activations_with_llvm.Layout.
+    """
+
+    offset: int
+    most: int | None
+    minimum: bool = False
+    group: int | None = None
+    lanes: tuple[int, ...] = _IN_ORDER
+
+
+def _sixteens(*parts: Sequence[int]) -> tuple[int, ...]:
+    """Lanes of 16 neighbours: the first and the second ones of four 32, of four others behind."""
+    return tuple(2 * part + half for four in parts for half in (0, 1) for part in four)
+
+
+_PAIRED, _HALVED, _CUT = (
+    _sixteens((0, 2, 4, 6), (1, 3, 5, 7)),
+    _sixteens((0, 1, 4, 5), (2, 3, 6, 7)),
+    _sixteens((0, 1, 2, 3), (4, 5, 6, 7)),
+)
+
+FORMS = {
+    "Q4_0": Form(8, 15),
+    "Q4_1": Form(0, 15, minimum=True),
+    "Q5_0": Form(16, 31),
+    "Q5_1": Form(0, 31, minimum=True),
+    "Q8_0": Form(0, None),
+    "IQ4_NL": Form(0, None),
+    "MXFP4": Form(12, 24),
+    "Q2_K": Form(0, 3, minimum=True, group=16, lanes=_CUT),
+    "Q3_K": Form(4, 7, group=16, lanes=_CUT),
+    "Q4_K": Form(0, 15, minimum=True, group=32, lanes=_PAIRED),
+    "Q5_K": Form(0, 31, minimum=True, group=32, lanes=_PAIRED),
+    "Q6_K": Form(32, 63, group=16, lanes=_HALVED),
+    "IQ4_XS": Form(0, None, group=32, lanes=(0, 2, 4, 6, 1, 3, 5, 7)),
+}
+
+
+class LongBlocks(NamedTuple):
+    """n blocks of 256 weights: see kernels.linear.integer_blocks.parts.BlockParts.
+
+    bytes: PER_STRETCH vectors i8 [32 n] in the type's lanes. scales, minimums: f32 [n].
+    group_scales, with their sign, and group_minimums: i8 [n * 256 / group], in their order.
+    """
+
+    bytes: Sequence[Value]
+    scales: Value
+    group_scales: Value
+    minimums: Value | None = None
+    group_minimums: Value | None = None
+
+
+class ShortBlocks(NamedTuple):
+    """Eight blocks of 32 weights, n times.
+
+    bytes: PER_STRETCH vectors i8 [32 n]; vector k holds the elements 4k .. 4k + 3 of each block.
+    scales, minimums: f32 [8 n].
+    """
+
+    bytes: Sequence[Value]
+    scales: Value
+    minimums: Value | None = None
+
+
+def short_blocks(code: Code, type: str, blocks: Sequence[Value]) -> ShortBlocks:
+    """The blocks at 8 n addresses."""
+    scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
+    minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
+    return ShortBlocks(_SHORT[type](code, blocks), scales, minimums)
+
+
+def long_blocks(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:
+    """The blocks at n addresses."""
+    return _LONG[type](code, blocks)
+
+
+_SHUFFLES = {32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}
+
+
+def table(code: Code, numbers: Sequence[int], index: Value) -> Value:
+    """The numbers, 16 of them, that bytes 0..15 of i8 [32 n] point at."""
+    count = index.type.count
+    everywhere = code.constants(index.type, [*numbers] * (count // len(numbers)))
+    return code.call(_SHUFFLES[count], index.type, everywhere, index)
+
+
+def _down(x: Value, bits: int) -> Value:
+    """Bytes moved down by so many bits; the upper ones are not told."""
+    return (x.bits(vector(I16, x.type.count // 2)) >> bits).bits(x.type)
+
+
+def _moved(code: Code, x: Value, *steps: tuple[int, int, int, int]) -> Value:
+    """Of every four words of i8 each moved by so many bits, up where that is positive, one step
+    after the other; what comes in from other bytes is not told."""
+    words = x.bits(vector(I32, x.type.count // 4))
+    for step in steps:
+        amounts = code.constants(words.type, [abs(n) for n in step] * (words.type.count // 4))
+        words = words << amounts if max(step) > 0 else words >> amounts
+    return words.bits(x.type)
+
+
+def _in_fours(x: Value, lanes: Sequence[int], other: Value | None = None) -> Value:
+    """Value.take_in_fours of words of i8."""
+    words = vector(I32, x.type.count // 4)
+    return x.bits(words).take_in_fours(lanes, other.bits(words) if other else None).bits(x.type)
+
+
+def _everywhere(x: Value, word: int) -> Value:
+    """One of every four words of i8 in the place of all four."""
+    return _in_fours(x, [word] * 4)
+
+
+def _halves(code: Code, addresses: Sequence[Value]) -> Value:
+    """f16 at addresses as f32."""
+    halves = joined([code.load(at, I16) for at in addresses])
+    return halves.bits(vector(F16, len(addresses))).widen()
+
+
+def _powers(code: Code, addresses: Sequence[Value]) -> Value:
+    """2^(e - 128) of the bytes e at addresses, f32."""
+    e = joined([code.load(at, I8) for at in addresses]).resize(I32)
+    # 2^-128 and 2^-127 are below the exponents that f32 has bits for
+    tiny = code.constant(e.type, 1 << 21) << e
+    return code.choose(e.less(2), tiny, (e - 1) << 23).bits(vector(F32, len(addresses)))
+
+
+def joined(parts: Sequence[Value]) -> Value:
+    """Numbers, or vectors of one length, beside each other; a power of two of them."""
+    values = [part if isinstance(part.type, ir.VectorType) else part.alone() for part in parts]
+    while len(values) > 1:
+        values = [a.beside(b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def _loaded(code: Code, blocks: Sequence[Value], at: int, type: ir.Type) -> Value:
+    """What stands at one place of every block."""
+    return joined([code.load(block + at, type) for block in blocks])
+
+
+def fours(code: Code, addresses: Sequence[Value]) -> list[Value]:
+    """16 bytes at each of 8 n addresses: vector k i8 [32 n] holds bytes 4k .. 4k + 3 of each."""
+    loaded = [code.load(address, _I8X16) for address in addresses]
+    return _turned([joined(loaded[i::4]) for i in range(4)])
+
+
+def _turned(parts: Sequence[Value]) -> list[Value]:
+    """Four vectors, of every 16 bytes the first, second, … words of all four in one vector."""
+    a, b, c, d = parts
+    turned = []
+    for side in ([0, 4, 1, 5], [2, 6, 3, 7]):
+        ab, cd = _in_fours(a, side, b), _in_fours(c, side, d)
+        turned += [_in_fours(ab, half, cd) for half in ([0, 1, 4, 5], [2, 3, 6, 7])]
+    return turned
+
+
+def _both_halves(bytes: Sequence[Value]) -> list[Value]:
+    """The low four bits of all bytes, then the high ones."""
+    return [both & 15 for both in bytes] + [_down(both, 4) & 15 for both in bytes]
+
+
+def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
+    """The first 16 elements in the low halves of 16 bytes, the others in the high halves."""
+    return _both_halves(fours(code, addresses))
+
+
+def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
+    """The fifth bits of the elements in 32 bits from `start` on, the others behind them."""
+    words = _loaded(code, blocks, start, I32)
+    count = 4 * words.type.count
+    fifth = words.bits(vector(I8, count))
+    zero, sixteen = code.constant(fifth.type, 0), code.constant(fifth.type, 16)
+    found = []
+    for k, four in enumerate(_nibbles(code, [block + (start + 4) for block in blocks])):
+        # the byte that has the bits, four times
+        byte = fifth.take([j + k // 2 for j in range(0, count, 4) for _ in range(4)])
+        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
+        missing = (byte & code.constants(fifth.type, bits)).equal(zero)
+        found.append(four | code.choose(missing, zero, sixteen))
+    return found
+
+
+def _q8_0(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    return [part for at in (2, 18) for part in fours(code, [block + at for block in blocks])]
+
+
+def _iq4_nl(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    indices = _nibbles(code, [block + 2 for block in blocks])
+    return [table(code, IQ4_LEVELS, index) for index in indices]
+
+
+def _mxfp4(code: Code, blocks: Sequence[Value]) -> list[Value]:
+    numbers = [level + FORMS["MXFP4"].offset for level in MXFP4_LEVELS]
+    return [table(code, numbers, i) for i in _nibbles(code, [block + 1 for block in blocks])]
+
+
+_SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
+    "Q4_0": lambda code, blocks: _nibbles(code, [block + 2 for block in blocks]),
+    "Q4_1": lambda code, blocks: _nibbles(code, [block + 4 for block in blocks]),
+    "Q5_0": lambda code, blocks: _five_bits(code, blocks, 2),
+    "Q5_1": lambda code, blocks: _five_bits(code, blocks, 4),
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+}
+
+
+def _two_bits(code: Code, blocks: Sequence[Value], start: int) -> Iterator[Value]:
+    """Of every 32 of 64 bytes four parts: the lowest two bits, then the next ones."""
+    for half in (0, BYTES):
+        packed = _loaded(code, blocks, start + half, I8X32)
+        for word in range(4):
+            yield _moved(code, _everywhere(packed, word), (0, -2, -4, -6)) & 3
+
+
+def _q2_k(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    scales = _loaded(code, blocks, 0, _I8X16)
+    return LongBlocks(
+        list(_two_bits(code, blocks, 16)),
+        _halves(code, [block + 80 for block in blocks]),
+        scales & 15,
+        _halves(code, [block + 82 for block in blocks]),
+        _down(scales, 4) & 15,
+    )
+
+
+def _q3_k(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """The third bit of part i is bit i of a mask of 32 bytes."""
+    mask = _loaded(code, blocks, 0, I8X32)
+    third = [
+        _moved(code, _everywhere(mask, i % 4), *([(2, 2, 2, 2)] if i < 4 else []), down) & 4
+        for i, down in enumerate([(0, -1, -2, -3)] * 4 + [(-2, -3, -4, -5)] * 4)
+    ]
+    integers = [two | more for two, more in zip(_two_bits(code, blocks, 32), third, strict=True)]
+    words = []
+    low, pair = 0x0F0F0F0F, 0x30303030
+    for block in blocks:
+        first, second, high = (code.load(block + at, I32) for at in (96, 100, 104))
+        words += [
+            (first & low) | ((high << 4) & pair),
+            (second & low) | ((high << 2) & pair),
+            ((first >> 4) & low) | (high & pair),
+            ((second >> 4) & low) | ((high >> 2) & pair),
+        ]
+    scales = joined(words).bits(vector(I8, 4 * len(words))) - 32
+    return LongBlocks(integers, _halves(code, [block + 108 for block in blocks]), scales)
+
+
+# of the four words of scales and minimums: low bits that stand together, high ones apart from them
+_K_BITS = (63, 15, 63, 15), (0, 48, 0, 48)
+
+
+def _k_block(code: Code, blocks: Sequence[Value], integers: Sequence[Value]) -> LongBlocks:
+    """Scales and minimums of a Q4_K or Q5_K block: 6 bits each in bytes 4 to 15; see
+    kernels.linear.integer_blocks.parts. Its scale and minimum are in front."""
+    start = _loaded(code, blocks, 0, _I32X4).bits(vector(I8, 16 * len(blocks)))
+    low = _moved(code, _in_fours(start, [1, 3, 2, 3]), (0, 0, 0, -4))
+    high = _moved(code, _in_fours(start, [1, 1, 2, 2]), (-2, -2, -2, -2))
+    low_bits, high_bits = ([n for n in four for _ in range(4)] * len(blocks) for four in _K_BITS)
+    six = (low & code.constants(low.type, low_bits)) | (high & code.constants(low.type, high_bits))
+    scales, minimums = (
+        six.take([16 * n + i for n in range(len(blocks)) for i in range(at, at + PER_STRETCH)])
+        for at in (0, PER_STRETCH)
+    )
+    both = start.bits(vector(F16, PER_STRETCH * len(blocks)))
+    scale, minimum = (
+        both.take([PER_STRETCH * n + at for n in range(len(blocks))]).widen() for at in (0, 1)
+    )
+    return LongBlocks(integers, scale, scales, minimum, minimums)
+
+
+def _four_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
+    """Of every 32 of 128 bytes two parts: the low halves, then the high ones."""
+    at = [start + BYTES * i for i in range(4)]
+    return _both_halves(_turned([_loaded(code, blocks, place, I8X32) for place in at]))
+
+
+def _q4_k(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    return _k_block(code, blocks, _four_bits(code, blocks, 16))
+
+
+def _q5_k(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """As Q4_K, with the fifth bits of part i in bit i of 32 bytes of their own."""
+    fifth = _loaded(code, blocks, 16, I8X32)
+    integers = _four_bits(code, blocks, 48)
+    steps = [((4, 2, 0, 0), (0, 0, 0, -2))] * 4 + [((3, 1, 0, 0), (0, 0, -1, -3))] * 4
+    for i, step in enumerate(steps):
+        integers[i] |= _moved(code, _everywhere(fifth, i % 4), *step) & 16
+    return _k_block(code, blocks, integers)
+
+
+def _q6_k(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """Halves of 128 elements; in each the parts 0 and 2, 1 and 3 share bytes of four bits, and all
+    four share bytes of two bits."""
+    integers = _four_bits(code, blocks, 0)
+    high = [_loaded(code, blocks, at, I8X32) for at in (128, 128 + BYTES)]
+    for i, step in enumerate([(4, 2, 4, 2)] * 4 + [(0, -2, 0, -2)] * 4):
+        word = i % 4
+        two = _in_fours(high[0], [word, word, 4 + word, 4 + word], high[1])
+        integers[i] |= _moved(code, two, step) & 48
+    scale = _halves(code, [block + 208 for block in blocks])
+    return LongBlocks(integers, scale, _loaded(code, blocks, 192, _I8X16))
+
+
+def _iq4_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """A scale has its low four bits in bytes 4 to 7, two more in bytes 2 and 3."""
+    pairs = [_loaded(code, blocks, 8 + BYTES * i, I8X32) for i in range(4)]
+    integers = [table(code, IQ4_LEVELS, index) for index in _both_halves(_turned(pairs))]
+    scales = []
+    for block in blocks:
+        low = code.splat(code.load(block + 4, I32), 8) >> code.constants(I32X8, range(0, 32, 4))
+        high = code.splat(code.load(block + 2, I16).resize(I32), 8)
+        high = high >> code.constants(I32X8, range(0, 16, 2))
+        scales.append((((low & 15) | ((high & 3) << 4)) - 32).resize(I8))
+    return LongBlocks(integers, _halves(code, blocks), joined(scales))
+
+
+_LONG: dict[str, Callable[[Code, Sequence[Value]], LongBlocks]] = {
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs,
+}

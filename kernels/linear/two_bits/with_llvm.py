@@ -1,0 +1,81 @@
+"""Rows rounded to two bits on a processor, a block after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.linear.two_bits.blocks import BLOCK, BLOCK_BYTES, GROUP, MOST, MOST_SCALE
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.rows import run
+from kernels.llvm.values import F16, I8, I32
+
+_TINY = torch.finfo(torch.float32).tiny
+_WHOLE = 3 * 2.0**22
+"""A number this large has no digits behind the point: adding it rounds, ties to even."""
+_GROUPS = range(BLOCK // GROUP)
+
+
+def two_bits(rows: torch.Tensor) -> torch.Tensor:
+    """See kernels.linear.two_bits.two_bits."""
+    rows = rows.contiguous()
+    n_blocks = rows.numel() // BLOCK
+    width = rows.shape[-1] // BLOCK * BLOCK_BYTES
+    found = rows.new_empty((*rows.shape[:-1], width), dtype=torch.uint8)
+    run(_program(), n_blocks, BLOCK, rows.data_ptr(), found.data_ptr())
+    return found
+
+
+@functools.cache
+def _program() -> Program:
+    return Program(_body, 2)
+
+
+def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: numbers, blocks."""
+    with code.loop(first, last) as block:
+        x, out = args[0] + block * (4 * BLOCK), args[1] + block * BLOCK_BYTES
+        zero = code.constant(F32, 0.0)
+        numbers = [code.load(x + 4 * GROUP * i, F32X16) for i in _GROUPS]
+        largest = [code.maximum(group) for group in numbers]
+        minus = code.constant(F32X16, -1.0)
+        least = [code.larger(code.maximum(group * minus), zero) for group in numbers]
+        steps = [(a + b) / float(MOST) for a, b in zip(largest, least, strict=True)]
+        step_scale, step_integers = _scaled(code, steps)
+        least_scale, least_integers = _scaled(code, least)
+        for i in _GROUPS:
+            both = step_integers[i] + least_integers[i] * float(MOST_SCALE + 1)
+            code.store(both.to_integer(I32).resize(I8), out + i)
+        levels = []
+        for i in _GROUPS:
+            step = code.larger(step_integers[i] * step_scale, code.constant(F32, _TINY))
+            low = code.splat(least_integers[i] * least_scale)
+            level = _rounded(code, (numbers[i] + low) / code.splat(step), MOST)
+            levels.append(level.to_integer(I32).resize(I8))
+        for half in range(2):
+            for part in range(2):
+                fours = [levels[8 * half + 2 * i + part] << 2 * i for i in range(4)]
+                at = out + len(_GROUPS) + 2 * GROUP * half + GROUP * part
+                code.store(fours[0] | fours[1] | fours[2] | fours[3], at)
+        behind = out + len(_GROUPS) + BLOCK // 4
+        for i, scale in enumerate((step_scale, least_scale)):
+            code.store(scale.narrow(F16), behind + 2 * i)
+
+
+def _scaled(code: Code, numbers: Sequence[Value]) -> tuple[Value, list[Value]]:
+    """Numbers that are not negative as a scale that f16 holds and integers 0..15, all f32."""
+    most = numbers[0]
+    for number in numbers[1:]:
+        most = code.larger(number, most)
+    scale = (most / float(MOST_SCALE)).rounded_to_f16()
+    divisor = code.larger(scale, code.constant(F32, _TINY))
+    return scale, [_rounded(code, number / divisor, MOST_SCALE) for number in numbers]
+
+
+def _rounded(code: Code, x: Value, most: int) -> Value:
+    """x, not much below 0, as a whole number 0..most, ties to even."""
+    kept = code.smaller(x, code.constant(x.type, float(most)))
+    kept = code.larger(kept, code.constant(x.type, 0.0))
+    return kept + _WHOLE - _WHOLE

@@ -1,0 +1,105 @@
+"""Operations on one number after another, each said once as an expression.
+
+`naive` has the expressions, which are the reference as they stand; `with_torch`, `with_llvm` and
+`with_triton` make theirs from the same ones. All tensors are f32 with any strides, and all results
+are differentiable.
+
+invariant: each result has the same bits whatever numbers are next to it in memory. Operations
+without the argument always have them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.dispatch import pick
+from kernels.pointwise import naive, with_torch
+from kernels.pointwise.with_torch import invariant as _invariant_torch
+
+_LLVM, _TRITON = "kernels.pointwise.with_llvm", "kernels.pointwise.with_triton"
+
+_add = pick(naive.add, with_torch.add, None, _LLVM)
+_multiply = pick(naive.multiply, with_torch.multiply, None, _LLVM)
+_relu2 = pick(naive.relu2, with_torch.relu2, _TRITON, _LLVM)
+_swiglu = pick(naive.swiglu, with_torch.swiglu, _TRITON, _LLVM)
+_situ = pick(naive.situ, with_torch.situ, _TRITON, _LLVM)
+_output_gate = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
+_delta_gates = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
+_step_gates = pick(naive.step_gates, with_torch.step_gates, None, _LLVM)
+
+_same = {name: pick(each, each, None, _LLVM) for name, each in vars(_invariant_torch).items()}
+"""Those whose results have the same bits in any company: PyTorch in whole vectors, or LLVM."""
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x + y. x [..., d]; y of the same shape, or [d], added to every row. Returns [..., d]."""
+    return _add(x, y)
+
+
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x * y. x [..., d]; y of the same shape, or [d], for every row. Returns [..., d]."""
+    return _multiply(x, y)
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)^2 (So et al. 2021, arXiv 2109.08668). x [..., d]. Returns [..., d]."""
+    return _relu2(x)
+
+
+def swiglu(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None = None, *, invariant: bool = False
+) -> torch.Tensor:
+    """silu(gate) * up, silu(x) = x / (1 + e^-x) (Shazeer 2020, arXiv 2002.05202).
+
+    gate, up [..., d], of one shape. limit: the first factor is cut off above it, the second on
+    both sides. Returns [..., d].
+    """
+    return (_same["swiglu"] if invariant else _swiglu)(gate, up, limit)
+
+
+def situ(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    beta: float,
+    linear_beta: float,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """beta tanh(gate / beta) sigmoid(gate) times up, which passes as linear_beta
+    tanh(up / linear_beta) if that is above 0 (kimi-k3).
+
+    gate, up [..., d], of one shape; beta > 0. Returns [..., d].
+    """
+    return (_same["situ"] if invariant else _situ)(gate, up, beta, linear_beta)
+
+
+def output_gate(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """x * sigmoid(gate). x [..., d]; gate of the same shape or [..., 1]. Returns [..., d]."""
+    return (_same["output_gate"] if invariant else _output_gate)(x, gate)
+
+
+def delta_gates(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """g = softplus(decay + dt) * a and sigmoid(beta), as kernels.recurrence.delta_rule takes them.
+
+    decay, beta [..., H], a layer's projections; dt, a [H], a = -exp(A_log) (Yang et al. 2024,
+    arXiv 2412.06464, after Mamba 2). Returns (g, beta), both [..., H].
+    """
+    return (_same["delta_gates"] if invariant else _delta_gates)(decay, dt, a, beta)
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, *, invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dt = softplus(step + dt) and g = dt * a, as kernels.recurrence.ssd takes them.
+
+    step [..., H], a layer's projection; dt, a [H], a = -exp(A_log) (Dao & Gu 2024, arXiv
+    2405.21060). Returns (dt, g), both [..., H].
+    """
+    return (_same["step_gates"] if invariant else _step_gates)(step, dt, a)

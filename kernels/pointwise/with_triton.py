@@ -1,0 +1,94 @@
+"""Operations on a GPU: every number read once, nothing in between written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from kernels.pointwise import naive
+from kernels.triton_setup import as_rows, cdiv, jit
+
+TILE = 1024
+
+
+@jit
+def larger(least, x):
+    # a comparison leaves NaN as it is
+    return tl.where(x < least, least, x)
+
+
+@jit
+def smaller(most, x):
+    return tl.where(x > most, most, x)
+
+
+@jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@jit
+def tanh(x):
+    """Near zero by a series (Cephes), which keeps the digits of small x."""
+    square = x * x
+    series = ((-0.00570498872745 * square + 0.0206390887954) * square - 0.0537397155531) * square
+    series = (series + 0.133314422036) * square - 0.333332819422
+    e = tl.exp(-2 * tl.abs(x))
+    far = (1 - e) / (1 + e)
+    return tl.where(square < 0.390625, x + x * square * series, tl.where(x < 0, -far, far))
+
+
+_NAMES = {
+    "tl": tl,
+    "larger": larger,
+    "smaller": smaller,
+    "sigmoid": tl.sigmoid,
+    "silu": silu,
+    "tanh": tanh,
+}
+
+
+def _of_one(x, y, d, x_row, constants, BD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = column < d
+    value = expression(tl.load(x + row * x_row + column, inside, 0.0), *constants)  # type: ignore[name-defined]  # noqa: F821
+    tl.store(y + row * d + column, value, inside)
+
+
+def _of_two(a, b, y, d, a_row, b_row, constants, BD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = column < d
+    first = tl.load(a + row * a_row + column, inside, 0.0)
+    second = tl.load(b + row * b_row + column, inside, 0.0)
+    tl.store(y + row * d + column, expression(first, second, *constants), inside)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """An expression inside a kernel for as many operands; its constants come after them."""
+    inner = jit(naive.in_terms_of(expression, _NAMES))
+    named = naive.in_terms_of(kernel, {"tl": tl, "expression": inner})
+    assert isinstance(named, FunctionType)
+    named.__qualname__ = f"_{expression.__name__}"  # what profilers show
+    program, n_operands = jit(named), 1 if kernel is _of_one else 2
+
+    def apply(*args: Any) -> torch.Tensor:
+        x, y = args[0], args[0].new_empty(args[0].shape)
+        d, operands = x.shape[-1], [as_rows(each) for each in args[:n_operands]]
+        strides = [each.stride(0) for each in operands]
+        constants = tuple(None if c is None else float(c) for c in args[n_operands:])
+        grid = operands[0].shape[0], cdiv(d, TILE)
+        program[grid](*operands, y, d, *strides, constants, BD=TILE, num_warps=4)
+        return y
+
+    return apply
+
+
+relu2 = _operation(naive.relu2, _of_one)
+swiglu = _operation(naive.swiglu, _of_two)
+situ = _operation(naive.situ, _of_two)

@@ -1,0 +1,122 @@
+"""The gated delta rule one head and one token at a time, as its definition reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DeltaArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, g, beta and the state, as kernels.recurrence.delta_rule.gated_delta_rule describes
+them."""
+DeltaSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, g, beta, pool, read and write, as kernels.recurrence.delta_rule.gated_delta_slots
+describes them.
+"""
+
+
+class DeltaLog(NamedTuple):
+    """The rows of some tokens, from which the state after any number of them can be rebuilt.
+
+    k: [B, T, H_k, d_k]. u: [B, T, H_v, d_v], u_t = beta_t (v_t - (e^(g_t) S_(t-1))^T k_t).
+    g: [B, T, H_v] or [B, T, H_v, d_k]. k and g are the very tensors that the kernel was given.
+    """
+
+    k: torch.Tensor
+    u: torch.Tensor
+    g: torch.Tensor
+
+
+def gated_delta_rule(
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
+    q, k, v, g, beta, state = inputs
+    n_batch, n_tokens, n_k_heads, d_k = k.shape
+    n_v_heads = v.shape[2]
+    rows, kept = [], []
+    for b in range(n_batch):
+        for j in range(n_v_heads):
+            i = _key_head(j, n_v_heads, n_k_heads, grouped)
+            S = state[b, j]
+            outputs, states = [], []
+            for t in range(n_tokens):
+                # [1] for a gate per head, [d_k, 1] for a gate per key channel
+                S = g[b, t, j].exp().unsqueeze(-1) * S
+                u = beta[b, t, j] * (v[b, t, j] - S.T @ k[b, t, i])
+                S = S + torch.outer(k[b, t, i], u)
+                outputs.append(S.T @ q[b, t, i] / math.sqrt(d_k))
+                states.append(S)
+            rows.append(torch.stack(outputs))
+            kept.append(torch.stack(states[::-1][:n_snapshots]))
+    o = torch.stack(rows).unflatten(0, (n_batch, n_v_heads)).transpose(1, 2)
+    snapshots = torch.stack(kept).unflatten(0, (n_batch, n_v_heads)).transpose(1, 2)
+    return o, snapshots
+
+
+def gated_delta_into(
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_into."""
+    o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=len(slots))
+    for slot, newest_first in zip(slots, states.unbind(1), strict=True):
+        slot.copy_(newest_first)
+    return o
+
+
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_slots."""
+    q, k, v, g, beta, pool, read, write = inputs
+    o, states = gated_delta_rule(
+        q, k, v, g, beta, pool[read], grouped=grouped, n_snapshots=write.shape[1]
+    )
+    for rows, newest_first in zip(write.tolist(), states, strict=True):
+        for row, S in zip(rows, newest_first, strict=True):
+            pool[row] = S
+    return o
+
+
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.recurrence.delta_rule.gated_delta_log. Forms every state, as the definition of u
+    does."""
+    _, k, v, g, beta, state = inputs
+    n_tokens, n_v_heads = v.shape[1:3]
+    o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=n_tokens)
+    before = [state, *states.flip(1)[:, :-1].unbind(1)]
+    u = torch.empty_like(v)
+    for b in range(v.shape[0]):
+        for j in range(n_v_heads):
+            i = _key_head(j, n_v_heads, k.shape[2], grouped)
+            for t in range(n_tokens):
+                decayed = g[b, t, j].exp().unsqueeze(-1) * before[t][b, j]
+                u[b, t, j] = beta[b, t, j] * (v[b, t, j] - decayed.T @ k[b, t, i])
+    return o, DeltaLog(k, u, g)
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.fold: the recurrence with u already known."""
+    k, u, g = log
+    n_batch, n_v_heads = state.shape[:2]
+    counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()
+    folded = state.clone()
+    for b in range(n_batch):
+        for j in range(n_v_heads):
+            i = _key_head(j, n_v_heads, k.shape[2], grouped)
+            for t in range(counts[b]):
+                decayed = g[b, t, j].exp().unsqueeze(-1) * folded[b, j]
+                folded[b, j] = decayed + torch.outer(k[b, t, i], u[b, t, j])
+    return folded if out is None else out.copy_(folded)
+
+
+def _key_head(j: int, n_v_heads: int, n_k_heads: int, grouped: bool) -> int:
+    return j // (n_v_heads // n_k_heads) if grouped else j % n_k_heads

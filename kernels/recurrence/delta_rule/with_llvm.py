@@ -1,0 +1,191 @@
+"""The gated delta rule on a processor: the recurrence at every length.
+
+A state is read once, stays in a cache meanwhile, and is written where it is kept. So 512 tokens
+take half as long as the chunks of the torch version (two cores of Zen 4): those need about as many
+operations, in products too small for what surrounds them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from kernels.recurrence.delta_rule import programs_with_llvm as programs
+from kernels.recurrence.delta_rule.block_with_llvm import Sides
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
+
+# numbers of a state times tokens that are worth a second thread
+GRAIN = 32768
+# bytes of states, beside the newest, that one layer writes: with several such layers they leave the
+# caches anyway
+LARGE = 1 << 20
+
+
+def gated_delta_rule(
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.delta_rule.gated_delta_rule."""
+    kept = torch.empty(min(inputs[2].shape[1], n_snapshots), *inputs[5].shape)
+    o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
+    return o, kept.transpose(0, 1)
+
+
+def gated_delta_into(
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
+) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_into; invariant in any case, as every token
+    goes through the same operations, whatever comes before, beside or behind it."""
+    v, strides = inputs[2], slots[0].stride()
+    if any(slot.stride() != strides for slot in slots):
+        raise ValueError("the slots of one call differ in their strides")
+    if strides[3] != 1 and v.shape[3] > 1:
+        raise ValueError("the numbers of a slot's rows do not lie side by side")
+    table = array("q", [slot.data_ptr() for slot in slots])
+    places = (table.buffer_info()[0], *strides[:3])
+    o = torch.empty(v.shape)
+    _run(inputs, grouped, places, len(slots), o, None, holds=table)
+    return o
+
+
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_slots; with the bits of gated_delta_into."""
+    *tokens, pool, read, write = inputs
+    q, k, v, g, beta = tokens
+    if pool.stride(3) != 1 and v.shape[3] > 1:
+        raise ValueError("the numbers of a state's rows do not lie side by side")
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    channels = g.dim() == 4
+    if channels:
+        g = _rows(g)
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    sides = Sides(k.shape[3], d_v, channels)
+    o, read, write = torch.empty(v.shape), read.contiguous(), write.contiguous()
+    programs.slots(sides, grouped)(
+        *_where(q),
+        *_where(k),
+        *_where(v),
+        *_where(g),
+        *_where(beta),
+        *_where(pool),
+        read.data_ptr(),
+        write.data_ptr(),
+        o.data_ptr(),
+        write.shape[1],
+        n_tokens,
+        n_heads,
+        k.shape[2],
+        _is_large(v, sides, write.shape[1]),
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, n_tokens),
+        threads=torch.get_num_threads(),
+    )
+    return o
+
+
+def gated_delta_log(
+    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
+) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.recurrence.delta_rule.gated_delta_log; invariant in any case. The state after
+    the last token is never made."""
+    _, k, v, g, *_ = inputs
+    o, u = torch.empty(v.shape), torch.empty(v.shape)
+    _run(inputs, grouped, (0, 0, 0, 0), 0, o, u)
+    return o, DeltaLog(k, u, g)
+
+
+def _run(
+    inputs: DeltaArguments,
+    grouped: bool,
+    slots: tuple[int, ...],
+    n_slots: int,
+    o: torch.Tensor,
+    u: torch.Tensor | None,
+    holds: object = None,
+) -> None:
+    """slots: the address of their addresses, which `holds` holds, and their strides."""
+    q, k, v, g, beta, state = inputs
+    channels = g.dim() == 4
+    q, k, v, state = _rows(q), _rows(k), _rows(v), _rows(state)
+    if channels:
+        g = _rows(g)
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    n_k_heads, d_k = k.shape[2:]
+    sides = Sides(d_k, d_v, channels)
+    programs.recurrence(sides, grouped, u is not None)(
+        *_where(q),
+        *_where(k),
+        *_where(v),
+        *_where(g),
+        *_where(beta),
+        *_where(state),
+        *slots,
+        o.data_ptr(),
+        0 if u is None else u.data_ptr(),
+        n_slots,
+        n_tokens,
+        n_heads,
+        n_k_heads,
+        _is_large(v, sides, n_slots),
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, n_tokens),
+        threads=torch.get_num_threads(),
+        holds=holds,
+    )
+
+
+def fold(
+    state: torch.Tensor,
+    log: DeltaLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    grouped: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.fold. Here the very states of gated_delta_into."""
+    k, u, state, channels = _rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4
+    g = _rows(log.g) if channels else log.g
+    n_batch, n_heads, d_k, d_v = state.shape
+    if out is None:
+        out = torch.empty(state.shape)
+    counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
+    sides = Sides(d_k, d_v, channels)
+    programs.fold(sides, grouped, not isinstance(counts, int))(
+        *_where(state),
+        *_where(k),
+        *_where(u),
+        *_where(g),
+        *_where(out),
+        counts if isinstance(counts, int) else counts.data_ptr(),
+        n_heads,
+        k.shape[2],
+        tasks=n_batch * n_heads * (d_v // sides.width),
+        chunk=_chunk(sides, k.shape[1]),
+        threads=torch.get_num_threads(),
+    )
+    return out
+
+
+# it goes through the operations of gated_delta_into, token by token
+fold_invariant = fold
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x with the numbers of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _where(x: torch.Tensor) -> tuple[int, ...]:
+    return x.data_ptr(), *x.stride()[:3]
+
+
+def _is_large(v: torch.Tensor, sides: Sides, n_slots: int) -> bool:
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    n_older = min(n_slots, n_tokens) - 1
+    return n_batch * n_older * n_heads * sides.d_k * d_v * 4 >= LARGE
+
+
+def _chunk(sides: Sides, n_tokens: int) -> int:
+    """Tasks that a thread takes at a time."""
+    return -(-GRAIN // (max(n_tokens, 1) * sides.d_k * sides.width))

@@ -1,0 +1,157 @@
+"""The gated delta rule in batched matrix products: few tokens one by one, more in WY chunks.
+
+Inside the file all tensors are rows per value head, as kernels.recurrence.delta_rule.wy describes
+them.
+`slots` are the tensors [N, d_k, d_v] that receive the newest states, newest first; without them
+only the last state is made, in memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
+from kernels.recurrence.delta_rule.wy import CHUNK, HeadRows, rows_per_head, solve_chunk
+from kernels.whole_vectors import pointwise
+
+# Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
+# and gives a token the same bits whether it came alone or with others.
+SHORT = 4
+
+Slots = Sequence[torch.Tensor] | None
+
+
+def gated_delta_rule(
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
+    q, k, v, g, beta, state = inputs
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    d_k = k.shape[3]
+    rows = rows_per_head(q, k, v, g, beta, grouped)
+    state = state.reshape(-1, d_k, d_v)
+    n_kept = min(n_tokens, n_snapshots)
+    if n_kept == 1 and torch.is_grad_enabled():
+        o, last = _any_length(rows, state, None)
+        kept = last.unsqueeze(0)
+    else:
+        # a state is as large as the caches: write each where it stays, copy none
+        kept = state.new_empty(n_kept, *state.shape)
+        o, _ = _any_length(rows, state, kept.unbind(0))
+    o = o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
+    return o, kept.view(n_kept, n_batch, n_heads, d_k, d_v).transpose(0, 1)
+
+
+def gated_delta_into(
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
+) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_into. invariant: by the recurrence at every
+    length."""
+    q, k, v, g, beta, state = inputs
+    n_batch, n_tokens, n_heads, d_v = v.shape
+    size = (-1, k.shape[3], d_v)
+    rows = rows_per_head(q, k, v, g, beta, grouped)
+    compute = partial(by_token, invariant=True) if invariant else _any_length
+    o, _ = compute(rows, state.reshape(size), [slot.view(size) for slot in slots])
+    return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
+
+
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+    """See kernels.recurrence.delta_rule.gated_delta_slots."""
+    q, k, v, g, beta, pool, read, write = inputs
+    state = pool.index_select(0, read)
+    o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])
+    pool.index_put_((write,), kept)
+    return o
+
+
+def _any_length(
+    rows: HeadRows, state: torch.Tensor, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs [N, T, d_v] and the last state."""
+    if rows.n_tokens == 1:
+        return _token(rows, state, slots)
+    if rows.n_tokens <= SHORT or rows.by_channel:
+        return by_token(rows, state, slots)
+    if rows.n_tokens <= CHUNK:
+        return _chunk(rows, state, slots)
+    return _chunks(rows, state, slots)
+
+
+def _token(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token by the recurrence: by_token without its bookkeeping, which would double the
+    time."""
+    q, k, v, g, beta = rows
+    out = slots[0] if slots else None
+    S = torch.mul(state, g.exp().transpose(1, 2), out=out)
+    u = torch.baddbmm(v, k, S, alpha=-1) * beta
+    # an outer product through addcmul: half the time of a matrix product of depth 1
+    S = torch.addcmul(S, k.transpose(1, 2), u, out=out)
+    return torch.bmm(q * k.shape[2] ** -0.5, S), S
+
+
+def by_token(
+    rows: HeadRows,
+    state: torch.Tensor,
+    slots: Slots,
+    *,
+    invariant: bool = False,
+    written: list[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens one by one by the recurrence. written: receives the rows u [N, 1, d_v]."""
+    q, k, v, g, beta = rows
+    q, decay = q * k.shape[2] ** -0.5, pointwise(torch.exp, g, invariant=invariant).transpose(1, 2)
+    tokens = zip(
+        *(x.split(1, 1) for x in (q, k, v, beta)),
+        decay.split(1, 2),
+        range(rows.n_tokens - 1, -1, -1),
+        strict=True,
+    )
+    outputs = []
+    for q_t, k_t, v_t, beta_t, decay_t, back in tokens:
+        # states too old to be kept pass through the oldest slot
+        out = slots[min(back, len(slots) - 1)] if slots else None
+        S = torch.mul(state, decay_t, out=out)
+        u = torch.baddbmm(v_t, k_t, S, alpha=-1) * beta_t
+        state = torch.addcmul(S, k_t.transpose(1, 2), u, out=out)
+        outputs.append(torch.bmm(q_t, state))
+        if written is not None:
+            written.append(u)
+    return torch.cat(outputs, 1), state
+
+
+def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens in chunks, each starting from the state that the one before left."""
+    n_tokens = rows.n_tokens
+    outputs: list[torch.Tensor] = []
+    # the first chunk takes the remainder, so that the newest states come out of one chunk
+    start, stop = 0, (n_tokens - 1) % CHUNK + 1
+    while start < n_tokens:
+        mine = slots[n_tokens - stop : n_tokens - start] if slots else None
+        o, state = _chunk(rows.tokens(start, stop), state, mine)
+        outputs.append(o)
+        start, stop = stop, stop + CHUNK
+    return torch.cat(outputs, 1), state
+
+
+def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """T tokens at once in the WY form."""
+    o, u, D, e = solve_chunk(rows, state)
+    k, n_tokens = rows.k, rows.n_tokens
+    # the oldest state to keep, rebuilt from the rows of the whole prefix up to token t:
+    # S_t = e^(c_t) S0 + sum over i <= t of e^(c_t - c_i) k_i u_i^T
+    t = n_tokens - len(slots) if slots else n_tokens - 1
+    weighted = (k * D[:, t].unsqueeze(2)).transpose(1, 2)
+    if not slots:
+        return o, torch.baddbmm(state * e[:, t : t + 1], weighted, u)
+    torch.mul(state, e[:, t : t + 1], out=slots[-1]).baddbmm_(weighted, u)
+    # the recurrence leads on from it
+    decay = rows.g.exp()
+    for i in range(t + 1, n_tokens):
+        here, before = slots[n_tokens - 1 - i], slots[n_tokens - i]
+        torch.mul(before, decay[:, i : i + 1], out=here)
+        here.addcmul_(k[:, i].unsqueeze(2), u[:, i : i + 1])
+    return o, slots[0]

@@ -1,0 +1,144 @@
+"""State-space duality: the recurrent core of a Mamba-2 layer (Dao & Gu 2024, arXiv 2405.21060)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.dispatch import F, pick
+from kernels.recurrence.ssd import naive, with_torch
+from kernels.recurrence.ssd.naive import SsdInputs, SsdLog
+
+__all__ = ["SsdInputs", "SsdLog", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
+
+_TRITON, _LLVM = "kernels.recurrence.ssd.with_triton", "kernels.recurrence.ssd.with_llvm"
+
+
+def _pick_invariant(with_torch: F) -> F:
+    """LLVM or torch: the others make no promise about bits."""
+    return pick(with_torch, with_torch, None, _LLVM)
+
+
+_run = pick(naive.ssd, with_torch.ssd, _TRITON, _LLVM)
+_into = pick(naive.ssd_into, with_torch.ssd_into, _TRITON, _LLVM)
+_slots = pick(naive.ssd_slots, with_torch.ssd_slots, _TRITON, _LLVM)
+_log = pick(naive.ssd_log, with_torch.ssd_log, _TRITON, _LLVM)
+_fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
+_into_invariant = _pick_invariant(with_torch.ssd_into_invariant)
+_log_invariant = _pick_invariant(with_torch.ssd_log_invariant)
+_fold_invariant = _pick_invariant(with_torch.fold_invariant)
+
+
+def ssd(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    g: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    n_snapshots: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs T tokens through the recurrence and keeps the newest states.
+
+    Per head, with S [P, N]:  S <- e^g S + (dt x) B^T;  o = S C + D x, read after the write.
+
+    x: [B, T, H, P]. dt: step sizes > 0, and g = dt * a: log decay <= 0, both [B, T, H]. B, C:
+    [B, T, G, N]; head h reads group h // (H / G), H a multiple of G. D: [H]. state: [B, H, P, N],
+    left unchanged. All f32, T >= 1, any strides.
+
+    Returns o [B, T, H, P] and the snapshots [B, min(T, n_snapshots), H, P, N], where index s is
+    the state s tokens before the last one, so 0 is the state after all T tokens. n_snapshots >= 1.
+    They share no memory with `state`.
+    """
+    return _run(x, dt, g, B, C, D, state, n_snapshots=n_snapshots)
+
+
+def ssd_into(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    g: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    slots: Sequence[torch.Tensor],
+    invariant: bool = False,
+) -> torch.Tensor:
+    """ssd with its states written straight into memory of the caller's.
+
+    slots: 1 .. T tensors [B, H, P, N], rows of N neighbours, apart from one another and strided
+    alike; slots[s] receives the state s tokens before the last one. One of them may be `state`
+    itself. Returns o [B, T, H, P].
+
+    invariant: outputs and states have the same bits in whatever portions tokens and sequences
+    come; so they have with the same argument of the functions below.
+    """
+    return (_into_invariant if invariant else _into)(x, dt, g, B, C, D, state, slots=slots)
+
+
+def ssd_slots(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    g: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+) -> torch.Tensor:
+    """ssd from and to rows of one pool, whose numbers are on the device.
+
+    pool: f32 [n_rows, H, P, N], each row strided as a slot of ssd_into, at any distance from the
+    next. read: int64 [B], the row whose state sequence b starts from. write: int64 [B, n], n >= 1,
+    any strides; row write[b, s] receives the state s tokens before the last one. All other rows of
+    the pool keep their bits. Returns o [B, T, H, P].
+
+    The numbers in them are the caller's promise, not looked at, as those of
+    kernels.recurrence.delta_rule.gated_delta_slots are. Raises ValueError for n > T.
+    """
+    if write.shape[1] > x.shape[1]:
+        raise ValueError(f"{x.shape[1]} tokens leave no {write.shape[1]} states to write")
+    return _slots(x, dt, g, B, C, D, pool, read, write)
+
+
+def ssd_log(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    g: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, SsdLog]:
+    """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
+
+    `fold` rebuilds the state after any of the tokens from the log and `state`; a token's entry is
+    H * (P + 1) + G * N numbers, where a state is H * P * N.
+    """
+    return (_log_invariant if invariant else _log)(x, dt, g, B, C, D, state)
+
+
+def fold(
+    state: torch.Tensor,
+    log: SsdLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """The state after the first n_tokens tokens of a log.
+
+    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) u_i B_i^T with c the running sum of g.
+
+    state: [B, H, P, N], from before the log. n_tokens: 0 .. T, one for all rows or an int64 tensor
+    [B]; nothing beyond it in the log is looked at. out: contiguous, filled and returned instead of
+    new memory; may be `state` itself. Equal to the recurrence up to rounding.
+    """
+    return (_fold_invariant if invariant else _fold)(state, log, n_tokens, out=out)

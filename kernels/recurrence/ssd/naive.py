@@ -1,0 +1,95 @@
+"""State-space duality one head and one token at a time, as its definition reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SsdInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""x, dt, g, B, C and D, as kernels.recurrence.ssd.ssd describes them."""
+SsdArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The same and the state."""
+SsdSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The inputs, pool, read and write, as kernels.recurrence.ssd.ssd_slots describes them."""
+
+
+class SsdLog(NamedTuple):
+    """The rows of some tokens, from which the state after any number of them can be rebuilt.
+
+    u: [B, T, H, P], dt * x. B: [B, T, G, N]. g: [B, T, H]. B and g are the very tensors that the
+    kernel was given.
+    """
+
+    u: torch.Tensor
+    B: torch.Tensor
+    g: torch.Tensor
+
+
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
+    x, dt, g, B, C, D, state = inputs
+    n_batch, n_tokens, n_heads = dt.shape
+    share = n_heads // B.shape[2]
+    rows, kept = [], []
+    for b in range(n_batch):
+        for h in range(n_heads):
+            i, S = h // share, state[b, h]
+            outputs, states = [], []
+            for t in range(n_tokens):
+                x_t = x[b, t, h]
+                S = g[b, t, h].exp() * S + torch.outer(dt[b, t, h] * x_t, B[b, t, i])
+                outputs.append(S @ C[b, t, i] + D[h] * x_t)
+                states.append(S)
+            rows.append(torch.stack(outputs))
+            kept.append(torch.stack(states[::-1][:n_snapshots]))
+    o = torch.stack(rows).unflatten(0, (n_batch, n_heads)).transpose(1, 2)
+    return o, torch.stack(kept).unflatten(0, (n_batch, n_heads)).transpose(1, 2)
+
+
+def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See kernels.recurrence.ssd.ssd_into."""
+    o, states = ssd(*inputs, n_snapshots=len(slots))
+    for slot, newest_first in zip(slots, states.unbind(1), strict=True):
+        slot.copy_(newest_first)
+    return o
+
+
+def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
+    """See kernels.recurrence.ssd.ssd_slots."""
+    x, dt, g, B, C, D, pool, read, write = inputs
+    o, states = ssd(x, dt, g, B, C, D, pool[read], n_snapshots=write.shape[1])
+    for rows, newest_first in zip(write.tolist(), states, strict=True):
+        for row, S in zip(rows, newest_first, strict=True):
+            pool[row] = S
+    return o
+
+
+def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+    """See kernels.recurrence.ssd.ssd_log."""
+    x, dt, g, B, *_ = inputs
+    o, _ = ssd(*inputs)
+    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
+
+
+def fold(
+    state: torch.Tensor,
+    log: SsdLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.recurrence.ssd.fold: the recurrence without its outputs."""
+    u, B, g = log
+    n_batch, n_heads = state.shape[:2]
+    share = n_heads // B.shape[2]
+    counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()
+    folded = state.clone()
+    for b in range(n_batch):
+        for h in range(n_heads):
+            for t in range(counts[b]):
+                written = torch.outer(u[b, t, h], B[b, t, h // share])
+                folded[b, h] = g[b, t, h].exp() * folded[b, h] + written
+    return folded if out is None else out.copy_(folded)

@@ -1,0 +1,228 @@
+"""State-space duality in batched matrix products: few tokens one by one, more in chunks.
+
+Inside the file all tensors are rows per sequence and head, n = B * H: u, x [n, T, P], g [n, T, 1],
+B, C [n, T, N], D [n, 1, 1], a state [n, P, N]. `slots` are the tensors [n, P, N] that receive the
+newest states, newest first. In a chunk, with c the running sum of g and M_ij = e^(c_i - c_j) for
+i >= j:
+
+    O = (C B^T * M) U + diag(e^c) C S0^T + D X,   S = e^(c_last) S0 + U^T diag(M_last) B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
+from kernels.whole_vectors import pointwise
+
+# Up to here the recurrence is as fast, and hands out every state on its way.
+SHORT = 4
+CHUNK = 64
+
+Slots = Sequence[torch.Tensor]
+
+
+class HeadRows(NamedTuple):
+    """The inputs of some tokens, one row of the batch for every sequence and head."""
+
+    u: torch.Tensor
+    x: torch.Tensor
+    g: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        return self.x.shape[1]
+
+    def tokens(self, start: int, stop: int) -> HeadRows:
+        u, x, g, B, C = (part[:, start:stop] for part in self[:5])
+        return HeadRows(u, x, g, B, C, self.D)
+
+
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
+    x, *_, state = inputs
+    kept = state.new_empty(min(x.shape[1], n_snapshots), *state.shape)
+    return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
+
+
+def ssd_into(*inputs: *SsdArguments, slots: Slots) -> torch.Tensor:
+    """See kernels.recurrence.ssd.ssd_into."""
+    return _by_heads(inputs, slots, invariant=False)
+
+
+def ssd_into_invariant(*inputs: *SsdArguments, slots: Slots) -> torch.Tensor:
+    """ssd_into by the recurrence at every length."""
+    return _by_heads(inputs, slots, invariant=True)
+
+
+def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
+    """See kernels.recurrence.ssd.ssd_slots."""
+    x, dt, g, B, C, D, pool, read, write = inputs
+    state = pool.index_select(0, read)
+    o, kept = ssd(x, dt, g, B, C, D, state, n_snapshots=write.shape[1])
+    pool.index_put_((write,), kept)
+    return o
+
+
+def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+    """See kernels.recurrence.ssd.ssd_log."""
+    return _logged(inputs, invariant=False)
+
+
+def ssd_log_invariant(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+    """ssd_log by the recurrence at every length."""
+    return _logged(inputs, invariant=True)
+
+
+def fold(
+    state: torch.Tensor,
+    log: SsdLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs."""
+    u, B, g = _prefix_rows(log, n_tokens)
+    target = (
+        torch.empty(state.shape, dtype=state.dtype, device=state.device) if out is None else out
+    )
+    if u.shape[1] == 0:
+        return target.copy_(state)
+    M, e = _decays(g)
+    size = (-1, *state.shape[2:])
+    S = torch.mul(state.reshape(size), e[:, -1:], out=target.view(size))
+    S.baddbmm_((u * M[:, -1].unsqueeze(2)).transpose(1, 2), B)
+    return target
+
+
+def fold_invariant(
+    state: torch.Tensor,
+    log: SsdLog,
+    n_tokens: int | torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """fold token by token, with the bits of the states of ssd_into_invariant."""
+    u, B, g = _prefix_rows(log, n_tokens)
+    target = torch.empty(state.shape, device=state.device) if out is None else out
+    S = target.copy_(state).view(-1, *state.shape[2:])
+    decay = pointwise(torch.exp, g, invariant=True)
+    for t in range(u.shape[1]):
+        S.mul_(decay[:, t : t + 1]).addcmul_(u[:, t].unsqueeze(2), B[:, t : t + 1])
+    return target
+
+
+def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> torch.Tensor:
+    state = inputs[6]
+    size = (-1, *state.shape[2:])
+    rows = _rows_per_head(inputs[:6])
+    places = [slot.view(size) for slot in slots]
+    if invariant or rows.n_tokens <= SHORT:
+        o = _by_token(rows, state.reshape(size), places, invariant=invariant)
+    else:
+        o = _chunks(rows, state.reshape(size), places)
+    return o.view(*state.shape[:2], rows.n_tokens, -1).transpose(1, 2)
+
+
+def _logged(inputs: SsdArguments, *, invariant: bool) -> tuple[torch.Tensor, SsdLog]:
+    """The outputs through a state that is thrown away."""
+    x, dt, g, B, *_, state = inputs
+    o = _by_heads(inputs, [torch.empty_like(state)], invariant=invariant)
+    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
+
+
+def _by_token(
+    rows: HeadRows, state: torch.Tensor, slots: Slots, *, invariant: bool
+) -> torch.Tensor:
+    """All tokens one by one; states too old to be kept pass through the oldest slot."""
+    decay = pointwise(torch.exp, rows.g, invariant=invariant)
+    outputs = []
+    for t in range(rows.n_tokens):
+        out = slots[min(rows.n_tokens - 1 - t, len(slots) - 1)]
+        S = torch.mul(state, decay[:, t : t + 1], out=out)
+        state = S.addcmul_(rows.u[:, t].unsqueeze(2), rows.B[:, t : t + 1])
+        outputs.append(torch.bmm(state, rows.C[:, t].unsqueeze(2)).transpose(1, 2))
+    return torch.cat(outputs, 1) + rows.D * rows.x
+
+
+def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """All tokens in chunks, each starting from the state that the one before left."""
+    n_tokens = rows.n_tokens
+    outputs = []
+    # the first chunk takes the remainder, so that the newest states come out of one chunk
+    start, stop = 0, (n_tokens - 1) % CHUNK + 1
+    while start < n_tokens:
+        mine = slots[n_tokens - stop : n_tokens - start]
+        o, state = _chunk(rows.tokens(start, stop), state, mine or [torch.empty_like(state)])
+        outputs.append(o)
+        start, stop = stop, stop + CHUNK
+    return torch.cat(outputs, 1)
+
+
+def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of a chunk and the state after it; its newest states go into the slots."""
+    u, x, g, B, C, D = rows
+    M, e = _decays(g)
+    o = torch.baddbmm(D * x, torch.bmm(C, B.transpose(1, 2)) * M, u)
+    o += torch.bmm(C, state.transpose(1, 2)) * e
+    # the oldest state to keep by one product, the recurrence leads on from it
+    t = rows.n_tokens - len(slots)
+    weighted = (u * M[:, t].unsqueeze(2)).transpose(1, 2)
+    torch.mul(state, e[:, t : t + 1], out=slots[-1]).baddbmm_(weighted, B)
+    decay = g.exp()
+    for i in range(t + 1, rows.n_tokens):
+        here, before = slots[rows.n_tokens - 1 - i], slots[rows.n_tokens - i]
+        torch.mul(before, decay[:, i : i + 1], out=here)
+        here.addcmul_(u[:, i].unsqueeze(2), B[:, i : i + 1])
+    return o, slots[0]
+
+
+def _decays(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """M [n, T, T] and e^c [n, T, 1]."""
+    # f64: the differences of long sums would lose the small ones, which weigh most
+    c = g.cumsum(1, dtype=torch.float64)
+    # cut before exp as well as after it: above the diagonal the exponents are positive
+    M = (c - c.transpose(1, 2)).tril().to(g.dtype).exp().tril()
+    return M, c.to(g.dtype).exp()
+
+
+def _rows_per_head(inputs: SsdInputs) -> HeadRows:
+    x, dt, g, B, C, D = inputs
+    n_batch, _, n_heads = dt.shape
+    x = _heads_first(x)
+    u = x * _heads_first(dt.unsqueeze(-1))
+    B, C = (_heads_first(_of_each_head(part, n_heads)) for part in (B, C))
+    return HeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
+
+
+def _prefix_rows(
+    log: SsdLog, n_tokens: int | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """u, B and g of the first tokens, per head. Where rows differ, the rest of the shorter ones is
+    zeros: no decay and nothing added, whatever the log holds there."""
+    u, B, g = log
+    if isinstance(n_tokens, int):
+        u, B, g = (x[:, :n_tokens] for x in log)
+    else:
+        inside = torch.arange(g.shape[1], device=g.device) < n_tokens.unsqueeze(1)
+        zero, wide = g.new_zeros(()), inside[..., None, None]
+        u, B = torch.where(wide, u, zero), torch.where(wide, B, zero)
+        g = torch.where(inside[..., None], g, zero)
+    B = _of_each_head(B, g.shape[2])
+    return _heads_first(u), _heads_first(B), _heads_first(g.unsqueeze(-1))
+
+
+def _of_each_head(x: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """[B, T, G, N] -> [B, T, H, N]."""
+    return x.repeat_interleave(n_heads // x.shape[2], 2)
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """[B, T, H, d] -> [B * H, T, d]."""
+    return x.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,430 @@
+"""The divergence view over traces made by hand: what is drawn, chosen, and linked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QObject, QPoint, QPointF, Qt
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+from pytestqt.qtbot import QtBot
+
+from app.actions.actions import Actions
+from app.looks.theme import Theme, load_theme
+from app.panels.divergence.divergence_view import DivergenceView
+from app.panels.divergence.lane_cards import verdict_text
+from app.panels.divergence.log_scale import gradient
+from app.panels.divergence.state_map import shades
+from app.trace_models.position import Position
+from app.trace_models.position_detail import BAR_ROLE
+from app.widgets.round_plot import RoundPlot
+from app.widgets.scroll_page import ScrollPage
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
+from tests.support.window_acts import settle
+
+
+def shown(qtbot: QtBot, theme: Theme) -> DivergenceView:
+    actions = QObject()
+    view = DivergenceView(theme, Actions(actions))
+    actions.setParent(view)
+    qtbot.addWidget(view)
+    view.resize(700, 760)
+    view.show()
+    qtbot.waitExposed(view)
+    return view
+
+
+@pytest.fixture
+def view(qtbot: QtBot) -> DivergenceView:
+    return shown(qtbot, load_theme("dark"))
+
+
+@pytest.fixture
+def faulty(view: DivergenceView) -> DivergenceView:
+    view.show_run(RunRef(faulty_comparison().store, 3))
+    QApplication.processEvents()
+    return view
+
+
+def lane(view: DivergenceView, run_id: int) -> RunRef:
+    assert view._lanes is not None
+    return RunRef(view._lanes.store, run_id)
+
+
+def place(plot: RoundPlot, x: float, y: float) -> QPoint:
+    return plot.mapFromScene(plot.box.mapViewToScene(QPointF(x, y)))
+
+
+def colour_at(plot: RoundPlot, x: float, y: float) -> QColor:
+    return plot.grab().toImage().pixelColor(place(plot, x, y))
+
+
+def chips(view: DivergenceView) -> list[str]:
+    return [
+        verdict_text(c.verdict)[0]
+        for c in view.header.cards.cards.values()
+        if c.verdict is not None
+    ]
+
+
+# -- empty ---------------------------------------------------------------------------------
+
+
+def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
+    root = QObject()
+    actions = Actions(root)
+    view = DivergenceView(load_theme("dark"), actions)
+    qtbot.addWidget(view)
+    view.show()
+    texts = [label.text() for label in view.findChildren(QLabel) if label.isVisible()]
+    assert "No comparison yet" in texts
+    assert view.header.editor.isVisible()
+    pressed: list[bool] = []
+    actions["run.compare"].triggered.connect(lambda: pressed.append(True))
+    button = next(b for b in view.findChildren(QPushButton) if b.text() == "Compare")
+    button.click()
+    assert pressed == [True]
+
+
+def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
+    store = TraceStore()
+    view.show_run(RunRef(store, store.begin_run({})))
+    assert view.header.cards.cards == {}
+    view.set_cursor(Position(RunRef(store, 0), 0, 1, 3))
+    view.go_first()
+    view.refresh()
+
+
+# -- lanes ---------------------------------------------------------------------------------
+
+
+def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
+    assert chips(faulty) == ["leads", "≤ 4.0e-12", "within", "suspect @14"]
+    names = [card.accessibleName() for card in faulty.header.cards.cards.values()]
+    assert names[3] == "Lane ring,fault=no-conv-rollback: suspect @14"
+    assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
+    assert faulty.header.sentence.text() == (
+        "Diverges first at position 14, round 2, after the rollback of round 1."
+    )
+    assert not faulty.header.progress.isVisible()
+
+
+def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot) -> None:
+    with qtbot.waitSignal(faulty.lane_selected) as signal:
+        qtbot.mouseClick(faulty.header.cards.cards[2], Qt.MouseButton.LeftButton)
+    assert signal.args == [lane(faulty, 2)]
+    assert faulty.header.cards.cards[2].isChecked() and not faulty.header.cards.cards[3].isChecked()
+    assert faulty.header.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
+    assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"
+    with qtbot.waitSignal(faulty.lane_selected) as signal:
+        qtbot.keyClick(faulty.header.cards.cards[2], Qt.Key.Key_Right)
+    assert signal.args == [lane(faulty, 3)]
+    assert not faulty.header.cards.cards[0].isCheckable(), "the reference has no differences"
+
+
+def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
+    builder = LaneBuilder()
+    run_id = builder.lane("planes", CLEAN[:3])
+    builder.store.runs[run_id]["lane_error"] = "Depth 3 is too deep. Raise n_rs_seq."
+    view.show_run(RunRef(builder.store, run_id))
+    assert chips(view)[1] == "stopped"
+    assert "Depth 3 is too deep." in view.header.sentence.text()
+
+
+def test_lanes_are_kept_while_a_plain_run_is_on_show(faulty: DivergenceView) -> None:
+    store = faulty._lanes.store
+    plain = store.begin_run({})
+    faulty.show_run(RunRef(store, plain))
+    assert len(faulty.header.cards.cards) == 4
+    LaneBuilder(store).lane("planes", CLEAN)
+    faulty.show_run(RunRef(store, 5))
+    assert list(faulty.header.cards.cards) == [5, 6], "a newer comparison"
+    faulty.show_run(None)
+    assert faulty.header.cards.cards == {}
+
+
+def test_progress_while_it_runs(view: DivergenceView) -> None:
+    builder = LaneBuilder()
+    planes = builder.lane("planes", ())
+    view.show_run(RunRef(builder.store, 0))
+    assert view.header.progress.isVisible()
+    assert "Nothing is compared yet." in view.header.sentence.text()
+    for index in range(3):
+        builder.row(planes, "planes", index, 0.0)
+    view.refresh()
+    assert (view.header.progress.value(), view.header.progress.maximum()) == (3, 8)
+    assert "all 3 positions are exact" in view.header.sentence.text()
+    builder.end()
+    view.refresh()
+    assert not view.header.progress.isVisible()
+
+
+# -- plots ---------------------------------------------------------------------------------
+
+
+def test_lines_lie_where_the_errors_are(faulty: DivergenceView) -> None:
+    plot = faulty.plots.delta
+    x, y = plot._curves[3].getOriginalDataset()
+    assert x.tolist() == list(range(10, 18))
+    assert y[5] == pytest.approx(math.log10(0.25))
+    assert y[0] == plot.axis.exact, "no error at all is on the line of its own"
+    assert y[0] < plot.axis.low
+    ticks = {text: at for at, text in plot.getPlotItem().getAxis("left")._tickLevels[0]}
+    assert ticks["exact"] == plot.axis.exact
+    band = plot._band.getRegion()
+    assert band == pytest.approx((plot.axis.exact, math.log10(4e-12)))
+    assert plot._bound.value() == pytest.approx(-9)
+    assert plot._first_line.value() == 14
+    assert colour_at(plot, 17.4, -11.8) == load_theme("dark").color("plot.band")
+
+
+def test_other_measures(faulty: DivergenceView) -> None:
+    faulty.plots.measure.setCurrentIndex(1)
+    plot = faulty.plots.delta
+    _, y = plot._curves[3].getOriginalDataset()
+    assert y[5] == pytest.approx(math.log10(0.5))
+    assert not plot._bound.isVisible(), "verdicts are given on the NMSE"
+    assert plot._band.getRegion()[1] == pytest.approx(math.log10(8e-12))
+    assert "ring,fault=no-conv-rollback: 0.5" in plot.tip(15.2, 0)
+
+
+def test_signs_tell_rollback_from_restore(faulty: DivergenceView) -> None:
+    signs = faulty.plots.delta._signs
+    assert signs["seq_rm"].getData()[0].tolist() == [13, 16], "last position of rounds 1 and 2"
+    assert len(signs["restore"].getData()[0]) == 0
+    faulty._on_lane_chosen(2)
+    assert signs["restore"].getData()[0].tolist() == [13, 16]
+    assert len(signs["seq_rm"].getData()[0]) == 0
+    assert not faulty.plots.delta._first_line.isVisible()
+
+
+def test_not_finite_is_above_everything(view: DivergenceView) -> None:
+    builder = LaneBuilder()
+    builder.lane("noise", NOISE)
+    run_id = builder.lane("ring", [0.0, math.nan, 0.5, 0, 0, 0, 0, 0])
+    view.show_run(RunRef(builder.store, run_id))
+    plot = view.plots.delta
+    _, y = plot._curves[run_id].getOriginalDataset()
+    assert y[1] == plot.axis.not_finite > y[2]
+    assert chips(view)[2] == "suspect @11"
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None:
+    theme = load_theme(name)
+    view = shown(qtbot, theme)
+    view.show_run(RunRef(faulty_comparison().store, 3))
+    QApplication.processEvents()
+    states = view.plots.states
+    assert states.error_at(0, 13) == 1e-2 and states.error_at(5, 16) == 0.5
+    assert states.error_at(0, 10) == 0.0 and states.error_at(0, 9) is None
+    assert states.error_at(0, 12) is None, "measured behind the last token of a round only"
+    assert states.error_at(1, 13) is None, "layer 1 is no recurrent one"
+    assert colour_at(states, 10, 0.1) == theme.color("heat.exact")
+    assert colour_at(states, 12, 0.1) == theme.color("plot.background")
+    assert colour_at(states, 16, 0.1) == theme.color("heat.high"), "as large as the state"
+    assert "layer 2" in states.tip(16.0, 1.0) and "0.5" in states.tip(16.0, 1.0)
+    view.plots.part.setCurrentIndex(1)
+    assert states.error_at(0, 13) == pytest.approx(1e-3)
+    assert "window" in states.tip(13.0, 0.0)
+
+
+def test_shades_are_a_log_scale() -> None:
+    shade = shades(np.array([0.0, 1e-8, 1e-4, 1.0, 1e-20, 1e9, math.inf, math.nan])).astype(int)
+    exact, low, middle, high, less, more, broken, none = shade.tolist()
+    assert low == less and high == more == 255
+    assert middle == pytest.approx((low + high) / 2, abs=1)
+    assert len({exact, low, middle, high, broken, none}) == 6
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_the_scale_goes_one_way_in_lightness(name: str) -> None:
+    colours = gradient(load_theme(name), 64)
+    lightness = [c.redF() * 0.3 + c.greenF() * 0.59 + c.blueF() * 0.11 for c in colours]
+    steps = np.diff(lightness)
+    assert (steps > 0).all() or (steps < 0).all()
+
+
+def test_a_lane_without_states_says_so(faulty: DivergenceView) -> None:
+    faulty._on_lane_chosen(1)
+    assert not faulty.plots.states.isVisible()
+    texts = [label.text() for label in faulty.findChildren(QLabel) if label.isVisible()]
+    assert any("No states are recorded" in text for text in texts)
+
+
+# -- positions -----------------------------------------------------------------------------
+
+
+def test_first_next_and_previous_divergence(faulty: DivergenceView, qtbot: QtBot) -> None:
+    found: list[Position] = []
+    faulty.position_selected.connect(found.append)
+    faulty._choose(2)  # this lane has none: the first goes to the lane that has it
+    with qtbot.waitSignal(faulty.lane_selected) as signal:
+        faulty.go_first()
+    assert signal.args == [lane(faulty, 3)]
+    for go in (faulty.go_next, faulty.go_next, faulty.go_next, faulty.go_previous):
+        go()
+    assert [(p.run.run_id, p.round, p.pos) for p in found] == [
+        (3, 2, 14),
+        (3, 2, 15),
+        (3, 3, 17),
+        (3, 2, 15),
+    ]
+    assert faulty.tables.shown == 15
+    assert faulty.plots.delta.cursor_line.value() == 15
+
+
+def test_clicks_and_keys_in_the_plots_select_positions(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    plot = faulty.plots.delta
+    with qtbot.waitSignal(faulty.position_selected) as signal:
+        qtbot.mouseClick(plot.viewport(), Qt.MouseButton.LeftButton, pos=place(plot, 12.1, -5))
+    assert signal.args == [Position(lane(faulty, 3), 0, 1, 12)]
+    with qtbot.waitSignal(faulty.position_selected) as signal:
+        qtbot.keyClick(faulty.plots.states, Qt.Key.Key_Right)
+    assert signal.args == [Position(lane(faulty, 3), 0, 1, 13)]
+    for x in (9.0, 18.0):  # beside what was compared
+        with qtbot.assertNotEmitted(faulty.position_selected):
+            plot.clicked.emit(x, 0.0)
+
+
+def test_rows_of_the_table_select_positions(faulty: DivergenceView, qtbot: QtBot) -> None:
+    table = faulty.tables.positions
+    with qtbot.waitSignal(faulty.position_selected) as signal:
+        table.setCurrentIndex(table.model().index(7, 0))
+    assert signal.args == [Position(lane(faulty, 3), 0, 3, 17)]
+    with qtbot.assertNotEmitted(faulty.position_selected):
+        faulty.set_cursor(Position(lane(faulty, 0), 0, 1, 11))
+    assert table.currentIndex().row() == 1
+    cells = [table.model().index(4, column).data() for column in range(9)]
+    assert cells == ["14", "2", "):", "✗ beyond", "0.002", "0.001", "0.003", "same", "1"]
+
+
+def test_a_round_without_a_position_is_its_first(faulty: DivergenceView) -> None:
+    faulty.set_cursor(Position(lane(faulty, 2), 0, 2, None))
+    assert faulty.tables.shown == 14
+    assert faulty.plots.states.cursor_line.isVisible()
+    faulty.set_cursor(Position(lane(faulty, 77), 0, 2, 14))
+    assert not faulty.plots.states.cursor_line.isVisible()
+
+
+def test_top_k_side_by_side(faulty: DivergenceView) -> None:
+    faulty.select(15)
+    model = faulty.tables.detail_model
+    assert [model.headerData(c, Qt.Orientation.Horizontal) for c in range(4)] == [
+        "reference",
+        "noise",
+        "checkpoint",
+        "ring\nfault=no-conv-rollback",
+    ]
+    assert model.headerData(0, Qt.Orientation.Vertical) == "› ⟨newline⟩"
+    assert model.index(0, 3).data() == "▼ 0.220"
+    assert model.index(0, 3).data(BAR_ROLE) == pytest.approx(0.22)
+    theme = load_theme("dark")
+    assert model.index(0, 3).data(Qt.ItemDataRole.ForegroundRole) == theme.color("rejected.line")
+    image = faulty.tables.detail.viewport().grab().toImage()
+    painted = {
+        image.pixelColor(x, y).name() for x in range(image.width()) for y in range(image.height())
+    }
+    assert {theme.color("accepted.line").name(), theme.color("rejected.line").name()} <= painted
+
+
+def test_wide_it_shows_both_tables(faulty: DivergenceView) -> None:
+    assert not faulty.tables.positions.isVisible()
+    faulty.resize(1800, 900)
+    QApplication.processEvents()
+    assert faulty.tables.positions.isVisible() and faulty.tables.detail.isVisible()
+    faulty.resize(640, 760)
+    QApplication.processEvents()
+    assert not faulty.tables.positions.isVisible()
+
+
+# -- the rest ------------------------------------------------------------------------------
+
+
+def test_hidden_it_does_nothing_until_it_is_shown(view: DivergenceView) -> None:
+    builder = LaneBuilder()
+    planes = builder.lane("planes", ())
+    view.show_run(RunRef(builder.store, planes))
+    view.hide()
+    builder.row(planes, "planes", 0, 0.5)
+    view.refresh()
+    assert chips(view)[1] == "nothing yet"
+    view.show()
+    assert chips(view)[1] == "suspect @10"
+    assert view.has_divergences
+
+
+def test_custom_painted_parts_are_told_in_words(faulty: DivergenceView) -> None:
+    delta, states = faulty.plots.delta, faulty.plots.states
+    assert "ring,fault=no-conv-rollback: 0.25" in delta.accessibleDescription()
+    assert states.accessibleDescription() == "state: 3 layers, worst relative error 1"
+    for part in (delta, states, faulty.plots.scale, faulty.plots.legend, faulty.header.cards):
+        assert part.accessibleName()
+
+
+def test_retheme(faulty: DivergenceView) -> None:
+    light = load_theme("light")
+    faulty.retheme(light)
+    QApplication.processEvents()
+    assert colour_at(faulty.plots.states, 16, 0.1) == light.color("heat.high")
+    assert colour_at(faulty.plots.delta, 17.4, -11.8) == light.color("plot.band")
+
+
+@pytest.mark.usefixtures("each_font")
+def test_an_open_editor_leaves_plots_and_tables_readable(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    page = faulty.findChildren(ScrollPage)[0]
+    line = faulty.fontMetrics().height()
+    faulty.resize(1280, 40 * line)  # what a window of 1280 × 800 has for it with a common font
+    for editing in (False, True):
+        faulty.header.set_editing(editing)
+        settle(qtbot)
+        assert faulty.plots.delta.height() >= 8 * line
+        assert faulty.plots.states.height() >= 6 * line
+        shown_rows = faulty.tables.detail.viewport().height()
+        assert shown_rows >= 5 * faulty.tables.detail.verticalHeader().defaultSectionSize()
+        assert editing or page.verticalScrollBar().maximum() == 0, "the page may scroll then"
+
+
+@pytest.mark.usefixtures("each_font")
+def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot) -> None:
+    line = faulty.fontMetrics().height()
+    faulty.resize(1280, 31 * line)  # what the same window has with a tall font
+    bar = faulty.findChildren(ScrollPage)[0].verticalScrollBar()
+    qtbot.waitUntil(lambda: bar.maximum() == 0)
+    assert faulty.plots.delta.height() >= 5 * line
+    assert faulty.plots.states.height() >= 5 * line
+    rows = faulty.tables.detail
+    assert rows.viewport().height() >= 3 * rows.verticalHeader().defaultSectionSize()
+    faulty.resize(1280, 40 * line)
+    qtbot.waitUntil(lambda: faulty.plots.delta.height() >= 8 * line)
+
+
+def test_ranks_stand_in_sight_of_half_a_window(faulty: DivergenceView, qtbot: QtBot) -> None:
+    faulty.resize(1280, 545)
+    settle(qtbot)
+    table = faulty.tables.positions
+    titles = [table.model().headerData(i, Qt.Orientation.Horizontal) for i in range(9)]
+    rank = titles.index("rank")
+    right = table.columnViewportPosition(rank) + table.columnWidth(rank)
+    assert right <= table.viewport().width()
+
+
+def test_heads_of_two_lines_are_as_high_from_the_first_look_on(
+    view: DivergenceView, qtbot: QtBot
+) -> None:
+    builder = LaneBuilder()
+    builder.lane("noise", NOISE)
+    view.show_run(RunRef(builder.store, 1))
+    header = view.tables.detail.horizontalHeader()
+    qtbot.waitUntil(lambda: header.isVisible() and header.height() > 0)
+    one = header.height()
+    view.show_run(RunRef(faulty_comparison().store, 3))
+    qtbot.waitUntil(lambda: header.height() >= one + header.fontMetrics().height())

@@ -1,0 +1,329 @@
+"""The plots on the real window: numbers drawn, one axis, one cursor, few points, pictures."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QApplication, QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.looks.theme import load_theme
+from app.panels.plots.acceptance_view import AcceptanceView
+from app.panels.plots.kv_cells_view import KvCellsView
+from app.panels.plots.round_view import RoundView
+from app.panels.plots.stacked_bars import StackedBars
+from app.panels.plots.timing_view import NO_BASELINE, TimingView
+from app.panels.plots.verify_width_view import VerifyWidthView
+from app.trace_models.position import Position
+from app.window.plot_export import write_plot
+from app.window.window import MainWindow
+from engine.errors import TraceFileError
+from engine.trace.records import PHASES
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.timings import acceptance, timings
+from tests.support.timed_trace import add_rounds, begin, timed_trace
+
+BOTTOM = ("ring", "acceptance", "timing", "verify", "kv", "what_if")
+
+
+@pytest.fixture
+def make(qtbot: QtBot) -> Callable[[type[RoundView]], RoundView]:
+    def make_view(kind: type[RoundView]) -> RoundView:
+        view = kind(load_theme("dark"))  # type: ignore[call-arg, arg-type]
+        qtbot.addWidget(view)
+        view.resize(900, 200)
+        view.show()
+        qtbot.waitExposed(view)
+        return view
+
+    return make_view
+
+
+def filled(window: MainWindow, rounds: int = 60) -> tuple[TraceStore, int]:
+    store, _, run_id = timed_trace(rounds)
+    window.feed.show_run(RunRef(store, run_id))
+    return store, run_id
+
+
+def bars(stack: StackedBars) -> list[dict[float, float]]:
+    """Heights of each part by the middle of the bar."""
+    found = []
+    for item in stack.items:
+        x = (np.asarray(item.opts["x0"]) + np.asarray(item.opts["x1"])) / 2
+        heights = np.asarray(item.opts["height"]).tolist()
+        found.append(dict(zip(np.round(x, 6).tolist(), heights, strict=True)))
+    return found
+
+
+def n_points(view: RoundView) -> int:
+    """Points and bars that the view has given to the plot."""
+    total = 0
+    for item in view.plot.getPlotItem().items:
+        if hasattr(item, "opts") and "x0" in getattr(item, "opts", {}):
+            x0 = item.opts["x0"] if item.opts["x0"] is not None else item.opts["x"]
+            total += len(x0)
+        elif hasattr(item, "getData"):
+            x, _ = item.getData()
+            total += 0 if x is None else len(x)
+        elif hasattr(item, "image") and item.image is not None:
+            total += item.image.shape[1]
+    return total
+
+
+def test_time_is_stacked_by_phase(make: Callable[[type[RoundView]], RoundView]) -> None:
+    store, _, run_id = timed_trace(60, n_seqs=2)
+    view = make(TimingView)
+    view.show_run(RunRef(store, run_id))
+    mine = (store.rounds.column("run_id") == run_id) & (store.rounds.column("round") == 12)
+    *phases, whole = bars(view._bars)  # type: ignore[attr-defined]
+    assert not len(whole), "every round has its phases"
+    for phase, heights in zip(PHASES, phases, strict=True):
+        expected = store.rounds.column(f"{phase}_ms")[mine].sum()
+        assert heights.get(12.0, 0.0) == pytest.approx(expected)
+    assert "replay 9 ms" in view.plot.tip(12.0, 1.0)
+
+
+def test_the_speed_up_is_against_the_plain_run(
+    make: Callable[[type[RoundView]], RoundView],
+) -> None:
+    store, plain, run_id = timed_trace(60)
+    view = make(TimingView)
+    view.show_run(RunRef(store, run_id))
+    ratio = (
+        timings(store, run_id)["predicted_per_second"]
+        / timings(store, plain)["predicted_per_second"]
+    )
+    assert view.legend.labels[0] == f"{ratio:.2f}× vs run {plain}"
+    other = begin(store, ("draft-mtp",), prompt=(1, 2))
+    add_rounds(store, other, 0, 5)
+    view.show_run(RunRef(store, other))
+    assert view.legend.labels[0] == NO_BASELINE
+    assert "clear the drafters" in view.legend.entry_tip(0)
+
+
+def test_acceptance_says_what_the_engine_says(make: Callable[[type[RoundView]], RoundView]) -> None:
+    store, _, run_id = timed_trace(80)
+    view = make(AcceptanceView)
+    assert isinstance(view, AcceptanceView)
+    view.show_run(RunRef(store, run_id))
+    figures = acceptance(store, run_id)
+    _, lifetime = view._lifetime.getData()
+    assert lifetime[-1] == pytest.approx(figures["draft_acceptance_rate"])
+    last = slice(-16, None)
+    _, windowed = view._windowed.getData()
+    assert windowed[-1] == pytest.approx(
+        sum(figures["per_step_accepted"][last]) / sum(figures["per_step_drafted"][last])
+    )
+    for name, rates in figures["acceptance_per_position"].items():
+        _, y = view.rates.curves[name].getData()
+        assert y.tolist() == pytest.approx([rate for rate in rates if rate is not None])
+    assert "conditional" in view.rates.accessibleDescription()
+    assert "4 drafted" in view.histogram.accessibleDescription()
+
+
+def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], RoundView]) -> None:
+    store, _, run_id = timed_trace(60, n_seqs=2)
+    view = make(VerifyWidthView)
+    view.show_run(RunRef(store, run_id))
+    _prompt, verify, replay, padding = bars(view._bars)  # type: ignore[attr-defined]
+    mine = (store.ubatches.column("run_id") == run_id) & (store.ubatches.column("round") == 13)
+    (row,) = np.flatnonzero(mine).tolist()
+    facts = store.ubatches.row(row)
+    assert padding[13.0] == facts["n_padding"] > 0
+    assert verify[13.0] == 2 * facts["n_seq_tokens"] - facts["n_padding"]
+    assert 12.0 in replay
+    tip = view.plot.tip(12.0, 1.0)
+    assert "verify: 2 × " in tip and "replay: 1 × 2 tokens · end of batch" in tip
+
+
+def test_duplicate_cells_are_marked(make: Callable[[type[RoundView]], RoundView]) -> None:
+    store, _, run_id = timed_trace(60)
+    view = make(KvCellsView)
+    view.show_run(RunRef(store, run_id))
+    used, twice = bars(view._bars)  # type: ignore[attr-defined]
+    assert set(twice) == {33.0}
+    x, _ = view._signs.getData()  # type: ignore[attr-defined]
+    assert x.tolist() == [33.0]
+    held = store.rounds.column("kv_cells_used")[store.rounds.column("run_id") == run_id]
+    assert used[20.0] == held[20]
+    assert "3 duplicates" in view.plot.tip(33.0, 1.0)
+
+
+def test_a_long_run_is_drawn_with_as_many_points_as_pixels(window: MainWindow) -> None:
+    window.resize(1280, 800)
+    store, _, run_id = timed_trace(2)
+    add_rounds(store, run_id, 2, 100_000)
+    window.feed.show_run(RunRef(store, run_id))
+    parts = {"acceptance": 2, "timing": len(PHASES) + 1, "verify": 5, "kv": 3, "rollback": 4}
+    for unit in ("round", "token", "time"):
+        window.actions_by_id[f"plot.x_{unit}"].trigger()
+        window.actions_by_id["plot.show_all"].trigger()
+        for name, n_parts in parts.items():
+            window.docks[name].raise_()
+            QApplication.processEvents()
+            view = window.plots.views[name]
+            first, stop = view.plot.rounds_in_sight
+            assert stop - first == 100_000
+            view.refresh()
+            assert 100 < n_points(view) <= n_parts * view.plot.n_pixels, (name, unit)
+
+
+def test_a_plot_behind_another_tab_draws_when_it_comes_to_the_front(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(1280, 800)
+    window.docks["ring"].raise_()
+    QApplication.processEvents()
+    filled(window)
+    view = window.plots.views["kv"]
+    assert n_points(view) == 0
+    window.docks["kv"].raise_()
+    qtbot.waitUntil(lambda: n_points(view) > 0)
+
+
+def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(1280, 800)
+    window.docks["ring"].raise_()
+    QApplication.processEvents()
+    store, run_id = filled(window)
+    timing, estimate = window.plots.views["timing"], window.plots.what_if
+    before = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
+    add_rounds(store, run_id, 60, 90)
+    window.feed.refresh()
+    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90)
+    shown = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
+    assert shown == before
+    window.docks["timing"].raise_()
+    qtbot.waitUntil(lambda: timing.plot.n_rounds == 90)
+    window.docks["what_if"].raise_()
+    qtbot.waitUntil(lambda: estimate.headline.text() != before[2])
+
+
+def test_one_switch_changes_the_unit_of_all_plots(window: MainWindow) -> None:
+    filled(window)
+    views = list(window.plots.views.values())
+    before = views[0].plot.rounds_in_sight
+    for unit, label in (("token", "emitted tokens"), ("time", "time, s"), ("round", "round")):
+        window.actions_by_id[f"plot.x_{unit}"].trigger()
+        for view in views:
+            assert label in view.plot.getPlotItem().getAxis("bottom").labelString()
+            assert view.plot.x_range == pytest.approx(views[0].plot.x_range)
+    assert views[0].plot.rounds_in_sight == before
+
+
+def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) -> None:
+    filled(window, 300)
+    window.actions_by_id["plot.x_time"].trigger()
+    window.feed.move_cursor(Position(window.feed.run, 0, 200, None))
+    views = list(window.plots.views.values())
+    centre = views[0].plot.run_axis.centre(200)
+    assert {view.plot.cursor_line.value() for view in views} == {centre}
+    qtbot.keyClick(views[2].plot, Qt.Key.Key_A)
+    ranges = {tuple(np.round(view.plot.x_range, 6)) for view in views}
+    assert len(ranges) == 1
+    assert not any(view.plot.follow for view in views)
+    window.docks["rollback"].raise_()
+    QApplication.processEvents()
+    plot = views[0].plot
+    spot = plot.mapFromScene(plot.box.mapViewToScene(QPointF(sum(plot.x_range) / 2, 1.0)))
+    for act in (qtbot.mouseClick, qtbot.mouseDClick, qtbot.mouseRelease):
+        act(plot.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(spot))
+    assert all(view.plot.follow for view in views)
+    assert plot.x_range[1] == pytest.approx(plot.run_axis.start(300))
+
+
+def test_the_docks_are_tabs_below(window: MainWindow) -> None:
+    together = window.tabifiedDockWidgets(window.docks["ring"])
+    assert set(together) == {window.docks[name] for name in BOTTOM[1:]}
+    window.docks["timing"].setFloating(True)
+    window.actions_by_id["view.reset_layout"].trigger()
+    assert set(window.tabifiedDockWidgets(window.docks["ring"])) == set(together)
+
+
+def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
+    window.docks["what_if"].raise_()
+    QApplication.processEvents()
+    view = window.plots.what_if
+    assert not view.has_rounds
+    filled(window)
+    assert view.has_rounds
+    qtbot.waitUntil(lambda: view.table_widget.rowCount() == 5)
+    names, rows = view.table()
+    speeds = [row[names.index("tokens_per_second")] for row in rows]
+    best = int(np.argmax(np.array(speeds, float)))
+    assert view.headline.text().startswith(f"Best n_max {best}: ")
+    assert " · estimate from " in view.headline.text()
+    assert view.table_widget.item(best, 0).text() == f"★ {best}"
+    assert "cost by their lengths alone" in view.note.text()
+
+
+def test_export_as_picture_drawing_and_table(
+    window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.set_theme("dark")
+    window.docks["timing"].raise_()
+    QApplication.processEvents()
+    store, run_id = filled(window)
+    view = window.plots.views["timing"]
+    view.plot.setFocus()
+    monkeypatch.setattr(window.plots, "chosen", lambda: view)
+    for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of what is in sight (*.csv)")):
+        answer = (str(tmp_path / name), kind)
+        monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_a, _b=answer, **_k: _b)
+        window.actions_by_id["plot.export"].trigger()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.png", "b.svg", "c.csv"]
+    image, light = QImage(str(tmp_path / "a.png")), load_theme("light")
+    assert image.width() == 2 * view.page.width()
+    assert image.pixelColor(3, 3) == light.color("plot.background")
+    colours = {
+        image.pixelColor(x, y).name()
+        for x in range(0, image.width(), 3)
+        for y in range(0, image.height(), 3)
+    }
+    assert light.color("phase.verify").name() in colours
+    assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
+    assert view.plot._theme.name == "dark"
+    with (tmp_path / "c.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first, stop = view.plot.rounds_in_sight
+    assert [int(row["round"]) for row in rows] == list(range(first, stop))
+    mine = store.rounds.column("run_id") == run_id
+    assert float(rows[5]["verify_ms"]) == pytest.approx(store.rounds.column("verify_ms")[mine][5])
+
+    QGuiApplication.clipboard().clear()
+    window.actions_by_id["plot.copy_image"].trigger()
+    assert QGuiApplication.clipboard().image().size() == image.size()
+    with pytest.raises(TraceFileError, match="cannot be written"):
+        write_plot(view, tmp_path / "no" / "x.csv", light, window.theme)
+
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("?.*")}
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: os.open(tmp_path, os.O_WRONLY))  # any OSError
+        for name in before:
+            with pytest.raises(TraceFileError, match="cannot be written"):
+                write_plot(view, tmp_path / name, light, window.theme)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("?.*")} == before
+    (tmp_path / "link.svg").symlink_to("b.svg")
+    write_plot(view, tmp_path / "link.svg", light, window.theme)
+    assert (tmp_path / "link.svg").is_symlink()
+
+
+def test_every_plot_has_a_table_and_words(window: MainWindow) -> None:
+    filled(window)
+    for name, view in window.plots.views.items():
+        if name == "ring":
+            continue  # this trace has no slots
+        columns, rows = view.table()
+        assert len(rows) >= 50 and {len(row) for row in rows} == {len(columns)}
+        assert view.plot.accessibleName() and "rounds: 60" in view.plot.accessibleDescription()

@@ -1,0 +1,491 @@
+"""The Run panel gives the options that it shows, and only what makes sense is on show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QPalette, QWheelEvent
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.events import DraftFile, ModelFiles
+from app.engine_thread.jobs import ChatWrap
+from app.looks.theme import apply_theme, load_theme
+from app.panels.run_settings.run_panel import RunPanel
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.suffix import SuffixOptions
+from engine.errors import OptionError
+from engine.options import RunOptions, SamplerOptions, SpecOptions
+from resources import demo_prompts
+from tests.support.fake_session import FakeInfo, FakeLayer
+
+
+def files(*, mtp: bool, draft: bool) -> ModelFiles:
+    layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
+    info: Any = FakeInfo(layers=layers)
+    drafts = (DraftFile(Path("draft.gguf"), "draft-simple", info),) if draft else ()
+    return ModelFiles(Path("a.gguf"), drafts, info, {})
+
+
+@pytest.fixture
+def panel(qtbot: QtBot) -> RunPanel:
+    panel = RunPanel()
+    qtbot.addWidget(panel)
+    panel.resize(320, 700)
+    panel.show()
+    panel.set_files(files(mtp=True, draft=True))
+    panel.set_open_groups(["drafters", "sampling", "memory", "limits", "faults"])
+    return panel
+
+
+def test_first_options_are_the_engine_defaults_with_a_drafter(panel: RunPanel) -> None:
+    assert panel.options() == replace(RunOptions(), spec=SpecOptions(types=("draft-mtp",)))
+    assert panel.compute.currentText() == "auto"
+
+
+def test_every_field_reaches_the_options(panel: RunPanel) -> None:
+    panel.n_predict.setValue(77)
+    panel.sampling["temp"].setValue(0.8)
+    panel.sampling["top_k"].setValue(12)
+    panel.sampling["top_p"].setValue(0.5)
+    panel.sampling["min_p"].setValue(0.1)
+    panel.sampling["seed"].setValue(9)
+    panel.sampling["typical_p"].setValue(0.9)
+    panel.sampling["repeat_penalty"].setValue(1.3)
+    panel.sampling["repeat_last_n"].setValue(-1)
+    panel.sampling["presence_penalty"].setValue(0.2)
+    panel.sampling["frequency_penalty"].setValue(-0.1)
+    panel.drafter.set_names(["draft-simple", "ngram-mod"])
+    panel.n_max.setValue(5)
+    panel.draft["n_min"].setValue(2)
+    panel.draft["p_min"].setValue(0.25)
+    panel.rollback.setCurrentText("checkpoint")
+    panel.memory["split"].setCurrentText("seq")
+    panel.ignore_eos.setChecked(True)
+    panel.sampling["allow_non_finite"].setChecked(True)
+    assert panel.options() == RunOptions(
+        n_predict=77,
+        sampler=SamplerOptions(
+            temp=0.8,
+            top_k=12,
+            top_p=0.5,
+            min_p=0.1,
+            seed=9,
+            typical_p=0.9,
+            repeat_penalty=1.3,
+            repeat_last_n=-1,
+            presence_penalty=0.2,
+            frequency_penalty=-0.1,
+        ),
+        spec=SpecOptions(types=("ngram-mod", "draft-simple"), n_max=5, n_min=2, p_min=0.25),
+        rollback="checkpoint",
+        split="seq",
+        ignore_eos=True,
+        allow_non_finite=True,
+    )
+    panel.rollback.setCurrentText("planes")
+    panel.memory["n_rs_seq"].setValue(7)
+    assert panel.options().n_rs_seq == 7
+    panel.drafter.set_names([])
+    assert panel.options().spec.types == ()
+
+
+def test_n_min_above_n_max_is_no_way_to_an_error(panel: RunPanel) -> None:
+    panel.draft["n_min"].setValue(9)
+    panel.n_max.setValue(2)
+    assert panel.options().spec.n_min == 2
+
+
+def test_rejection_has_no_n_min(panel: RunPanel) -> None:
+    """Thrown-away drafts would cost it the target's distribution; the engine refuses."""
+    panel.draft["n_min"].setValue(2)
+    panel.draft["p_min"].setValue(0.5)
+    assert panel.draft["n_min"].isVisible()
+    panel.draft["accept"].setCurrentText("rejection")
+    assert not panel.draft["n_min"].isVisible()
+    spec = panel.options().spec
+    assert (spec.accept, spec.n_min, spec.p_min) == ("rejection", 0, 0.5)
+
+
+def test_the_window_of_the_penalties_shows_with_a_penalty(panel: RunPanel) -> None:
+    assert not panel.sampling["repeat_last_n"].isVisible()
+    panel.sampling["presence_penalty"].setValue(0.5)
+    assert panel.sampling["repeat_last_n"].isVisible()
+
+
+def test_options_without_effect_are_hidden(panel: RunPanel) -> None:
+    assert panel.n_max.isVisible()
+    assert panel.memory["n_rs_seq"].isVisible()
+    assert not panel.sampling["top_k"].isVisible()
+    panel.sampling["temp"].setValue(1)
+    panel.drafter.set_names(["ngram-cache"])
+    assert panel.rollback.isVisible()
+    assert not panel.n_max.isVisible()
+    panel.drafter.set_names([])
+    assert not panel.rollback.isVisible()
+    assert panel.sampling["top_k"].isVisible()
+    assert panel.sampling["seed"].isVisible()
+    assert not panel.n_max.isVisible()
+    assert not panel.memory["n_rs_seq"].isVisible()
+
+
+@pytest.mark.parametrize(
+    ("mtp", "draft", "chosen"),
+    [
+        (True, False, "draft-mtp"),
+        (False, True, "draft-simple"),
+        (False, False, "none"),
+        (True, True, "draft-mtp"),
+    ],
+)
+def test_drafters_follow_the_files(panel: RunPanel, mtp: bool, draft: bool, chosen: str) -> None:
+    panel.set_files(files(mtp=mtp, draft=draft))
+    assert panel.drafter.text() == chosen
+    action = panel.drafter.actions_by_name["draft-simple"]
+    assert action.isEnabled() is draft
+    if not draft:
+        assert "draft model" in action.toolTip()
+    assert panel.drafter.actions_by_name["ngram-mod"].isEnabled()
+
+
+def test_a_chosen_drafter_comes_back_with_a_model_that_has_it(panel: RunPanel) -> None:
+    panel.set_files(files(mtp=False, draft=False))
+    panel.set_files(files(mtp=True, draft=False))
+    assert panel.drafter.text() == "draft-mtp"
+
+
+def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: QtBot) -> None:
+    menu = panel.drafter.menu()
+    menu.popup(panel.mapToGlobal(QPoint(0, 0)))
+    for name in ("ngram-mod", "ngram-simple"):
+        where = menu.actionGeometry(panel.drafter.actions_by_name[name]).center()
+        qtbot.mouseMove(menu, where)
+        qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=where)
+        assert menu.isVisible()
+    assert panel.drafter.text() == "ngram-simple, ngram-mod, draft-mtp"
+    assert panel.options().spec.types == ("ngram-simple", "ngram-mod", "draft-mtp")
+    menu.setActiveAction(panel.drafter.actions_by_name["ngram-mod"])
+    qtbot.keyClick(menu, Qt.Key.Key_Space)
+    assert menu.isVisible()
+    assert panel.drafter.names() == ("ngram-simple", "draft-mtp")
+    panel.set_files(files(mtp=False, draft=False))
+    assert panel.drafter.names() == ("ngram-simple",)
+    panel.set_files(files(mtp=True, draft=False))
+    assert panel.drafter.names() == ("ngram-simple", "draft-mtp")
+    menu.actions()[0].trigger()
+    assert panel.drafter.text() == "none"
+    menu.close()
+
+
+def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
+    prompts = demo_prompts()
+    panel.use_first_prompt()
+    assert panel.texts() == [prompts[0].text]
+    panel.prompt.setPlainText("mine")
+    panel.use_first_prompt()
+    assert panel.texts() == ["mine"], "what is typed is never overwritten"
+    panel.prompts.examples.activated.emit(2)
+    assert panel.texts() == [prompts[2].text]
+
+
+def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:
+    seen: list[tuple[str, bool | None]] = []
+    panel.loading_changed.connect(
+        lambda: seen.append((panel.compute.currentText(), panel.mmap_choice()))
+    )
+    panel.set_loading("f32", True)
+    assert seen == []
+    panel.compute.setCurrentText("auto")
+    panel.mmap.setCurrentText("no")
+    panel.mmap.setCurrentText("auto")
+    assert seen == [("auto", True), ("auto", False), ("auto", None)]
+
+
+def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> None:
+    field = panel.n_predict
+    panel.prompt.setFocus()
+    value = field.value()
+    centre = QPointF(field.rect().center())
+    wheel = QWheelEvent(
+        centre,
+        QPointF(field.mapToGlobal(QPoint(5, 5))),
+        QPoint(0, 120),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(field, wheel)
+    assert field.value() == value
+
+
+def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:
+    order: list[QWidget] = []
+    widget: QWidget | None = panel.prompts.examples
+    while widget is not None and widget not in order:
+        order.append(widget)
+        widget = widget.nextInFocusChain()
+    fields = [
+        w
+        for w in order
+        if w
+        in (
+            panel.prompts.examples,
+            panel.prompt,
+            panel.drafter,
+            panel.n_max,
+            panel.rollback,
+            panel.n_predict,
+            panel.compute,
+            panel.sampling["temp"],
+            panel.ignore_eos,
+        )
+    ]
+    tops = [field.mapTo(panel, QPoint(0, 0)).y() for field in fields]
+    assert tops == sorted(tops)
+    assert len(fields) == 9
+
+
+def test_every_field_has_a_name_and_says_which_option_it_is(panel: RunPanel) -> None:
+    assert panel.prompt.accessibleName()
+    assert panel.prompts.examples.accessibleName()
+    for field in (
+        panel.n_predict,
+        panel.drafter,
+        panel.compute,
+        panel.ignore_eos,
+        panel.memory["split"],
+    ):
+        assert field.accessibleName()
+        assert field.toolTip().startswith("-")
+
+
+# -- sequences and the chat template -------------------------------------------------------
+
+
+def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
+    panel.prompt.setPlainText("one")
+    panel.prompts.add_button.click()
+    panel.prompt.setPlainText("two")
+    assert panel.texts() == ["one", "two"]
+    assert panel.options().parallel == 2
+    panel.prompts.choice.setCurrentIndex(0)
+    panel.prompts.choice.activated.emit(0)
+    assert panel.prompt.toPlainText() == "one"
+    panel.prompts.copies.setValue(3)
+    assert panel.texts() == ["one"] * 3 + ["two"] * 3
+    assert panel.options().parallel == 6
+    panel.limits["parallel"].setValue(2)
+    assert panel.options().parallel == 2
+    panel.prompts.remove_button.click()
+    assert panel.texts() == ["two"] * 3
+    assert not panel.prompts.remove_button.isVisible(), "the last one stays"
+
+
+def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
+    assert panel.chat() is None
+    panel.prompts.chat_box.setChecked(True)
+    assert panel.chat() == ChatWrap()
+    assert panel.prompts.chat_kwargs.isVisible()
+    for wrong in ("{", "[1]", "true", '{"a": }', "[" * 5000):
+        panel.prompts.chat_kwargs.setText(wrong)
+        assert "JSON object" in panel.problem, wrong
+        assert panel.message.isVisible()
+    panel.prompts.chat_kwargs.setText('{"enable_thinking": false}')
+    assert panel.problem == ""
+    assert not panel.message.isVisible()
+    assert panel.chat() == ChatWrap({"enable_thinking": False})
+
+
+# -- options beyond the first lines --------------------------------------------------------
+
+
+def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
+    panel.limits["n_ctx"].setValue(512)
+    panel.limits["n_batch"].setValue(64)
+    panel.limits["n_ubatch"].setValue(16)
+    panel.memory["checkpoint_device"].setCurrentText("device")
+    panel.faults["faults"].set_names(["stale-plane", "stale-logits"])
+    panel.sampling["logit_bias"].setText("302+1.5, 7-100")
+    assert not panel.options().batch_invariant
+    panel.memory["batch_invariant"].click()
+    options = panel.options()
+    assert options.batch_invariant
+    assert (options.n_ctx, options.n_batch, options.n_ubatch) == (512, 64, 16)
+    assert options.checkpoint_device == "device"
+    assert options.faults == ("stale-logits", "stale-plane")
+    assert options.sampler.logit_bias == ((302, 1.5), (7, -100.0))
+
+
+def test_sizes_of_the_drafters_that_look_tokens_up(panel: RunPanel) -> None:
+    panel.drafter.set_names(["ngram-simple", "ngram-map-k4v", "ngram-mod"])
+    panel.draft["ngram_simple.size_n"].setValue(3)
+    panel.draft["ngram_simple.size_m"].setValue(5)
+    panel.draft["ngram_map_k4v.min_hits"].setValue(2)
+    panel.draft["ngram_mod.n_match"].setValue(20)
+    spec = panel.options().spec
+    assert spec.ngram_simple == NgramSizes(3, 5)
+    assert spec.ngram_map_k == NgramSizes(), "left alone"
+    assert spec.ngram_map_k4v.min_hits == 2
+    assert spec.ngram_mod.n_match == 20
+    assert panel.draft["ngram_mod.n_match"].isVisible()
+    assert not panel.draft["ngram_map_k.size_n"].isVisible()
+    assert not panel.draft["lookup_cache_static"].isVisible()
+
+
+def test_the_six_numbers_of_suffix_fit_and_arrive(panel: RunPanel) -> None:
+    panel.drafter.set_names(["suffix"])
+    assert panel.draft["suffix.max_tree_depth"].isVisible()
+    assert panel.draft["suffix.min_token_prob"].isVisible()
+    panel.draft["suffix.max_tree_depth"].setValue(16)
+    panel.draft["suffix.min_token_prob"].setValue(0.25)
+    assert panel.options().spec.suffix == SuffixOptions(max_tree_depth=16, min_token_prob=0.25)
+    rows = {panel.draft[f"suffix.{name}"].parent() for name in ("n_max", "max_spec_factor")}
+    assert len(rows) == 2
+    panel.drafter.set_names(["ngram-simple"])
+    assert not panel.draft["suffix.min_token_prob"].isVisible()
+
+
+def test_a_grammar_is_named_by_its_file(panel: RunPanel) -> None:
+    panel.sampling["json_schema"].setText(" a.json ")
+    assert panel.options().sampler == SamplerOptions(json_schema="a.json")
+    panel.sampling["grammar_file"].setText("b.lark")
+    assert "both given" in panel.problem
+    panel.sampling["json_schema"].setText("")
+    assert panel.options().sampler.grammar_file == "b.lark"
+    panel.sampling["ignore_eos"].setChecked(True)
+    assert "--ignore-eos" in panel.problem
+
+
+def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
+    heard: list[str] = []
+    panel.options_changed.connect(lambda: heard.append(panel.problem))
+    panel.draft["synth_rates"].setText("0.5, 0.9, 0.1")
+    assert "rises" in panel.problem
+    assert panel.message.text() == panel.problem == heard[-1]
+    with pytest.raises(OptionError):
+        panel.options()
+    panel.draft["synth_rates"].setText("0.9, x")
+    assert "no number" in panel.problem
+    panel.draft["synth_rates"].setText("0.9 0.5 0.1")
+    assert panel.problem == ""
+    assert "invalid" in panel.message.text()
+    assert "invalid" in panel.draft.summary
+    assert panel.options().spec.synthetic == (0.9, 0.5, 0.1)
+    panel.n_max.setValue(2)
+    assert "3 values" in panel.problem
+    panel.draft["synth_rates"].clear()
+    panel.draft["synth_len"].setValue(2.5)
+    assert panel.options().spec.synth_len == 2.5
+    panel.drafter.set_names([])
+    assert panel.problem == "", "nothing is drafted, so nothing is accepted"
+
+
+def test_faults_are_red_and_named(panel: RunPanel) -> None:
+    fault = panel.faults["faults"]
+    plain = fault.palette().color(QPalette.ColorRole.ButtonText)
+    fault.set_names(["stale-plane"])
+    red = fault.palette().color(QPalette.ColorRole.ButtonText)
+    assert red == QApplication.palette().color(QPalette.ColorRole.BrightText) != plain
+    assert "stale-plane" in panel.message.text()
+    assert "Fault stale-plane cannot act" in panel.message.text()
+    panel.limits["n_ubatch"].setValue(2)
+    assert "cannot act" not in panel.message.text()
+    assert panel.faults.summary == "fault stale-plane, output may be wrong"
+    panel.drafter.set_names([])
+    assert panel.options().faults == (), "without a draft none does anything"
+    panel.drafter.set_names(["draft-mtp"])
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    before = app.palette()
+    try:
+        for name in ("dark", "light"):
+            apply_theme(app, theme := load_theme(name))
+            QApplication.processEvents()
+            palette = fault.palette()
+            assert palette.color(QPalette.ColorRole.ButtonText) == theme.color("status.error")
+            assert palette.color(QPalette.ColorRole.Button) == theme.color("ui.raised")
+    finally:
+        app.setPalette(before)
+    fault.set_names([])
+    assert fault.palette().color(QPalette.ColorRole.ButtonText) == plain
+
+
+def test_a_folded_group_says_what_it_holds(panel: RunPanel, qtbot: QtBot) -> None:
+    group = panel.sampling
+    assert group.summary == "greedy"
+    qtbot.keyClick(group.header, Qt.Key.Key_Space)
+    assert not group["temp"].isVisible()
+    group["temp"].setValue(0.5)
+    assert group.summary == "temperature 0.5"
+    qtbot.keyClick(group.header, Qt.Key.Key_Space)
+    assert group["temp"].isVisible()
+
+
+def test_a_group_without_a_relevant_row_is_gone(panel: RunPanel) -> None:
+    panel.drafter.set_names([])
+    assert not panel.draft.isVisible()
+    panel.drafter.set_names(["ngram-mod"])
+    assert panel.draft.isVisible()
+
+
+def test_a_header_says_what_differs_from_the_defaults(panel: RunPanel) -> None:
+    groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
+    assert [group.summary for group in groups] == ["", "greedy", "", "", "none"]
+    panel.sampling["temp"].setValue(0.8)
+    panel.sampling["top_k"].setValue(20)
+    panel.ignore_eos.setChecked(True)
+    assert panel.sampling.summary == "temperature 0.8, top_k 20, ignore end of text"
+    panel.memory["kv"].setCurrentText("unified")
+    panel.limits["n_ctx"].setValue(512)
+    panel.draft["p_min"].setValue(0.5)
+    panel.drafter.set_names(["draft-mtp", "ngram-simple"])
+    panel.draft["ngram_simple.size_n"].setValue(3)
+    assert panel.memory.summary == "KV unified"
+    assert panel.limits.summary == "context 512"
+    assert panel.draft.summary.startswith("p_min 0.5, simple n 3 m ")
+    assert panel.limits.header.accessibleDescription() == "context 512"
+    panel.sampling["temp"].setValue(0)
+    assert panel.sampling.summary == "ignore end of text", "top_k has no effect"
+    panel.drafter.set_names(["draft-mtp"])
+    assert panel.draft.summary == "p_min 0.5"
+
+
+def test_a_header_says_whether_its_rows_are_unfolded(panel: RunPanel) -> None:
+    assert panel.limits.header.accessibleName() == "Limits, unfolded"
+    panel.limits.header.click()
+    assert panel.limits.header.accessibleName() == "Limits, folded"
+
+
+def test_what_stood_in_the_form_comes_back_but_no_fault(panel: RunPanel, qtbot: QtBot) -> None:
+    panel.prompts.editor.setPlainText("first")
+    panel.prompts.add()
+    panel.prompts.editor.setPlainText("sécond\n")
+    panel.prompts.chat_box.setChecked(True)
+    panel.drafter.set_names(["ngram-simple"])
+    panel.n_max.setValue(7)
+    panel.rollback.setCurrentText("ring")
+    panel.sampling["temp"].setValue(0.5)
+    panel.faults["faults"].set_names(["stale-plane"])
+    kept = json.loads(json.dumps(panel.entries()))
+    other = RunPanel()
+    qtbot.addWidget(other)
+    before = other.entries()
+    other.put_entries(
+        {"prompts": {"texts": [3], "copies": "x"}, "options": {"rollback": "no such"}}
+    )
+    other.put_entries({"prompts": [], "options": 3})
+    assert other.entries() == before, "what the form cannot hold is left out"
+    other.put_entries(kept)
+    assert other.texts() == ["first", "sécond\n"]
+    assert other.entries() == panel.entries()
+    options = other.options()
+    assert (options.rollback, options.sampler.temp, options.faults) == ("ring", 0.5, ())
+    assert options.spec.types == ("ngram-simple",)
+    assert other.chat() == ChatWrap()

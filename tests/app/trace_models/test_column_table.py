@@ -1,0 +1,59 @@
+"""Table models with fixed columns: what views ask them for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtTest import QAbstractItemModelTester
+from pytestqt.qtbot import QtBot
+
+from app.trace_models.column_table import ColumnTable, TableColumn
+
+_COLUMNS = (
+    TableColumn("kind", "what", "What it is", True),
+    TableColumn("n", "number", "How many there are"),
+)
+_ROLE = Qt.ItemDataRole
+
+
+class Table(ColumnTable):
+    """Three rows that answer with what they were asked."""
+
+    def n_rows(self) -> int:
+        return 3
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        return (row, name) if role == _ROLE.UserRole else None
+
+
+@pytest.fixture
+def table(qtbot: QtBot) -> Table:
+    return Table(_COLUMNS)
+
+
+def test_it_is_a_sound_model(table: Table) -> None:
+    QAbstractItemModelTester(table, QAbstractItemModelTester.FailureReportingMode.Fatal)
+    assert (table.rowCount(), table.columnCount()) == (3, 2)
+    inside = table.index(0, 0)
+    assert (table.rowCount(inside), table.columnCount(inside)) == (0, 0), "a table, no tree"
+    assert table.data(QModelIndex(), _ROLE.UserRole) is None
+
+
+def test_cells_are_asked_by_name(table: Table) -> None:
+    assert table.index(2, 1).data(_ROLE.UserRole) == (2, "n")
+    assert table.column_of("n") == 1
+    with pytest.raises(ValueError, match="missing"):
+        table.column_of("missing")
+
+
+def test_titles_stand_above_their_cells_on_the_same_side(table: Table) -> None:
+    across = Qt.Orientation.Horizontal
+    assert [table.headerData(i, across) for i in range(3)] == ["what", "number", None]
+    assert table.headerData(1, across, _ROLE.ToolTipRole) == "How many there are"
+    assert table.headerData(0, Qt.Orientation.Vertical) is None
+    for column, side in enumerate((Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)):
+        wanted = side | Qt.AlignmentFlag.AlignVCenter
+        assert table.headerData(column, across, _ROLE.TextAlignmentRole) == wanted
+        assert table.index(0, column).data(_ROLE.TextAlignmentRole) == wanted

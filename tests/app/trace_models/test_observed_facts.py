@@ -1,0 +1,81 @@
+"""Facts of servers and of runs of other engines in words, whatever types they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.trace_models.observed_facts import observed_text
+from app.trace_models.run_facts import effective, engine_name, is_ours, run_names
+from app.trace_models.server_facts import known_facts, server_name, slot_lines
+from engine.observe.rounds.observed_run import ServerFacts
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+FACTS: dict[str, Any] = {
+    "source": {"engine": "llama-server", "version": "b1-0c1e570"},
+    "attachment": "ask",
+    "server": {"address": "http://127.0.0.1:8080"},
+    "model": {"name": "demo.gguf"},
+    "speculative_types": ["none", "draft-mtp"],
+    "requests": [
+        {"path": "/completion", "prompt": "def f", "settings": {"n_predict": 9, "seed": 7}}
+    ],
+    "columns": {
+        "rounds": {"num_draft_tokens": "observed", "rollback_path": "derived"},
+        "tokens": {"token_id": "observed", "target_p": "absent"},
+    },
+}
+
+
+def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
+    untold = (
+        "phase times, checkpoint bytes, attention cells, target probabilities, "
+        "draft probabilities, snapshot slots"
+    )
+    assert effective(FACTS).splitlines() == [
+        "source: llama-server b1-0c1e570, asked by this window, http://127.0.0.1:8080",
+        "model: demo.gguf",
+        "drafting: draft-mtp",
+        "request: /completion, n_predict 9, seed 7",
+        "prompt: def f",
+        "told: num_draft_tokens, token_id",
+        "derived: rollback_path",
+        f"not observed: {untold}",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "text", ["a"], {"a": 1}, [None], {"rounds": 3}])
+def test_facts_of_any_type_are_survived(wrong: Any) -> None:
+    for name in FACTS:
+        facts = FACTS | {name: wrong}
+        assert observed_text(facts)
+        assert engine_name(facts)
+    server = ServerFacts("http://h:1", props={"model_path": wrong, "total_slots": wrong})
+    assert known_facts(server, [{"params": wrong, "speculative": True}])["server"]
+    models = ServerFacts("http://h:1", models={"data": wrong})
+    assert known_facts(models)["model"] == "" or wrong
+    assert slot_lines([{"id": wrong, "next_token": wrong, "is_processing": True}])
+
+
+def test_runs_of_two_traces_go_by_where_they_come_from() -> None:
+    ours, theirs = TraceStore(), TraceStore()
+    ours.begin_run({"source": {"engine": "draftscope"}, "model": {"name": "demo.gguf"}})
+    theirs.begin_run(dict(FACTS))
+    one, two = RunRef(ours, 0), RunRef(theirs, 0)
+    assert is_ours(one.facts) and not is_ours(two.facts)
+    assert run_names(one, two) == ("run 0 of demo", "run 0 of 127.0.0.1:8080")
+    assert run_names(one, one) == ("run 0", "run 0")
+
+
+def test_a_slot_is_told_in_a_line() -> None:
+    assert slot_lines(None) == ["not observed: the server does not tell"]
+    slots = [
+        {"id": 0, "is_processing": False},
+        {"id": 1, "is_processing": True, "id_task": 5, "next_token": [{"n_decoded": 1200}]},
+    ]
+    assert slot_lines(slots) == ["0: idle", "1: generating, 1,200 tokens of task 5"]
+    types = [{"speculative": True, "params": {"speculative.types": "none,draft-mtp"}}]
+    assert known_facts(ServerFacts("http://h:1"), types)["drafting"] == "draft-mtp"
+    assert server_name(ServerFacts("http://h:1")) == "llama-server h:1"

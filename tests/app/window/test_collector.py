@@ -1,0 +1,60 @@
+"""Cyclic collection happens on the window's thread while the collector is in charge."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.window import collector
+from app.window.collector import Collector
+
+
+class Loop:
+    """Garbage that only a cyclic collection removes; it notes the thread that did so."""
+
+    died_on: str = ""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        Loop.died_on = threading.current_thread().name
+
+
+@pytest.fixture
+def running(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(collector, "YOUNG_MS", 10)
+    running = Collector()
+    running.start()
+    yield running
+    running.stop()
+    assert gc.isenabled()
+
+
+def test_garbage_of_another_thread_dies_here(running: Collector, qtbot: QtBot) -> None:
+    refs: list[weakref.ref[Loop]] = []
+
+    def litter() -> None:
+        loop = Loop()
+        refs.append(weakref.ref(loop))
+        del loop
+        many = [[] for _ in range(100_000)]  # young enough and enough for automatic collection
+        del many
+
+    thread = threading.Thread(target=litter, name="elsewhere")
+    thread.start()
+    thread.join()
+    assert refs[0]() is not None
+    qtbot.waitUntil(lambda: refs[0]() is None)
+    assert Loop.died_on == threading.main_thread().name
+
+
+def test_automatic_collection_is_off_only_meanwhile(running: Collector) -> None:
+    assert not gc.isenabled()
+    running.stop()
+    assert gc.isenabled()

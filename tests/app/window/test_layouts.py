@@ -1,0 +1,249 @@
+"""Named layouts: each opens what it is named after, is kept for itself, and can be reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QScreen
+from PySide6.QtWidgets import QApplication, QPushButton, QTabBar
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.panels.tokens.run_end import COMPARE, NextStep, RunEnd
+from app.widgets.empty_state import EmptyState
+from app.window.docks import LAYOUTS, TITLES, known_layout
+from app.window.window import MainWindow
+from engine.trace.export import export_csv
+from tests.support.fake_session import FakeEngine
+from tests.support.sweeps import write_results
+from tests.support.timed_trace import timed_trace
+from tests.support.window_acts import settle
+
+STEP = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
+
+
+def shown(window: MainWindow) -> set[str]:
+    return {name for name in TITLES if window.docks[name].isVisible()}
+
+
+def choose(window: MainWindow, name: str) -> None:
+    window.actions_by_id[f"view.layout_{name}"].trigger()
+
+
+def test_an_unknown_layout_is_the_first() -> None:
+    assert [known_layout(name) for name in ("rollback", "pile", "")] == [
+        "rollback",
+        "stream",
+        "stream",
+    ]
+
+
+def test_layouts_name_known_docks_once() -> None:
+    for layout in LAYOUTS.values():
+        placed = [*layout.left, *layout.bottom]
+        assert len(placed) == len(set(placed))
+        assert {*placed, *layout.shown} <= set(TITLES)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_opens_its_docks(window: MainWindow, name: str) -> None:
+    choose(window, name)
+    assert shown(window) == set(LAYOUTS[name].shown)
+    assert window.actions_by_id[f"view.layout_{name}"].isChecked()
+    assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible()
+
+
+@pytest.mark.usefixtures("each_font")
+def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "divergence")
+    dock = window.docks["divergence"]
+    qtbot.waitUntil(lambda: dock.height() > 0.6 * window.height())
+    assert dock.width() == window.width()
+    choose(window, "rollback")
+    qtbot.waitUntil(
+        lambda: (
+            window.docks["ring"].height() + window.docks["rollback"].height()
+            > 0.55 * window.height()
+        )
+    )
+
+
+def test_each_is_kept_for_itself(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    def new() -> MainWindow:
+        return make_window(Bridge(engine))
+
+    first = new()
+    first.docks["ring"].close()
+    choose(first, "rollback")
+    first.docks["findings"].show()
+    choose(first, "stream")
+    assert shown(first) == set(LAYOUTS["stream"].shown) - {"ring"}
+    choose(first, "rollback")
+    first.close()
+    second = new()
+    assert second.docks.layout_name == "rollback"
+    assert shown(second) == {*LAYOUTS["rollback"].shown, "findings"}
+    second.actions_by_id["view.reset_layout"].trigger()
+    assert shown(second) == set(LAYOUTS["rollback"].shown)
+    choose(second, "stream")
+    assert "ring" not in shown(second)
+
+
+@pytest.mark.usefixtures("each_font")
+@pytest.mark.parametrize(("n_lines", "n_columns"), [(38, 2), (64, 1)])
+def test_plots_fit_a_low_window_in_two_columns(
+    window: MainWindow, qtbot: QtBot, n_lines: int, n_columns: int
+) -> None:
+    height = n_lines * window.fontMetrics().height()
+    window.resize(853, height)
+    choose(window, "plots")
+    plots = [window.docks[name] for name in LAYOUTS["plots"].bottom]
+    qtbot.waitUntil(lambda: len({dock.x() for dock in plots}) == n_columns)
+    assert window.height() == height, "no layout makes the window larger than its screen"
+    widths = [dock.width() for dock in plots]
+    assert max(widths) - min(widths) <= 8
+
+
+@pytest.mark.usefixtures("each_font")
+def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: QtBot) -> None:
+    window.resize(1024, 720)
+    window.docks.reveal("findings")
+    dock, text = window.docks["findings"], window.centralWidget()
+    qtbot.waitUntil(lambda: dock.width() > 200)
+    assert text.width() >= window.docks.characters(36)
+
+
+def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot) -> None:
+    for name in ("divergence", "rollback", "stream", "divergence", "stream"):
+        choose(window, name)
+        window.docks["findings"].setFloating(True)
+        window.docks["findings"].setFloating(False)
+    window.docks.reveal("divergence", "findings")
+    settle(qtbot)
+    bars = [
+        bar
+        for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        if bar.isVisible() and bar.height() > 0
+    ]
+    texts = [[bar.tabText(i) for i in range(bar.count())] for bar in bars]
+    assert sorted(texts) == [
+        ["Divergence", "Findings"],
+        ["Ring occupancy", "Acceptance", "Time per round", "Verify width", "KV cells", "What if"],
+    ]
+
+
+def test_a_floating_dock_comes_back(window: MainWindow) -> None:
+    window.docks["ring"].setFloating(True)
+    window.actions_by_id["view.reset_layout"].trigger()
+    assert not window.docks["ring"].isFloating()
+    assert shown(window) == set(LAYOUTS["stream"].shown)
+
+
+def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
+    for name in TITLES:
+        window.docks[name].show()
+        window.docks[name].raise_()
+        view = window.docks[name].widget()
+        empty = [e for e in view.findChildren(EmptyState) if e.isVisibleTo(view)]
+        if name in ("run", "breaks"):
+            assert not empty, "a form is never empty"
+            continue
+        assert len(empty) == 1, name
+        if name != "conversation":  # the field below fills it
+            assert empty[0].findChildren(QPushButton), name
+    start = window.rollback.findChildren(EmptyState)[0].findChildren(QPushButton)
+    assert [(b.text(), b.isEnabled()) for b in start] == [("Run", False), ("Open Demo", True)]
+    window.actions_by_id["run.start"].setEnabled(True)
+    assert start[0].isEnabled()
+
+
+def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> None:
+    room = window.screen().availableGeometry()
+    window.setGeometry(room.adjusted(-50, -50, 200, 200))
+    window.docks.fit_screen()
+    assert room.contains(window.frameGeometry())
+    assert window.frameGeometry().size() == room.size()
+    window.setGeometry(room.adjusted(2, 2, -10, -40))
+    before = window.geometry()
+    window.docks.fit_screen()
+    assert window.geometry() == before, "what fits stays where it is"
+
+
+@pytest.mark.usefixtures("each_font")
+@pytest.mark.parametrize("name", [min(LAYOUTS), max(LAYOUTS)])
+def test_a_layout_left_on_a_large_screen_fits_a_small_one(
+    make_window: Callable[[Bridge], MainWindow],
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    qtbot: QtBot,
+    name: str,
+) -> None:
+    screen = QRect(0, 0, 2560, 1440)
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: screen)
+    large = make_window(Bridge(engine))
+    large.setGeometry(screen)
+    for each in LAYOUTS:
+        choose(large, each)
+        for dock in ("model", "run", "what_if", "inspector"):
+            large.docks.reveal(dock)
+        QApplication.processEvents()
+    choose(large, name)
+    large.close()
+    screen = QRect(0, 0, 1280, 720)
+    small = make_window(Bridge(engine))
+    small.docks.fit_screen()
+    for each in (name, *LAYOUTS):
+        choose(small, each)
+        settle(qtbot)
+        assert screen.contains(small.frameGeometry()), each
+        docks = [small.docks[dock] for dock in shown(small)]
+        in_front = [dock.geometry() for dock in docks if dock.geometry().right() >= 0]
+        assert in_front and all(small.rect().contains(box) for box in in_front), each
+
+
+@pytest.mark.usefixtures("each_font")
+def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With something in every panel, and with a title bar."""
+    width, height = 853, 503
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: QRect(0, 0, width, 533))
+    store, _, _ = timed_trace(60)
+    window.opened_results.open(write_results(tmp_path, 3, 8))
+    qtbot.waitUntil(lambda: window.panels.results.results is not None)
+    export_csv(store, tmp_path / "trace")
+    window.sessions.open(tmp_path / "trace")
+    qtbot.waitUntil(lambda: window.feed.run is not None)
+    tune = window.plots.whole["tune"]
+    window.docks.reveal("tune")
+    qtbot.waitUntil(lambda: tune.has_rounds)
+    end = RunEnd("It came to its limit of 128 tokens.", ("128 tokens",), None, False, STEP)
+    for layout in LAYOUTS:
+        window.tokens.end_card.show_end(end, can_measure=True, can_compare=True)
+        window.resize(width, height)
+        choose(window, layout)
+        window.docks.reset()
+        for name in TITLES:
+            opens = window.docks[name].isHidden()
+            window.docks.reveal(name)
+            settle(qtbot)
+            least = window.minimumSizeHint()
+            assert least.width() <= width and least.height() <= height, (layout, name, least)
+            assert (window.width(), window.height()) == (width, height), (layout, name)
+            if opens:
+                window.docks[name].close()
+
+
+def test_a_panel_opened_as_another_closes_has_its_room(window: MainWindow, qtbot: QtBot) -> None:
+    window.docks.reveal("findings")
+    settle(qtbot)
+    wide = window.docks["findings"].width()
+    window.docks["findings"].close()
+    window.docks.reveal("runs")
+    settle(qtbot)
+    assert window.docks["runs"].width() >= wide - 8

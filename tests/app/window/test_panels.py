@@ -1,0 +1,179 @@
+"""Every panel comes into sight when it is asked for, in every layout, and goes again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractScrollArea,
+    QAbstractSpinBox,
+    QDockWidget,
+    QFrame,
+    QTabBar,
+    QWidget,
+)
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.events import State
+from app.widgets.buttons import TitleButton
+from app.window.docks import LAYOUTS, TITLES
+from app.window.window import MainWindow
+from tests.support.window_acts import settle
+
+_LEAST = 60
+"""A panel that is smaller than this shows nothing."""
+
+
+def in_sight(dock: QDockWidget) -> bool:
+    """Whether the dock's content can be seen: a tab behind another is open, but nobody sees it."""
+    view, window = dock.widget(), dock.window()
+    if not dock.isVisible() or view.width() < _LEAST or view.height() < _LEAST // 2:
+        return False
+    there = window.childAt(view.mapTo(window, view.rect().center()))
+    return there is view or view.isAncestorOf(there)
+
+
+def in_it(dock: QDockWidget) -> list[QWidget]:
+    """What there is to see and use in a panel."""
+    view = dock.widget()
+    return [w for w in view.findChildren(QWidget) if w.isVisibleTo(view) and w.isEnabled()]
+
+
+@pytest.fixture
+def small(window: MainWindow, qtbot: QtBot) -> MainWindow:
+    window.resize(1280, 800)
+    settle(qtbot)
+    return window
+
+
+def comes_and_goes(window: MainWindow, qtbot: QtBot, name: str) -> None:
+    dock, action = window.docks[name], window.actions_by_id[f"view.panel_{name}"]
+    if in_sight(dock):
+        action.trigger()
+        qtbot.waitUntil(lambda: dock.isHidden() and not action.isChecked())
+    action.trigger()
+    qtbot.waitUntil(lambda: in_sight(dock) and action.isChecked())
+    action.trigger()
+    assert dock.isHidden()
+    assert not action.isChecked()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_panel_comes_and_goes(small: MainWindow, qtbot: QtBot, layout: str) -> None:
+    """One window for all of them: making it takes longer than a panel takes to come."""
+    for name in TITLES:
+        small.actions_by_id[f"view.layout_{layout}"].trigger()
+        try:
+            comes_and_goes(small, qtbot, name)
+        except (AssertionError, TimeoutError) as error:
+            raise AssertionError(f"the panel {name}") from error
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_panel_behind_a_tab_is_raised_not_closed(
+    small: MainWindow, qtbot: QtBot, layout: str
+) -> None:
+    small.actions_by_id[f"view.layout_{layout}"].trigger()
+    for name in ("findings", "runs"):
+        small.docks.reveal(name)
+        qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]))
+    behind = small.actions_by_id["view.panel_findings"]
+    assert not behind.isChecked(), "checked is what can be seen"
+    behind.trigger()
+    qtbot.waitUntil(lambda: in_sight(small.docks["findings"]))
+    assert not small.docks["runs"].isHidden(), "a tab beside it stays open"
+
+
+def test_the_keys_go_into_the_panel_that_is_asked_for(
+    small: MainWindow, qtbot: QtBot, model_file: Path
+) -> None:
+    def ask_for(name: str) -> None:
+        small.run_panel.prompt.setFocus()
+        action = small.actions_by_id[f"view.panel_{name}"]
+        if action.isChecked():
+            action.trigger()
+        action.trigger()
+
+    for name in TITLES:
+        ask_for(name)
+        dock = small.docks[name]
+        focus = small.focusWidget()
+        empty = not any(w.focusPolicy() & Qt.FocusPolicy.TabFocus for w in in_it(dock))
+        assert empty or dock.widget().isAncestorOf(focus), f"the panel {name}"
+    ask_for("conversation")
+    assert small.focusWidget() is small.panels.conversation.box
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    ask_for("runs")
+    assert small.focusWidget() is small.runs.table
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inspecting_a_token_always_shows_the_inspector(
+    small: MainWindow, model_file: Path, qtbot: QtBot, layout: str
+) -> None:
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(small.tokens.areas))
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    small.actions_by_id[f"view.layout_{layout}"].trigger()
+    small.docks.reveal("runs")
+    area = next(iter(small.tokens.areas.values()))
+    for ask in (
+        small.actions_by_id["go.inspect"].trigger,
+        lambda: qtbot.keyClick(area, Qt.Key.Key_Return),
+    ):
+        small.docks["inspector"].close()
+        area.step_token(1)
+        ask()
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
+        small.docks.reveal("runs")
+        qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]))
+        ask()
+        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
+
+
+@pytest.mark.parametrize("name", ["rollback", "acceptance", "timing", "what_if"])
+def test_each_plot_has_a_button_for_its_menu(
+    small: MainWindow, model_file: Path, qtbot: QtBot, name: str
+) -> None:
+    """It is in sight in the dock's title, and the menu is then about this plot."""
+    small.open_model(model_file)
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    small.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: bool(small.bridge.store.runs))
+    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
+    small.docks.reveal(name)
+    dock = small.docks[name]
+    qtbot.waitUntil(lambda: in_sight(dock))
+    (button,) = dock.findChildren(TitleButton)
+    assert TITLES[name] in button.accessibleName()
+    place = button.mapTo(small, button.rect().center())
+    assert small.childAt(place) is button
+    assert dock.rect().contains(button.geometry())
+    assert button.geometry().bottom() <= dock.widget().y()
+    small.activateWindow()
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    menu = small.plots_menu
+    assert menu.isVisible()
+    assert small.plots.chosen() is dock.widget()
+    menu.close()
+
+
+def test_whatever_takes_the_focus_has_a_name(window: MainWindow) -> None:
+    """But for the parts that Qt gives its own widgets, which tell the name of the whole."""
+    nameless = []
+    for widget in window.findChildren(QWidget):
+        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus)
+        parent = widget.parentWidget()
+        part = isinstance(parent, QAbstractScrollArea | QAbstractSpinBox) or type(parent) is QFrame
+        text = isinstance(widget, QAbstractButton) and widget.text()
+        if takes and not (widget.accessibleName() or text or part or isinstance(widget, QTabBar)):
+            nameless.append(f"{type(widget).__name__} in {type(parent).__name__}")
+    assert nameless == []

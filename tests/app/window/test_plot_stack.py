@@ -1,0 +1,93 @@
+"""Plots one under the other: one axis, equal edges; what is in sight of a run; pictures of them."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QPointF
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.looks.theme import load_theme
+from app.panels.plots.round_view import RoundView
+from app.window.plot_export import picture
+from app.window.window import MainWindow
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from tests.support.timed_trace import add_rounds, begin, timed_trace
+
+STACK = ("rollback", "ring", "acceptance", "timing", "verify", "kv")
+
+
+def edges(view: RoundView) -> tuple[float, float]:
+    """Left and right end of what is drawn, in pixels of the window."""
+    box = view.plot.box.sceneBoundingRect()
+    ends = (view.plot.mapFromScene(QPointF(x, box.center().y())) for x in (box.left(), box.right()))
+    left, right = (view.plot.mapTo(view.window(), end).x() for end in ends)
+    return left, right
+
+
+@pytest.mark.usefixtures("each_font")
+@pytest.mark.parametrize(("width", "n_lines"), [(1024, 54), (1600, 71)])
+def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
+    window: MainWindow, qtbot: QtBot, width: int, n_lines: int
+) -> None:
+    size = width, n_lines * window.fontMetrics().height()
+    window.resize(*size)
+    window.actions_by_id["view.layout_plots"].trigger()
+    store, _, run_id = timed_trace(60)
+    window.feed.show_run(RunRef(store, run_id))
+    views = [window.plots.views[name] for name in STACK if name != "ring"]  # it has no slots here
+    last = window.plots.views["kv"]
+    qtbot.waitUntil(lambda: [v.plot.has_axis for v in views] == [v is last for v in views])
+    QApplication.processEvents()
+    assert window.size().toTuple() == size, "the stack fits"
+    assert len({edges(view) for view in views}) == 1
+    assert not window.plots.views["acceptance"].rates.isVisible()
+    legend = last.legend
+    assert legend.heightForWidth(legend.width()) <= last.height()
+
+    shown = picture(window.plots.views["timing"], load_theme("light"), window.theme)
+    page = window.plots.views["timing"].page
+    assert shown.height() > 2 * page.height(), "a caption stands above it"
+    assert not window.plots.views["timing"].plot.has_axis, "as before"
+    window.actions_by_id["view.layout_stream"].trigger()
+    window.docks["acceptance"].raise_()
+    window.resize(1600, 1000)
+    qtbot.waitUntil(lambda: window.plots.views["acceptance"].plot.has_axis)
+
+
+def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindow) -> None:
+    store, _, run_id = timed_trace(20)
+    plot = window.rollback.plot
+    run = RunRef(store, run_id)
+    store.runs[run_id]["stops"] = ["length"]
+    window.feed.show_run(run)
+    assert plot.x_range == pytest.approx((-0.5, 19.5))
+    plot.box.setXRange(3, 9, padding=0)
+    plot._on_moved_by_hand()
+    other = begin(store, ("draft-mtp",))
+    add_rounds(store, other, 0, 40)
+    window.feed.show_run(RunRef(store, other))
+    assert plot.x_range == pytest.approx((-0.5, 63.5)), "it goes on: there is room for more"
+
+    plot.box.setXRange(3, 9, padding=0)
+    window.actions_by_id["plot.pin"].setChecked(True)
+    window.feed.show_run(run)
+    assert plot.x_range == pytest.approx((3, 9))
+    window.actions_by_id["plot.pin"].setChecked(False)
+    window.feed.show_run(RunRef(store, other))
+    assert plot.x_range == pytest.approx((-0.5, 63.5))
+
+
+def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
+    from app.window.plot_caption import PlotCaption
+
+    store = TraceStore()
+    options = {"rollback": "ring", "spec": {"types": ["draft-mtp"], "n_max": 3}}
+    model = {"name": "tiny.gguf"}
+    run_id = store.begin_run({"model": model, "options": options, "n_ctx": 512})
+    view = window.plots.views["timing"]
+    caption = PlotCaption(view.page, RunRef(store, run_id))
+    assert caption.title == "Time per round"
+    assert caption.lines[0] == f"tiny · run {run_id} · draft-mtp · ring"
+    assert any("n_max 3" in line for line in caption.lines)

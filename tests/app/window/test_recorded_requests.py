@@ -1,0 +1,143 @@
+"""Records of other engines in the real window: what they tell is shown, and nothing in its place
+where they tell nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QDockWidget
+from pytestqt.qtbot import QtBot
+
+from app.panels.findings.finding_rows import FindingTable
+from app.panels.plots.acceptance_view import AcceptanceView
+from app.panels.plots.timing_view import TimingView
+from app.panels.runs.run_table import RunTable
+from app.panels.tokens.tokens_view import TokensView
+from app.panels.what_if.what_if_view import WhatIfView
+from app.trace_models.number_text import NOT_OBSERVED
+from app.trace_models.observed_facts import observed_text
+from app.window.window import MainWindow
+from engine.observe.files.records import fill
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from tests.support.window_acts import messages
+
+RECORDS = Path(__file__).parents[2] / "data" / "records"
+FILES = sorted(path.name for path in RECORDS.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The trace of all records, and of one that contradicts itself."""
+    store = TraceStore()
+    for file in FILES:
+        fill(store, (RECORDS / file).read_bytes(), file)
+    wrong = json.loads((RECORDS / "vllm-summary.json").read_bytes())
+    wrong["body"]["metrics"]["speculative_decoding"]["num_spec_steps"] = 13
+    fill(store, json.dumps(wrong).encode(), "wrong.json")
+    export_csv(store, tmp_path / "records")
+    return tmp_path / "records"
+
+
+@pytest.fixture
+def opened(window: MainWindow, qtbot: QtBot, folder: Path) -> MainWindow:
+    with qtbot.waitSignal(window.bridge.reading_ended, timeout=60_000):
+        window.sessions.open(folder)
+    return window
+
+
+def table(window: MainWindow) -> RunTable:
+    (found,) = window.findChildren(RunTable)
+    return found
+
+
+def show(window: MainWindow, qtbot: QtBot, name: str) -> RunRef:
+    rows = table(window).rows
+    (run,) = (row.run for row in rows if row.title.endswith(name))
+    window.panels.runs.run_selected.emit(run)
+    qtbot.waitUntil(lambda: table(window).shown == run)
+    return run
+
+
+def chips(window: MainWindow) -> dict[str, str]:
+    """What the status line says, by figure."""
+    return {name: chip.text for name, chip in window.panels.status.chips.items()}
+
+
+def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow) -> None:
+    cells = {
+        table(opened).cell(i, "drafter", 0): [
+            table(opened).cell(i, name, 0) for name in ("tokens", "acceptance", "speed", "stop")
+        ]
+        for i in range(len(table(opened).rows))
+    }
+    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not told"]
+    assert cells["sglang · sglang-generate.json"] == ["29", "0.444", NOT_OBSERVED, "stop"]
+    assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50", "eosFound"]
+    assert cells["vllm · vllm-metrics.prom"][0] == NOT_OBSERVED
+    assert cells["vllm · wrong.json"][:3] == [NOT_OBSERVED] * 3
+
+
+def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
+    opened: MainWindow, qtbot: QtBot
+) -> None:
+    show(opened, qtbot, "sglang-generate.json")
+    qtbot.waitUntil(lambda: "0.444" in chips(opened)["acceptance"])
+    assert "2.33" in chips(opened)["tokens_per_step"]
+    assert NOT_OBSERVED in chips(opened)["tokens_per_second"]
+    assert NOT_OBSERVED in chips(opened)["path"]
+    plots = opened.panels.plots
+    assert plots.rollback.empty.words[0] == "Not observed"
+    assert "sglang does not tell" in plots.rollback.empty.words[1]
+    assert not plots.rollback.has_rounds
+    (acceptance,) = opened.findChildren(AcceptanceView)
+    assert acceptance.has_rounds
+    dock = opened.findChild(QDockWidget, "dock.acceptance")
+    dock.show()
+    dock.raise_()
+    curves = acceptance.rates.curves
+    qtbot.waitUntil(lambda: curves["unconditional"].getData()[1] is not None)
+    rates = curves["unconditional"].getData()[1]
+    assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
+    assert curves["unconditional_given_drafted"].getData()[0] is None
+    (tokens,) = opened.findChildren(TokensView)
+    assert tokens.currentWidget().words == ("Not observed", "sglang does not tell the tokens.")
+    (what_if,) = opened.findChildren(WhatIfView)
+    assert what_if.empty.words[0] == "Not observed"
+    show(opened, qtbot, "trtllm-perf-metrics.jsonl")
+    assert not acceptance.has_rounds
+    assert not [text for text in messages(opened) if text.startswith("error")]
+
+
+def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot: QtBot) -> None:
+    show(opened, qtbot, "vllm-detailed-stream.json")
+    assert opened.panels.plots.rollback.has_rounds
+    assert len(opened.panels.tokens.areas) == 1
+    (timing,) = opened.findChildren(TimingView)
+    assert not timing.has_rounds
+    assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
+    (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
+    opened.panels.runs.overlay_asked.emit(other)
+    qtbot.waitUntil(lambda: table(opened).overlaid == other)
+    opened.findChildren(AcceptanceView)[0].grab()
+
+
+def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot) -> None:
+    run = show(opened, qtbot, "wrong.json")
+    findings = opened.findChildren(FindingTable)[0].findings
+    assert [(f.rule, f.run) for f in findings] == [("counters-contradict", run)]
+    assert "num_spec_steps" in findings[0].evidence
+
+
+def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) -> None:
+    store = open_trace(folder)
+    texts = {facts["record"]["file"]: observed_text(facts) for facts in store.runs.values()}
+    brief, detailed = texts["vllm-summary.json"], texts["vllm-detailed-stream.json"]
+    assert "source: vllm, read from a file, vllm-summary.json" in brief
+    assert "kept, but not used: body.choices, body.created" in brief
+    assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
+    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed

@@ -1,0 +1,356 @@
+"""Traces in the window: opened without a model, exported, saved by themselves, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
+from PySide6.QtWidgets import QApplication, QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.saved import autosave as saving
+from app.saved.settings import Settings
+from app.window.window import MainWindow
+from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
+from tests.support.fake_session import FakeEngine
+from tests.support.trace_builder import TraceBuilder, sample_trace
+from tests.support.window_acts import enabled, messages
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An exported trace of two runs, the second with a rejected draft and a finding."""
+    builder = TraceBuilder()
+    builder.prompt(["old"])
+    builder.plain(" gone")
+    builder = TraceBuilder(builder.store)
+    builder.store.runs[1]["model"] = {"name": "other.gguf", "sha256": "cafe"}
+    builder.store.runs[1]["options"] = {"n_predict": 7}
+    builder.prompt(["it"])
+    builder.plain(" was once")
+    number = builder.draft([" upon"], " a|`b", [" the"])
+    builder.slots(("live", "fresh", "free"), number)
+    builder.plain(" time")
+    builder.store.findings.append(
+        run_id=1,
+        round=2,
+        seq_id=0,
+        rule="stale-plane",
+        severity="error",
+        message="It is stale.",
+        evidence="depth 1 > 0",
+    )
+    export_csv(builder.store, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def shown(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    with qtbot.waitSignal(window.bridge.trace_shown):
+        window.sessions.open(folder)
+
+
+def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    shown(window, qtbot, folder)
+    assert window.tokens.copy_text() == " was once upon a|`b time"
+    assert window.windowTitle() == "mine — Draftscope"
+    assert window.status.model_text.startswith("trace ")
+    assert window.status.chips["acceptance"].text == "0.5"
+    assert window.bridge.state is State.EMPTY
+    assert {"file.export", "file.copy_issue", "file.close_trace"} <= enabled(window)
+    assert "run.start" not in enabled(window)
+    assert len(window.findings.model.findings) == 1
+    for view in (window.rollback, window.ring):
+        assert view.currentIndex() == 1, "the plot, not the empty state"
+    assert not window.status.progress_shown
+    assert Settings().recent_traces == [folder]
+    window.actions_by_id["file.close_trace"].trigger()
+    assert window.windowTitle() == "Draftscope"
+    assert window.tokens.copy_text() == ""
+    assert "file.close_trace" not in enabled(window)
+
+
+def test_by_dialog_menu_and_drop(
+    window: MainWindow, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = str(folder / SESSION_FILE)
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (chosen, ""))
+    with qtbot.waitSignal(window.bridge.trace_shown):
+        window.actions_by_id["file.open_trace"].trigger()
+    window.recent_menu.fill()
+    (entry,) = [a for a in window.recent_menu.actions() if a.text() == "mine"]
+    with qtbot.waitSignal(window.bridge.trace_shown):
+        entry.trigger()
+    for dropped in (folder, folder / SESSION_FILE, folder / "rounds.csv"):
+        data = QMimeData()
+        data.setUrls([QUrl.fromLocalFile(str(dropped))])
+        buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+        action = Qt.DropAction.CopyAction
+        enter = QDragEnterEvent(QPoint(300, 300), action, data, buttons, keys)
+        enter.ignore()
+        QApplication.sendEvent(window, enter)
+        assert enter.isAccepted()
+        assert window.status.currentMessage() == "Drop to open the trace mine"
+        with qtbot.waitSignal(window.bridge.trace_shown):
+            QApplication.sendEvent(
+                window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
+            )
+
+
+def test_a_broken_trace_is_a_banner(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+    (folder / "rounds.csv").write_text("nonsense\n")
+    with qtbot.waitSignal(window.bridge.reading_ended):
+        window.sessions.open(folder)
+    assert messages(window)[0].startswith("error: ")
+    assert "rounds.csv line 1" in messages(window)[0]
+    assert window.bridge.trace_folder is None
+    assert Settings().recent_traces == []
+    assert "file.open_trace" in enabled(window)
+
+
+def test_a_run_takes_the_place_of_the_trace(
+    window: MainWindow, qtbot: QtBot, folder: Path, model_file: Path
+) -> None:
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+    shown(window, qtbot, folder)
+    assert "run.start" in enabled(window)
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+    assert window.windowTitle() == "model — Draftscope"
+    assert window.bridge.store is window.bridge.session_store
+    assert window.tokens.copy_text().startswith(" first a1.0")
+    shown(window, qtbot, folder)
+    assert window.tokens.copy_text() == " was once upon a|`b time"
+    window.actions_by_id["file.close_trace"].trigger()
+    assert window.tokens.copy_text().startswith(" first a1.0")
+
+
+def test_closing_while_reading_leaves_no_thread(window: MainWindow, folder: Path) -> None:
+    window.sessions.open(folder)
+    window.close()
+
+
+def test_export_for_spreadsheets_is_remembered(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    from app.window.dialogs.files import ExportDialog
+
+    shown(window, qtbot, folder)
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    dialog.excel.setChecked(True)
+    with qtbot.waitSignal(window.bridge.exported) as exported:
+        dialog.accept()
+    written = exported.args[0].folder
+    assert (written / "tokens.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+    assert open_trace(written).size() == open_trace(folder).size()
+    assert Settings().excel_safe is True
+
+
+def test_return_in_the_folder_exports(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    from app.window.dialogs.files import ExportDialog
+
+    shown(window, qtbot, folder)
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    with qtbot.waitSignal(window.bridge.exported):
+        qtbot.keyClick(dialog.folder, Qt.Key.Key_Return)
+
+
+# -- copy as issue -------------------------------------------------------------------------
+
+
+def copied(window: MainWindow) -> str:
+    window.actions_by_id["file.copy_issue"].trigger()
+    return QGuiApplication.clipboard().text()
+
+
+def test_issue_has_everything_about_the_failing_round(
+    window: MainWindow, qtbot: QtBot, folder: Path
+) -> None:
+    shown(window, qtbot, folder)
+    text = copied(window)
+    for part in (
+        "### Environment",
+        "- sha256: cafe",
+        '"n_predict": 7',
+        "### Round 2, sequence 0",
+        "| rejected |",
+        "**error** stale-plane, round 2: It is stale. (depth 1 > 0)",
+        "- rollback_depth: 1",
+        r"a\|\x60b",
+    ):
+        assert part in text, part
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace(r"\|", "").count("|") for line in table}) == 1
+
+
+def test_the_selected_round_goes_before_the_failing_one(
+    window: MainWindow, qtbot: QtBot, folder: Path
+) -> None:
+    from app.trace_models.position import Position
+
+    shown(window, qtbot, folder)
+    window.feed.move_cursor(Position(window.feed.run, 0, 3, None))
+    assert "### Round 3, sequence 0" in copied(window)
+
+
+# -- autosave ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def saving_window(
+    make_window: Callable[..., MainWindow], engine: FakeEngine, data: Path, qtbot: QtBot
+) -> Callable[[], MainWindow]:
+    def make() -> MainWindow:
+        window = make_window(Bridge(engine), data)
+        with qtbot.waitSignal(window.sessions.library_read):
+            window.sessions.open_library()
+        return window
+
+    return make
+
+
+def crashed(data: Path) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["x"])
+    builder.plain(" saved")
+    export_csv(builder.store, data / "autosave" / "session-20260101-000000-1-2")
+
+
+def test_runs_are_saved_and_a_clean_end_takes_them_away(
+    saving_window: Callable[[], MainWindow], data: Path, model_file: Path, qtbot: QtBot
+) -> None:
+    window = saving_window()
+    assert messages(window) == []
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+    autosave = window.sessions.autosave
+    assert autosave is not None
+    with qtbot.waitSignal(autosave.saved):
+        autosave.save()
+    assert open_trace(autosave.folder_of(window.bridge.store)).size() == window.bridge.store.size()
+    window.close()
+    assert list((data / "autosave").iterdir()) == []
+
+
+def test_a_run_that_has_ended_is_saved_soon(
+    saving_window: Callable[[], MainWindow],
+    model_file: Path,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "SOON_MS", 10)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
+    saves = window.sessions.autosave
+    assert saves is not None
+    with qtbot.waitSignal(saves.saved):
+        window.actions_by_id["run.start"].trigger()
+    assert not window.bridge.has_run and saves.is_saved(window.bridge.store)
+
+
+def test_a_run_is_saved_before_it_is_half_a_minute_old(
+    saving_window: Callable[[], MainWindow],
+    engine: FakeEngine,
+    model_file: Path,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "EARLY_MS", 1000)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
+    saves = window.sessions.autosave
+    assert saves is not None
+    engine.rounds = 10**6
+    going: list[bool] = []
+    saves.saved.connect(lambda: going.append(window.bridge.has_run))
+    window.actions_by_id["run.start"].trigger()
+    qtbot.waitUntil(lambda: len(window.bridge.store.rounds) > 3)
+    engine.gate.clear()  # a run without a brake writes faster than it is exported
+    qtbot.waitUntil(lambda: bool(going))
+    engine.gate.set()
+    assert going[0] and open_trace(saves.folder_of(window.bridge.store)).size() > 0
+    window.actions_by_id["run.stop"].trigger()
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+
+
+def test_what_a_crash_left_is_listed_and_stays(
+    saving_window: Callable[[], MainWindow], data: Path, qtbot: QtBot
+) -> None:
+    crashed(data)
+    window = saving_window()
+    (message,) = messages(window)
+    assert message.startswith("info: The last session ended in the middle of a run.")
+    (row,) = window.runs.model.rows
+    assert row.stop == "interrupted"
+    (show,) = window.banners.banners[0].offer_buttons
+    show.click()
+    assert window.docks["runs"].isVisible()
+    with qtbot.waitSignal(window.bridge.rows_read):
+        window.runs.run_selected.emit(row.run)
+    assert window.tokens.copy_text() == " saved"
+    window.close()
+    again = saving_window()
+    assert [row.stop for row in again.runs.model.rows] == ["interrupted"]
+    assert messages(again) == [], "it is told once"
+
+
+def test_a_model_opened_over_kept_runs_says_where_they_are(
+    saving_window: Callable[[], MainWindow], data: Path, model_file: Path, qtbot: QtBot
+) -> None:
+    window = saving_window()
+    assert window.tokens.empty.words[0] == "No run yet"
+    window.close()
+    crashed(data)
+    window = saving_window()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
+    assert window.tokens.currentWidget() is window.tokens.empty
+    title, text = window.tokens.empty.words
+    assert title == "No run on show" and text.endswith("One run is kept in Runs.")
+
+
+def test_a_damaged_one_is_told_and_the_rest_opens(
+    saving_window: Callable[[], MainWindow], data: Path
+) -> None:
+    crashed(data)
+    export_csv(sample_trace(rounds=2).store, data / "autosave" / "session-1")
+    broken = data / "autosave" / "session-20260101-000000-1-2"
+    (broken / SESSION_FILE).write_text("{")
+    window = saving_window()
+    assert len(window.runs.model.rows) == 1
+    (message,) = [text for text in messages(window) if text.startswith("error")]
+    assert str(broken / SESSION_FILE) in message
+    (banner,) = [one for one in window.banners.banners if one.severity == "error"]
+    banner.offer_buttons[0].click()
+    assert not broken.exists()
+
+
+def test_an_empty_store_is_never_saved(saving_window: Callable[[], MainWindow], data: Path) -> None:
+    window = saving_window()
+    autosave = window.sessions.autosave
+    assert autosave is not None
+    assert isinstance(window.bridge.session_store, TraceStore)
+    autosave.save()
+    assert not (data / "autosave").exists()

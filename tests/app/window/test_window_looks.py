@@ -1,0 +1,164 @@
+"""Keys, themes, layout and dialogs of the window, and what Qt must keep to."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QToolButton
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
+from app.saved.settings import TEXT_ZOOMS, Settings
+from app.window.docks import LAYOUTS, TITLES
+from app.window.window import MainWindow
+from tests.support.fake_session import FakeEngine
+from tests.support.window_acts import messages, trigger, wait
+
+
+def test_g_toggles_ghosts_but_types_in_the_prompt(window: MainWindow, qtbot: QtBot) -> None:
+    ghosts = window.actions_by_id["view.ghosts"]
+    before = ghosts.isChecked()
+    prompt = window.run_panel.prompt
+    prompt.setFocus()
+    qtbot.keyClick(prompt, Qt.Key.Key_G)
+    assert prompt.toPlainText() == "g"
+    assert ghosts.isChecked() is before
+    window.setFocus()
+    qtbot.keyClick(window, Qt.Key.Key_G)
+    assert ghosts.isChecked() is not before
+    assert window.settings.ghosts is not before
+
+
+def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
+    for _ in range(30):
+        trigger(window, "view.zoom_in")
+    assert window.settings.text_zoom == max(TEXT_ZOOMS)
+    trigger(window, "view.zoom_out")
+    assert Settings().text_zoom == max(TEXT_ZOOMS) - 1
+    trigger(window, "view.zoom_reset")
+    assert window.settings.text_zoom == 0
+
+
+def test_the_layout_is_chosen_in_the_toolbar(window: MainWindow) -> None:
+    (button,) = window.findChildren(QToolButton, "toolbar.layout")
+    assert button.text() == "Stream"
+    menu = button.menu()
+    assert isinstance(menu, QMenu)
+    assert [action.text().replace("&", "") for action in menu.actions()][:3] == [
+        "Stream",
+        "Rollback",
+        "Divergence",
+    ]
+    menu.actions()[2].trigger()
+    assert button.text() == "Divergence"
+    assert window.docks.layout_name == "divergence"
+
+
+def test_follow_action_and_view_agree(loaded: MainWindow, qtbot: QtBot) -> None:
+    follow = loaded.actions_by_id["view.follow"]
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    assert follow.isChecked()
+    follow.trigger()
+    assert loaded.tokens.follow is False
+    loaded.tokens.set_follow(True)
+    assert follow.isChecked()
+
+
+@pytest.mark.parametrize("choice", ["light", "dark"])
+def test_theme_is_applied_and_kept(window: MainWindow, choice: str) -> None:
+    trigger(window, f"view.theme_{choice}")
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    app.processEvents()
+    assert app.palette().window().color() == window.theme.color("ui.window")
+    assert window.theme.name == choice
+    assert window.settings.theme == choice
+    pixel = window.grab().toImage().pixelColor(window.width() - 5, 5)
+    assert (pixel.lightness() < 128) is (choice == "dark")
+
+
+def test_layout_is_kept_and_reset(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
+) -> None:
+    def new() -> MainWindow:
+        return make_window(Bridge(engine))
+
+    first = new()
+    shown = {name for name in TITLES if first.docks[name].isVisible()}
+    assert shown == set(LAYOUTS["stream"].shown)
+    first.docks["ring"].close()
+    first.resize(first.width(), 640)
+    first.close()
+    second = new()
+    assert not second.docks["ring"].isVisible()
+    assert second.height() == 640
+    trigger(second, "view.reset_layout")
+    assert second.docks["ring"].isVisible()
+
+
+def test_spoilt_layout_gives_the_first_one(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    from PySide6.QtCore import QByteArray
+
+    from app.saved.settings import Settings
+
+    Settings().set_geometry(QByteArray(b"junk"))
+    Settings().set_layout("stream", QByteArray(b"junk"))
+    window = make_window(Bridge(engine))
+    assert {name for name in TITLES if window.docks[name].isVisible()} == set(
+        LAYOUTS["stream"].shown
+    )
+
+
+def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
+    for number, name in enumerate(TITLES, start=1):
+        dock = window.docks[name]
+        assert dock.objectName()
+        assert dock.windowTitle() == TITLES[name]
+        keys = f"Ctrl+{number}" if number < 10 else ""
+        assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
+
+
+def test_dialogs_do_not_block_and_go_away(window: MainWindow, qtbot: QtBot) -> None:
+    for action in ("help.shortcuts", "help.about"):
+        trigger(window, action)
+    shown = [d for d in window.findChildren(QDialog) if d.isVisible()]
+    assert len(shown) == 2
+    assert not any(d.isModal() for d in shown)
+    texts = " ".join(label.text() for d in shown for label in d.findChildren(QLabel))
+    assert "PySide6" in texts
+    for dialog in shown:
+        dialog.reject()
+
+
+def test_report_names_versions_model_and_log(loaded: MainWindow) -> None:
+    trigger(loaded, "help.copy_report")
+    text = QGuiApplication.clipboard().text()
+    for part in ("- torch: ", "- model: model.gguf, qwen35, f32", "model identity", "```"):
+        assert part in text
+
+
+def test_unexpected_errors_and_old_crashes_are_banners(window: MainWindow) -> None:
+    window.show_unexpected("ValueError: odd")
+    window.show_crash("Fatal Python error: Segmentation fault")
+    assert messages(window)[0].startswith("error: Something unexpected happened: ValueError: odd.")
+    window.banners.banners[1].offer_buttons[0].click()
+    assert "Segmentation" in QGuiApplication.clipboard().text()
+
+
+def test_none_keeps_its_references() -> None:
+    """PySide6 6.12 loses one per call and aborts after some thousands."""
+    label = QLabel()
+    gc.collect()
+    before = sys.getrefcount(None)
+    for i in range(1000):
+        label.setText(str(i))
+    assert abs(sys.getrefcount(None) - before) < 100

@@ -1,0 +1,163 @@
+"""Opening models in the window: by dialog, by drop, cancelled, refused; with a fake engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.events import State
+from app.window.window import MainWindow
+from engine.errors import ModelFileError
+from tests.support.fake_session import FakeEngine
+from tests.support.window_acts import drop, enabled, messages, trigger, wait
+
+
+def test_empty_window_offers_to_open(window: MainWindow) -> None:
+    assert window.windowTitle() == "Draftscope"
+    assert {"file.open", "file.open_demo"} <= enabled(window)
+    assert not {"run.start", "run.pause", "run.step", "run.stop", "file.export"} & enabled(window)
+    assert window.status.model_text == "no model"
+
+
+def test_map_appears_before_the_weights(
+    window: MainWindow, engine: FakeEngine, model_file: Path, qtbot: QtBot
+) -> None:
+    engine.gate.clear()
+    window.open_model(model_file)
+    wait(qtbot, window, State.LOADING)
+    assert window.model_map.facts["target"] == "model.gguf"
+    qtbot.waitUntil(lambda: window.status.progress_shown)
+    assert "run.start" not in enabled(window)
+    engine.gate.set()
+    wait(qtbot, window, State.READY)
+    assert not window.status.progress_shown
+    assert window.windowTitle() == "model — Draftscope"
+    assert window.status.model_text == "model · Q8_0 · f32 · ready"
+    assert {"run.start", "run.step", "file.open_draft"} <= enabled(window)
+
+
+def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
+    window: MainWindow, engine: FakeEngine, model_file: Path, qtbot: QtBot
+) -> None:
+    engine.gate.clear()
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.status.progress_shown)
+    window.status.cancel_asked.emit()
+    wait(qtbot, window, State.INSPECTED)
+    assert not window.status.progress_shown
+    assert messages(window) == [], "what the user asked for is no failure"
+    engine.gate.set()
+    window.model_map.load_asked.emit()
+    wait(qtbot, window, State.READY)
+
+
+def test_open_by_dialog_keeps_folder_and_recent_list(
+    window: MainWindow, model_file: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def ask(*args: object, **kwargs: object) -> tuple[str, str]:
+        asked.append(kwargs["options"])
+        return str(model_file), ""
+
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", ask)
+    trigger(window, "file.open")
+    wait(qtbot, window, State.READY)
+    assert asked == [QFileDialog.Option.DontUseNativeDialog]
+    assert window.settings.folder("model") == model_file.parent
+    window.recent_menu.fill()
+    names = [a.text() for a in window.recent_menu.actions() if a.text()]
+    assert names == ["model.gguf", "&Clear List"]
+    model_file.unlink()
+    window.recent_menu.fill()
+    gone = window.recent_menu.actions()[0]
+    assert not gone.isEnabled()
+    assert "no longer there" in gone.toolTip()
+    trigger(window, "file.clear_recent")
+    assert window.settings.recent_models == []
+
+
+def test_dialog_left_without_a_choice_does_nothing(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: ("", ""))
+    trigger(window, "file.open")
+    assert window.bridge.state is State.EMPTY
+
+
+def test_draft_model_joins_the_target(
+    loaded: MainWindow,
+    engine: FakeEngine,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model_file: Path,
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (str(draft), ""))
+    with qtbot.waitSignal(loaded.bridge.loaded):
+        trigger(loaded, "file.open_draft")
+    assert engine.opened[-1] == (model_file, (draft,), "auto")
+    assert loaded.model_map.facts["draft"] == "MTP head, draft.gguf"
+
+
+def test_drop_opens_the_larger_as_target(
+    window: MainWindow, engine: FakeEngine, model_file: Path, tmp_path: Path, qtbot: QtBot
+) -> None:
+    small = tmp_path / "small.gguf"
+    small.write_bytes(b"x")
+    assert drop(window, small, model_file)
+    wait(qtbot, window, State.READY)
+    assert engine.opened == [(model_file, (small,), "auto")]
+
+
+def test_drop_of_something_else_is_refused(window: MainWindow, tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("x")
+    assert not drop(window, text)
+    assert not drop(window, tmp_path / "missing.gguf")
+
+
+def test_prompt_box_leaves_drops_to_the_window(window: MainWindow) -> None:
+    prompt = window.run_panel.prompt
+    assert not prompt.acceptDrops()
+    assert not prompt.viewport().acceptDrops()
+
+
+def test_bad_file_is_a_banner_and_the_window_stays_usable(
+    window: MainWindow, tmp_path: Path, model_file: Path, qtbot: QtBot
+) -> None:
+    window.open_model(tmp_path / "letter.txt")
+    qtbot.waitUntil(lambda: bool(messages(window)))
+    assert messages(window) == ["error: letter.txt: byte 0: no GGUF file. Choose another."]
+    window.open_model(model_file)
+    wait(qtbot, window, State.READY)
+    assert messages(window) == [], "a new attempt takes the old message away"
+
+
+def test_weights_that_fail_leave_the_session_in_use(
+    loaded: MainWindow, engine: FakeEngine, model_file: Path, qtbot: QtBot
+) -> None:
+    engine.fail_load = ModelFileError("x.gguf", "blk.0", "gone", "Choose another.")
+    loaded.open_model(model_file.with_name("x.gguf"))
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
+    wait(qtbot, loaded, State.READY)
+    assert loaded.windowTitle() == "model — Draftscope"
+    assert "run.start" in enabled(loaded)
+
+
+def test_compute_mode_reloads_and_a_refusal_shows_the_mode_in_use(
+    loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
+) -> None:
+    with qtbot.waitSignal(loaded.bridge.loaded):
+        loaded.run_panel.compute.setCurrentText("f32")
+    assert engine.opened[-1][2] == "f32"
+    wait(qtbot, loaded, State.READY)
+    engine.fail_load = ModelFileError("x.gguf", "int8", "not here", "Use f32.")
+    loaded.run_panel.compute.setCurrentText("int8")
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
+    wait(qtbot, loaded, State.READY)
+    assert loaded.run_panel.compute.currentText() == "f32"

@@ -1,0 +1,106 @@
+"""What leaves the window: exported traces and copied text, with a fake engine."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import pytest
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QPushButton
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.events import State
+from app.window.dialogs.files import ExportDialog, new_folder
+from app.window.window import MainWindow
+from tests.support.window_acts import enabled, messages, trigger, wait
+
+
+def test_export_and_read_back(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *a, **k: str(tmp_path))
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    assert not dialog.isModal()
+    dialog.findChild(QPushButton).click()
+    with qtbot.waitSignal(loaded.bridge.exported) as exported:
+        dialog.accept()
+    folder = exported.args[0].folder
+    assert folder.parent == tmp_path
+    with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(loaded.bridge.store.rounds)
+    qtbot.waitUntil(lambda: bool(messages(loaded)))
+    assert messages(loaded) == [f"info: Trace exported to {folder}."]
+
+
+def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    (file := tmp_path / "file").write_text("x")
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    with qtbot.waitSignal(loaded.bridge.export_ended):
+        dialog.chosen.emit(file, False)
+    dialog.reject()
+    assert messages(loaded)[0].startswith("error: ")
+    assert "file.export" in enabled(loaded)
+
+
+def test_runs_of_the_model_before_are_listed_shown_and_exported(
+    loaded: MainWindow,
+    qtbot: QtBot,
+    tmp_path: Path,
+    model_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded.docks.reveal("runs")
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    old = loaded.bridge.store
+    assert loaded.runs.model.lines == loaded.runs.model.rows, "one model needs no name"
+    with qtbot.waitSignal(loaded.bridge.loaded):
+        loaded.open_model(model_file.with_name("other.gguf"))
+    wait(qtbot, loaded, State.READY)
+    assert loaded.tokens.copy_text() == ""
+    assert len(loaded.runs.model.rows) == 1, "still there"
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    loaded.runs.refresh_numbers()
+    model = loaded.runs.model
+    assert [model.index(line, 0).data() for line in range(4)] == ["model", "0", "other", "0"]
+    assert loaded.actions_by_id["plot.overlay"].isEnabled(), "over a run of another model too"
+    loaded.runs.run_selected.emit(model.rows[0].run)
+    assert loaded.feed.run is not None and loaded.feed.run.store is old
+    assert loaded.runs.model.shown == model.rows[0].run
+    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: a run of model"
+    stores: list[object] = []
+    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: stores.append(store))
+    trigger(loaded, "file.export")
+    (dialog,) = loaded.findChildren(ExportDialog)
+    dialog.folder.setText(str(tmp_path))
+    dialog.accept()
+    assert stores == [old]
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    assert loaded.feed.run.store is loaded.bridge.session_store is not old
+    assert loaded.status.model_text == "other · Q8_0 · f32 · ready"
+
+
+def test_export_folder_names_are_free(tmp_path: Path) -> None:
+    now = time.struct_time((2026, 3, 4, 5, 6, 7, 0, 0, 0))
+    first = new_folder(tmp_path, now)
+    assert first.name == "draftscope-trace-20260304-050607"
+    first.mkdir()
+    assert new_folder(tmp_path, now).name == "draftscope-trace-20260304-050607-2"
+
+
+def test_copy_goes_to_the_clipboard(loaded: MainWindow, qtbot: QtBot) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    trigger(loaded, "file.copy_text")
+    assert QGuiApplication.clipboard().text() == loaded.tokens.copy_text() != ""

@@ -1,0 +1,29 @@
+"""What was freed leaves the process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.machine.freed_memory import give_back_freed_memory
+
+PIECES, PIECE_BYTES = 1000, 64 << 10
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("this system does not tell how much memory a process has")
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) << 10
+
+
+def test_pieces_between_what_stays_are_given_back() -> None:
+    # pieces too small for a mapping of their own, and what stays above them
+    pieces = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(PIECES)]
+    last = torch.ones(PIECE_BYTES, dtype=torch.uint8)
+    del pieces
+    before = resident_bytes()
+    give_back_freed_memory()
+    assert before - resident_bytes() > PIECES * PIECE_BYTES // 2
+    assert last.sum() == PIECE_BYTES
