@@ -72,11 +72,15 @@ def file_bytes(path: Path, most_bytes: int, kind: type[DraftscopeError] = Option
     """The bytes of a file that a user names; raises what `opened_file` does, and the same error
     for one with more than `most_bytes`, before it is read."""
     with opened_file(path, kind) as file:
-        raw = b""
-        if os.fstat(file.fileno()).st_size <= most_bytes:
-            raw = file.read(most_bytes + 1) or b""  # None from a file of the kernel that waits
-            if len(raw) <= most_bytes:
-                return raw
+        expected, n = os.fstat(file.fileno()).st_size, 0
+        if expected <= most_bytes:
+            parts = []
+            # a read takes as much memory as it may fill
+            while part := file.read(min(max(expected, _PIECE), most_bytes + 1 - n)):
+                parts.append(part)
+                n += len(part)
+            if n <= most_bytes:
+                return b"".join(parts)
     raise kind(f"{path} is larger than {size_text(most_bytes)}.", "Split it, or name another file.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -220,7 +221,7 @@ class Settings:
     def folder(self, purpose: str) -> Path:
         """Where a file dialog of this purpose was last used; the home folder at first."""
         value = self._text(f"folders/{purpose}")
-        return Path(value) if value and Path(value).is_dir() else Path.home()
+        return Path(value) if os.path.isdir(value) else Path.home()  # False for any bad name
 
     def set_folder(self, purpose: str, folder: Path) -> None:
         self._store.setValue(f"folders/{purpose}", str(folder.absolute()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class DroppedFiles:
 def what_is(data: QMimeData) -> DroppedFiles | None:
     """What a drop brings, None when nothing of it can be opened. Models go before traces."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-    models = [path for path in paths if path.suffix.lower() == ".gguf" and path.is_file()]
+    models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
         return DroppedFiles(tuple(by_size[:2]))

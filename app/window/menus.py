@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -67,9 +68,9 @@ class RecentMenu(QMenu):
         ):
             for path in paths:
                 action = self.addAction(path.name)
-                tip = str(path) if path.exists() else f"{path} is no longer there"
+                tip = str(path) if os.path.exists(path) else f"{path} is no longer there"
                 action.setToolTip(plain_tip(tip))
-                action.setEnabled(path.exists())
+                action.setEnabled(os.path.exists(path))
                 action.triggered.connect(lambda _=False, at=path, run=open_path: run(at))
             self.addSeparator()
         self.addAction(self._clear_action)

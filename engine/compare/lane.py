@@ -118,7 +118,6 @@ class Lane:
         for part in round_.parts:
             if part.is_prompt:
                 self._recorder.prompt(round_.number, part.seq_id, part.pos0, part.tokens)
-            tokens = list(part.emitted)
             rounds.append(
                 Round(
                     round_.number,
@@ -129,8 +128,9 @@ class Lane:
                     is_prompt=part.is_prompt,
                     logits=logits[part.seq],
                     valid_depth=valid_depth(memory, part.seq) if memory else None,
-                    accepted=tokens,
-                    n_own=len(tokens),
+                    accepted=list(part.accepted),
+                    n_own=len(part.accepted),
+                    n_emitted=part.n_emitted,
                 )
             )
         self._recorder.round(rounds, memory, self._clock)

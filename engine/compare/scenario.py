@@ -122,7 +122,10 @@ def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
         return tuple(_value(kind, item, path, key) for item in value)
     kinds: Sequence[type] = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if float in kinds and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise _wrong(path, key, "is far too large") from error
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
         raise _wrong(path, key, f"is {value!r}, which is no {wanted}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,3 +104,31 @@ def test_what_grows_more_than_any_text_is_refused() -> None:
     data = gzip.compress(bytes(64 * MIB))
     with pytest.raises(OptionError, match="unpacks to more than"):
         unpacked(data, "f", 512 * MIB)
+
+
+def test_reading_takes_as_much_memory_as_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    path.write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert file_bytes(path, 1 << 29) == b"x" * 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("n", [0, 1, 70_000, 200_000])
+def test_a_file_has_at_most_as_many_bytes_as_it_may(tmp_path: Path, n: int) -> None:
+    path, data = tmp_path / "file", os.urandom(n)
+    path.write_bytes(data)
+    assert file_bytes(path, n) == data
+    if n:
+        with pytest.raises(OptionError, match="is larger than"):
+            file_bytes(path, n - 1)
+
+
+def test_a_file_may_hold_more_than_the_system_says() -> None:
+    assert Path("/proc/self/maps").stat().st_size == 0
+    assert b"/" in file_bytes(Path("/proc/self/maps"), 1 << 24)
+    with pytest.raises(OptionError, match="is larger than"):
+        file_bytes(Path("/proc/self/maps"), 100)

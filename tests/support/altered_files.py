@@ -102,13 +102,29 @@ def altered(seed: int) -> tuple[str, bytes]:
     """A name, which says what was done, and the bytes."""
     chosen = random.Random(seed)
     name = chosen.choice(sorted(bases()))
-    data = bases()[name]
+    done, data = altered_text(bases()[name], chosen)
+    return f"{name} {done}", data
+
+
+def altered_text(data: bytes, chosen: random.Random) -> tuple[str, bytes]:
+    """What was done to a text of any kind, and the bytes."""
     done = []
     for _ in range(chosen.choice((1, 1, 1, 2, 3))):
         act = chosen.choice(_ACTS)
         done.append(act.__name__.strip("_"))
         data = act(data, chosen)
-    return f"{name} {' '.join(done)}", data
+    return " ".join(done), data
+
+
+def altered_binary(data: bytes, chosen: random.Random) -> bytes:
+    """Some bytes changed, most of them near the beginning, or a part lost, moved or added."""
+    if chosen.random() < 0.3:
+        return _raw(data, chosen)
+    changed = bytearray(data)
+    for _ in range(chosen.choice((1, 1, 2, 8, 64))):
+        at = int(len(data) * chosen.random() ** chosen.choice((1, 3, 6)))
+        changed[at] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF, chosen.randrange(256)))
+    return bytes(changed)
 
 
 def _numbers(data: bytes, chosen: random.Random) -> bytes:

@@ -78,7 +78,7 @@ def fake_cuda(
 ) -> Iterator[Seen]:
     """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
     seen = Seen()
-    from engine.decode import verify
+    from engine.decode import target_facts
     from engine.draft import model_drafter
     from engine.machine import graphs, transfer
     from engine.sampling import sampler
@@ -92,7 +92,7 @@ def fake_cuda(
         assert device == DEVICE
         seen.waits += 1
 
-    for module in (transfer, sampler, verify, model_drafter):
+    for module in (transfer, sampler, target_facts, model_drafter):
         monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
     # tensors on the processor have no memory here either

@@ -24,6 +24,7 @@ NAMES = (
     "proxying",
     "encodings",
     "stopping",
+    "altered",
 )
 
 

@@ -26,6 +26,7 @@ _NUMBERS: dict[str, bytes] = {
     "2^31": b"2147483648",
     "2^63": b"9223372036854775808",
     "10^30": b"1" + b"0" * 30,
+    "400 digits": b"7" * 400,
     "4301 digits": b"9" * 4301,
     "5000 digits": b"1" * 5000,
     "0.5": b"0.5",
@@ -41,6 +42,7 @@ _NUMBERS: dict[str, bytes] = {
     "null": b"null",
     "": b"",
 }
+_HUGE = ("2^63", "10^30", "400 digits")
 _CLASSES: dict[str, bytes] = {
     "space": b" ",
     "tab": b"\t",
@@ -86,6 +88,16 @@ def draw(random: Random) -> Step:
         "at": int(random.integers(1 << 20)),
         "what": _pick(random, _HOWS[how][1]),
         "n": _pick(random, _SIZES) if how in ("pump", "words") else int(random.integers(1, 6)),
+    }
+
+
+def draw_huge(random: Random) -> Step:
+    """A number that is far too large wherever its line has its like."""
+    return {
+        "how": "same",
+        "at": int(random.integers(1 << 20)),
+        "what": _pick(random, _HUGE),
+        "n": 1,
     }
 
 

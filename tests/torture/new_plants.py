@@ -3,6 +3,7 @@ files that change, clients of the proxy."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -18,6 +19,10 @@ _SLOW = re.compile("[a-z]+ .*\0")
 def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
     """As `tests.torture.plants.PLANTS`, whose `around` this takes."""
     return {
+        "a number of 400 digits in a log is believed": (
+            "lognumbers",
+            around("engine.foreign_numbers:whole", _any_number),
+        ),
         "an accepted draft of a log is counted one too short": (
             "lognumbers",
             around("engine.observe.rounds.log:LogReader._accepted", _one_fewer),
@@ -30,6 +35,10 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "terminal",
             around("engine.terminal_text:terminal_text", _as_it_is),
         ),
+        "lines of findings have C1 characters as they are": (
+            "terminal",
+            around("engine.terminal_text:terminal_text", _but_c1),
+        ),
         "JSON has control characters as they are": (
             "terminal",
             around("app.cli.output:_json_character", _as_it_is),
@@ -38,9 +47,22 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "stopping",
             around("engine.observe.server.server_run:ServerRun.stop", _late),
         ),
+        "a signal is obeyed when the work is done": (
+            "stopping",
+            around("app.cli.recorded:record", _done_first),
+        ),
+        "a run that is stopped goes on": ("faults", around("engine.run:Run.stop", _nothing)),
+        "a run that a signal stops has no end": (
+            "stopping",
+            around("engine.run:Run.stop", _nothing),
+        ),
         "nothing is exported after a signal": (
             "stopping",
             around("app.cli.recorded:export", _not_after_a_signal),
+        ),
+        "a gzipped file unpacks without a limit": (
+            "encodings",
+            around("engine.files:unpacked", _without_a_limit),
         ),
         "a pipe or a device is opened as a file": (
             "encodings",
@@ -54,6 +76,10 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "filechange",
             around("engine.model.loader:reader_for", _mapped),
         ),
+        "a change of a file is noticed after the last round alone": (
+            "filechange",
+            around("engine.gguf.model_files:ModelFiles.note", _in_the_end),
+        ),
         "a bus error of a mapped file is not caught": (
             "filechange",
             around("engine.gguf.part_file:_guard", _nothing),
@@ -62,11 +88,44 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
             "proxying",
             around("engine.observe.proxy.allowed_hosts:AllowedHosts.fault", _nothing),
         ),
+        "a half-closed client is dropped": (
+            "proxying",
+            around(
+                "engine.observe.proxy.client_connection:ClientConnection.eof_received", _nothing
+            ),
+        ),
         "the end of a reply is not recorded": (
             "proxying",
             around("engine.observe.proxy.exchange_queue:Recording.data", _without_its_end),
         ),
     }
+
+
+def _any_number(whole: Any, text: str, *_: Any) -> int:
+    return int(text) if text.isdigit() else int(whole(text))
+
+
+def _but_c1(escaped: Any, text: str, *more: Any) -> str:
+    parts = re.split("([\x80-\x9f])", text)
+    return "".join(part if i % 2 else escaped(part, *more) for i, part in enumerate(parts))
+
+
+def _done_first(record: Any, job: Any, advance: Any, *more: Any) -> None:
+    def whole() -> bool:
+        while advance():
+            pass
+        return False
+
+    record(job, whole, *more)
+
+
+def _without_a_limit(unpacked: Any, data: bytes, *_: Any, **more: Any) -> bytes:
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+def _in_the_end(note: Any, files: Any, facts: Any, round_: Any, after: Any = None) -> None:
+    if round_ is None:
+        note(files, facts, round_, after)
 
 
 def _one_fewer(original: Any, reader: Any, slot: Any, us: Any, accepted: int, *more: Any) -> None:

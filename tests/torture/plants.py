@@ -74,10 +74,12 @@ def words(place: str, old: str, new: str) -> Plant:
     return plant
 
 
-def _refuses_deep(start: Any, session: Any, prompts: Any, options: Any, *more: Any) -> Any:
+def _refuses_deep(
+    start: Any, session: Any, prompts: Any, options: Any, *more: Any, **named: Any
+) -> Any:
     if options.spec.types and options.spec.n_max >= 2:
         raise OptionError("This many drafted tokens are refused.", "Draft one.")
-    return start(session, prompts, options, *more)
+    return start(session, prompts, options, *more, **named)
 
 
 def _one_short(seq_rm: Any, memory: Any, seq: int, p0: int, p1: int = -1) -> bool:
@@ -99,16 +101,16 @@ def _freezes(original: Any, *args: Any) -> Any:
 
 
 def _leaks(n_bytes: int) -> Callable[..., Any]:
-    def leak(start: Any, *args: Any) -> Any:
+    def leak(start: Any, *args: Any, **more: Any) -> Any:
         _kept.append(os.urandom(n_bytes))
-        return start(*args)
+        return start(*args, **more)
 
     return leak
 
 
-def _leaves_open(start: Any, *args: Any) -> Any:
+def _leaves_open(start: Any, *args: Any, **more: Any) -> Any:
     os.open(os.devnull, os.O_RDONLY)
-    return start(*args)
+    return start(*args, **more)
 
 
 def _refuses_type(find: Any, reader: Any, *args: Any) -> Any:
@@ -192,6 +194,14 @@ PLANTS: dict[str, tuple[str, Plant]] = {
             "engine.trace.export:_write",
             "rows = {name: len(table) for",
             "rows = {name: max(0, len(table) - 1) for",
+        ),
+    ),
+    "an export ends after 300 rows": (
+        "kill",
+        words(
+            "engine.trace.export:_write",
+            "rows = {name: len(table) for",
+            "rows = {name: min(300, len(table)) for",
         ),
     ),
     "1 MiB is leaked per run": ("endure", around("engine.session:Session.start", _leaks(2**20))),

@@ -21,13 +21,15 @@ from tests.torture import disks
 DONE, REFUSED, KILLED = "done", "refused", "killed"
 _CALLS = ("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "open", "utime", "fsync")
 _ERRORS = ("ENOSPC", "EROFS", "EACCES", "EIO", "EDQUOT", "EMFILE")
-_HOWS = ("kill", "kill", "kill late", "error", "room", "vanish", *disks.KINDS)
+_HOWS = ("kill", "room", disks.FULL, "error", "kill", disks.READ_ONLY, "kill late", disks.GONE)
+_HOWS += ("vanish", disks.NO_INODES)
 Strike = dict[str, Any]
 
 
-def draw_strike(random: np.random.Generator, most_calls: int) -> Strike:
-    """What happens, and at which call; to a disk often from the beginning, which is call -1."""
-    how = str(random.choice(_HOWS))
+def draw_strike(random: np.random.Generator, most_calls: int, number: int) -> Strike:
+    """What happens, which number chooses in turn, and at which call; to a disk often from the
+    beginning, which is call -1."""
+    how = _HOWS[number % len(_HOWS)]
     from_the_start = how in disks.KINDS and random.random() < 0.5
     return {
         "how": how,

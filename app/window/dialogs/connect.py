@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
@@ -127,7 +128,7 @@ class ConnectDialog(QDialog):
         log = Path(written) if written else None
         try:
             address = server_address(self.address.currentText())
-            if log is not None and not log.is_file():
+            if log is not None and not os.path.isfile(log):
                 raise OptionError(f"There is no log file {written}.", "Name one, or none.")
         except OptionError as error:
             self.problem.setText(str(error))

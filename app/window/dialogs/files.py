@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class ExportDialog(QDialog):
         self.excel.setChecked(settings.excel_safe)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
-        self.folder.textChanged.connect(lambda text: export.setEnabled(Path(text).is_dir()))
+        self.folder.textChanged.connect(lambda text: export.setEnabled(os.path.isdir(text)))
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         column = QVBoxLayout(self)

@@ -116,6 +116,13 @@ def test_spoilt_values_read_as_defaults(
     assert getattr(Settings(), attribute) == default
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_folder_that_can_be_no_name_is_not_offered(name: str) -> None:
+    settings = Settings()
+    raw().setValue("folders/export", name)
+    assert settings.folder("export") == Path.home()
+
+
 def test_a_folder_that_is_gone_is_not_offered(tmp_path: Path) -> None:
     settings = Settings()
     settings.set_folder("model", tmp_path / "gone")

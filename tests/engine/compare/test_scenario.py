@@ -98,6 +98,7 @@ BAD = {
     "number for a list": (HEAD + "lanes = 3\n", r"mine\.toml: lanes is no list"),
     "number for a text": (HEAD + "lanes = [3]\n", r"mine\.toml: lanes is 3, which is no str"),
     "value for a table": (HEAD + "options = 3\n", r"mine\.toml: options is no table"),
+    "too large": (HEAD + f"options.spec.p_min = {10**400}\n", r"spec\.p_min is far too large"),
     "out of range": (HEAD + "options.spec.n_max = 99\n", r"options\.spec is wrong: --spec-draft-n"),
     "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is no rollback policy"),
     "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is no rule"),

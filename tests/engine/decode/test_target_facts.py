@@ -45,7 +45,7 @@ def test_equal_logits_share_a_rank():
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_many_questions_are_answered_like_single_ones(n):
-    """Bit by bit: rows behind the last one asked about are not looked at."""
+    """Bit by bit: rows after the last one asked about are not looked at."""
     generator = torch.Generator().manual_seed(n)
     asked = []
     for width in range(1, n + 1):

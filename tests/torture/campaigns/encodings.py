@@ -32,7 +32,7 @@ _BOMB = 1 << 28
 """Bytes of zeros that a bomb becomes."""
 _X = ["-n", "2", "-p", "x y"]
 _F = "FILE"
-_INPUTS: dict[str, tuple[list[str], str]] = {
+INPUTS: dict[str, tuple[list[str], str]] = {
     # words with FILE in them, and what the file is
     "model": (["run", _F, *_X], "model"),
     "info": (["info", _F], "model"),
@@ -89,6 +89,8 @@ _PATHS = (
     "empty",
     "socket",
 )
+_PACKED = ("import", "import capture", "import log", "import record")
+_ENDLESS = ("fifo", "zero")
 _TEXTS = (
     "utf-8-sig",
     "utf-16",
@@ -138,6 +140,7 @@ _FORMS = (
     "long",
     "short",
 )
+_WHOLE_FORMS = ("plain", "chunked", "extension", "capitals", "trailer", "no length")
 _CHARSETS = (
     "",
     "; charset=utf-16",
@@ -153,21 +156,25 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     kind = ("path", "text", "reply", "output")[number % 4]
     untouched = number % 24 < 4
     which = number // 4
-    inputs = list(_INPUTS)
+    inputs = list(INPUTS)
+    of_text = [name for name in inputs if INPUTS[name][1] not in ("model", "draft", "trace")]
     if kind == "path":
         how = _PATHS[int(random.integers(len(_PATHS)))]
         case: Case = {"input": inputs[which % len(inputs)], "how": how}
+        if which % 2 == 0:
+            case = {"input": of_text[which % len(of_text)], "how": _ENDLESS[which // 2 % 2]}
     elif kind == "text":
-        of_text = [name for name in inputs if _INPUTS[name][1] not in ("model", "draft", "trace")]
         how = _TEXTS[int(random.integers(len(_TEXTS)))]
         case = {"input": of_text[which % len(of_text)], "how": how}
+        if which % 3 == 0:
+            case = {"input": _PACKED[which // 3 % len(_PACKED)], "how": "gzip bomb"}
     elif kind == "output":
         how = _PATHS[int(random.integers(len(_PATHS)))]
         case = {"output": list(_OUTPUTS)[which % len(_OUTPUTS)], "how": how}
     else:
         case = {
-            "reply": _ASKED[int(random.choice([0, 1, 2, 2]))],
-            "how": str(random.choice(_REPLIES)) if random.random() < 0.7 else "identity",
+            "reply": _ASKED[(0, 2, 1, 2)[which % 4]],
+            "how": _REPLIES[which % len(_REPLIES)],
             "form": str(random.choice(_FORMS)) if random.random() < 0.6 else "plain",
             "charset": str(random.choice(_CHARSETS)) if random.random() < 0.3 else "",
         }
@@ -205,6 +212,8 @@ def _play(case: Case, folder: Path) -> Figures:
 def _replied(case: Case) -> Said:
     with RawServer(lambda asked, link: _answer(case, asked, link)) as server:
         said = said_by(["observe", server.url, "-p", "x", "-n", "4"])
+    if case["how"] not in ("identity", "empty") and case["form"] in _WHOLE_FORMS:
+        assert "in the encoding" in said.text, f"no word about an encoding: {said.text[-300:]}"
     if not said.status and case["reply"] == "/completion":
         assert b"a\xc3\xa9c" in said.out, f"the text is lost: {said.out[:200]!r} {said.text[-300:]}"
     return said
@@ -307,8 +316,8 @@ def _formed(form: str, body: bytes) -> bytes:
 
 
 def _read(case: Case, folder: Path) -> Said:
-    words, what = _INPUTS[case["input"]]
-    source = _sources()[what]
+    words, what = INPUTS[case["input"]]
+    source = sources()[what]
     path = folder / source.name
     if case["how"] in _PATHS:
         _place(case["how"], path, source)
@@ -316,26 +325,28 @@ def _read(case: Case, folder: Path) -> Said:
         path = source
     else:
         path.write_bytes(_rewritten(case["how"], source.read_bytes()))
-    said = _said(words, str(path), case)
+    said = said_of(words, str(path))
     if case["how"] == "link":
         assert said.status == 0, f"a link is not followed: {said.text[-300:]}"
+    if case["how"] == "gzip bomb" and case["input"] in _PACKED:
+        assert "unpacks to more than" in said.text, said.text[-300:]
     return said
 
 
-def _said(words: list[str], path: str, case: Case) -> Said:
-    places = {_F: path, "TRACE": str(_sources()["trace"]), "PROMPTS": str(_sources()["prompts"])}
+def said_of(words: list[str], path: str) -> Said:
+    """A command, in whose words FILE is this path and URL a server that answers as it should."""
+    places = {_F: path, "TRACE": str(sources()["trace"]), "PROMPTS": str(sources()["prompts"])}
     own = [places.get(word, word) for word in words]
     if "URL" not in own:
         return said_by(own)
-    plain = case | {"reply": "", "form": "plain", "charset": ""}
-    with RawServer(lambda asked, link: _answer(plain, asked, link)) as server:
+    with RawServer(lambda asked, link: _answer({"reply": ""}, asked, link)) as server:
         return said_by([server.url if word == "URL" else word for word in own])
 
 
 def _rewritten(how: str, data: bytes) -> bytes:
     if how.startswith("gzip"):
         if how == "gzip bomb":
-            return _bomb()
+            return gzip.compress(data) + _bomb()
         once = gzip.compress(data)
         return {
             "gzip": once,
@@ -407,7 +418,7 @@ def _written(case: Case, folder: Path) -> Said:
         target.mkdir()
     _place(how, path, target)
     with _read_by_another(path) if how == "fifo" else nullcontext():
-        said = _said(_OUTPUTS[name], str(path), case)
+        said = said_of(_OUTPUTS[name], str(path))
     if how == "link":
         assert said.status == 0, f"a link is not followed: {said.text[-300:]}"
         if name in _FOLDERS:
@@ -423,7 +434,7 @@ def _written(case: Case, folder: Path) -> Said:
 
 
 @cache
-def _sources() -> dict[str, Path]:
+def sources() -> dict[str, Path]:
     """A good file of each kind."""
     folder = Path(tempfile.mkdtemp(prefix="draftscope-torture-encodings-"))
     texts = {
@@ -461,7 +472,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _prepare() -> None:
-    _sources(), _bomb()
+    sources(), _bomb()
 
 
 CAMPAIGN = Campaign(

@@ -77,6 +77,7 @@ def _play(case: Case, folder: Path) -> Figures:
         made = _fail_idle(real, doing.partition(": ")[2], fault, folder, options)
     else:
         made = _fail_run(real, doing, fault, folder, options)
+    _stop(real, options)
     _go_on(real, options, folder)
     return {"struck": fault.struck, "runs": made, doing.partition(":")[0]: 1}
 
@@ -160,6 +161,18 @@ def _go_on(real: RealWindow, options: RunOptions, folder: Path) -> None:
     assert open_trace(folder / "after").runs.keys() == stored.runs.keys()
     real.check()
     real.window.banners.clear()
+
+
+def _stop(real: RealWindow, options: RunOptions) -> None:
+    """A run that is stopped has the engine's end, one for each sequence."""
+    bridge, n = real.window.bridge, _runs(real)
+    bridge.start(["x y x y", "y x"], options, 2)
+    real.until(lambda: bridge.state is State.PAUSED and _runs(real) > n, "a pause", 40.0)
+    bridge.stop()
+    real.until(lambda: bridge.state in _SETTLED, "the end of a run that is stopped")
+    runs = bridge.session_store.runs
+    stops = runs[list(runs)[-1]].get("stops")
+    assert stops == ["stopped"] * 2, f"a run that is stopped ends by {stops}"
 
 
 def _runs(real: RealWindow) -> int:

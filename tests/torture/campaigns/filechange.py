@@ -6,13 +6,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from engine.gguf.model_files import CHANGES
+from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.trace.reopen import open_trace
 from tests.support.golden_files import DATA
 from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
@@ -25,30 +30,40 @@ _MODELS = (
     "qwen35-h-v2x-mtp-q8_0",
     "lfm2-a-tied-f32",
 )
-_COMPUTE = ("auto", "f32", "blocks", "q8")
+_IN_BLOCKS = _MODELS[1:3]
+_COMPUTE = ("f32", "auto", "blocks", "q8")
+"""Of the models in blocks, weights stay in a mapped file in all but the first."""
 _TOKENS = "5,9,5,9,5,9,31"
 _N = 20
-_CHANGES = ("other", "noise", "zeros", "cut", "empty", "replace", "remove", "touch", "longer")
+_CHANGES = ("other", "cut", "noise", "empty", "zeros", "replace", "remove", "touch", "longer")
+_WRITTEN = ("other", "noise", "zeros", "cut", "empty", "longer")
+_MAPPED_CHANGES = ("empty", "other", "cut", "zeros", "empty", "replace", "cut", "noise", "remove")
 _DRAFTED = ("draft-mtp", "ngram-simple", "suffix", "")
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
+    """Every other case maps the file, and gets it cut short in the midst of a pass by turns."""
     doing = list(_DOINGS)[number % len(_DOINGS)]
-    changes = [
-        {
-            "at": int(random.integers(1, int(random.choice([4, 12, 40])))),
-            "how": str(random.choice(_CHANGES)),
-            "where": float(random.random()),
-        }
-        for _ in range(0 if number % (4 * len(_DOINGS)) < 2 else int(random.choice([1, 1, 2])))
-    ]
+    mapped = number % 2 == 1 and _can_map()
+    in_turn = _MAPPED_CHANGES if mapped else _CHANGES
+    hows = [in_turn[number // 2 % len(in_turn)], *random.choice(_CHANGES, 1)]
+    n = 0 if number % (4 * len(_DOINGS)) < 2 else int(random.choice([1, 1, 2]))
+    stays = bool(random.random() < 0.8)
     return {
         "doing": doing,
-        "model": str(random.choice(_MODELS)),
-        "compute": str(random.choice(_COMPUTE)),
+        "model": str(random.choice(_IN_BLOCKS if stays else _MODELS)),
+        "compute": str(random.choice(_COMPUTE[1:] if stays else _COMPUTE)),
         "drafter": str(random.choice(_DRAFTED)),
-        "mapped": bool(random.random() < 0.4) and _can_map(),
-        "changes": changes,
+        "mapped": mapped,
+        "changes": [
+            {
+                "at": int(random.integers(1, int(random.choice([4, 12, 40] if i else [4, 8])))),
+                "how": str(how),
+                "where": float(random.random()) ** 3,
+                "within": bool(random.random() < (0.9 if mapped else 0.3)),
+            }
+            for i, how in enumerate(hows[:n])
+        ],
     }
 
 
@@ -58,28 +73,44 @@ def _can_map() -> bool:
 
 
 class _Changing:
-    """While it is entered, a file changes at chosen forward passes of any model."""
+    """While it is entered, a file changes before chosen forward passes of any model or within them.
+    n_changed: how often. first: the pass of the first change."""
 
     def __init__(self, path: Path, changes: list[dict[str, Any]]) -> None:
         self._path, self._changes = path, changes
-        self.n_passes = self.n_changed = 0
+        self.n_passes = self.n_changed = self.first = 0
+        self._patches = ExitStack()
 
     def __enter__(self) -> _Changing:
-        self._original: Callable[..., Any] = HybridModel.forward
+        forward, begin = HybridModel.forward, HybridMemory.begin
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.n_passes += 1
-            for change in self._changes:
-                if change["at"] == self.n_passes:
-                    _change(self._path, change)
-                    self.n_changed += 1
-            return self._original(*args, **kwargs)
+            self._change(within=False)
+            return forward(*args, **kwargs)
 
-        HybridModel.forward = counted  # type: ignore[method-assign]
+        def begun(*args: Any) -> None:
+            begin(*args)
+            self._change(within=True)
+
+        self._patches.enter_context(patch.object(HybridModel, "forward", counted))
+        self._patches.enter_context(patch.object(HybridMemory, "begin", begun))
         return self
 
     def __exit__(self, *_: object) -> None:
-        HybridModel.forward = self._original  # type: ignore[method-assign]
+        self._patches.close()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all that has been done to the file was writing to it."""
+        return self.n_changed > 0 and all(one["how"] in _WRITTEN for one in self._changes)
+
+    def _change(self, *, within: bool) -> None:
+        for change in self._changes:
+            if (change["at"], change.get("within", False)) == (self.n_passes, within):
+                _change(self._path, change)
+                self.n_changed += 1
+                self.first = self.first or self.n_passes
 
 
 def _change(path: Path, change: dict[str, Any]) -> None:
@@ -171,7 +202,21 @@ def _traced(
     with changing:
         said = said_by(["run", *words, *_ASKED, *spec, "--json", "--trace", str(folder / "t")])
     assert said.status or (folder / "t").is_dir()
+    if not said.status and changing.is_written and "draft-mtp" not in spec:
+        _noted(folder / "t", changing.first)
     return said, _texts(said)
+
+
+def _noted(folder: Path, number: int) -> None:
+    """Raises AssertionError unless the trace says of a change in this pass when it was found: a
+    round later at most, or after the last."""
+    trace = open_trace(folder)
+    found = trace.runs[0].get(CHANGES)
+    assert found, "the trace says nothing of a change"
+    rounds = trace.ubatches.column("round")
+    of_pass, last, round_ = int(rounds[number - 1]), int(rounds.max()), found[0]["round"]
+    is_late = of_pass + 1 < last if round_ is None else round_ > of_pass + 1
+    assert not is_late, f"a change in round {of_pass} is found in round {round_} of {last}"
 
 
 def _compare(
@@ -268,5 +313,5 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=8,
-    n_least=8,
+    n_least=14,
 )

@@ -85,8 +85,11 @@ def _whole_file(strike: Strike, folder: Path, is_first: bool) -> str:
         path.write_bytes(old)
 
     def work() -> None:
-        with written_whole(path, OptionError) as part:
-            part.write_bytes(new)
+        with written_whole(path, OptionError) as part, part.open("wb") as file:
+            for i in range(0, len(new), 1000):
+                file.write(new[i : i + 1000])
+                file.flush()
+                os.fsync(file.fileno())
 
     end = done_under(strike, work, path.parent)
     if strike["how"] != "vanish":
@@ -204,7 +207,7 @@ def _settings(strike: Strike, folder: Path, is_first: bool) -> str:
 
 _SUBJECTS = {
     "export": _Subject(_export, 60),
-    "whole file": _Subject(_whole_file, 6),
+    "whole file": _Subject(_whole_file, 18),
     "kernel": _Subject(_kernel, 14),
     "hash": _Subject(_hash, 8),
     "autosave": _Subject(_autosave, 90),
@@ -215,7 +218,7 @@ _SUBJECTS = {
 
 def _draw(random: np.random.Generator, number: int) -> Case:
     name = list(_SUBJECTS)[number % len(_SUBJECTS)]
-    strike = draw_strike(random, _SUBJECTS[name].n_calls)
+    strike = draw_strike(random, _SUBJECTS[name].n_calls, number // len(_SUBJECTS))
     return {"subject": name, "strike": strike, "is_first": bool(random.random() < 0.4)}
 
 

@@ -13,7 +13,7 @@ from app.engine_thread.events import CommandFailed
 from app.engine_thread.trace_jobs import start_reading
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.commands import said_by
-from tests.torture.log_steps import changed, draw, logs, unpacked
+from tests.torture.log_steps import changed, draw, draw_huge, logs, unpacked
 
 _KNOWN = {
     # file: rounds, tokens, drafted and accepted tokens
@@ -51,12 +51,17 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     names += [name for name in names if name.endswith(".log")]
     name = names[number % len(names)]
     n = 0 if number % 5 == 0 else int(random.choice([1, 1, 1, 2, 3]))
+    if not n:  # a log and another one by turns
+        known = sorted(name for name in _KNOWN if name.endswith(".log") == bool(number % 2))
+        name = known[number // 10 % len(known)]
     hows = ("import", "import", "import", "window", "join")
-    return {
-        "base": name,
-        "how": str(random.choice(hows)) if n else "import",
-        "steps": [draw(random) for _ in range(n)],
-    }
+    how = str(random.choice(hows)) if n else "import"
+    steps = [draw(random) for _ in range(n)]
+    if number % 5 == 2:
+        of_slots = [name for name in names if name.endswith(".log")]
+        name = of_slots[number // 5 % len(of_slots)]
+        steps = [draw_huge(random) for _ in range(12)]
+    return {"base": name, "how": how, "steps": steps}
 
 
 def _play(case: Case, folder: Path) -> Figures:
@@ -119,5 +124,5 @@ CAMPAIGN = Campaign(
     seconds=40.0,
     n_bytes=2**30,
     batch=20,
-    n_least=16,
+    n_least=20,
 )

@@ -150,8 +150,10 @@ _GOOD = ("plain", "stream", "asked stream", "facts")
 def _draw(random: np.random.Generator, number: int) -> Case:
     names = list(_HOSTILE)
     n = 0 if number % 8 == 0 else int(random.integers(1, 6))
-    # each comes in turn
+    # each comes in turn, and one of those to be answered in every case
     chosen = [names[(number * 5 + i) % len(names)] for i in range(n)]
+    answered = [name for name in names if _HOSTILE[name].comes == _ANSWERED]
+    chosen[:1] = [answered[number % len(answered)]] * bool(n)
     return {
         "clients": [
             {

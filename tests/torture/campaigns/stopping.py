@@ -45,6 +45,9 @@ _BEHAVIOURS = (
     "no line ends",
     "other kind",
 )
+_RECORDED = ("run", "turns", "compare", "run", "turns", "import")
+"""Commands that write a trace, in turn, and the others."""
+_OTHERS = ("bench", "match", "tune", "fidelity", "sweep")
 _EVENTS = {"run": ("bytes of out", 2000), "bench": ("lines of err", 4)}
 """What decoding commands do often, and how often at most, before the signal comes; else it is
 milliseconds of processor time."""
@@ -53,7 +56,7 @@ _CLIENTS = ("reads", "does not read", "idle", "half a request", "drips", "gone")
 
 
 def _draw(random: np.random.Generator, number: int) -> Case:
-    doing = ("observe", "listen", "observe", "decode")[number % 4]
+    doing = ("observe", "decode", "listen", "decode")[number % 4]
     case: Case = {
         "doing": doing,
         "signal": str(random.choice(_SIGNALS)),
@@ -62,11 +65,11 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     }
     which = number // 4
     if doing == "decode":
-        names = list(_COMMANDS)
+        names = _RECORDED if number % 4 == 1 else _OTHERS
         name = names[which % len(names)]
         event = _EVENTS.get(name, ("cpu", 1500)) if random.random() < 0.7 else ("cpu", 1500)
         return case | {"command": name, "wait": [event[0], int(random.integers(1, event[1] + 1))]}
-    served = _BEHAVIOURS[(2 * which + (number % 4 == 2)) % len(_BEHAVIOURS)]
+    served = _BEHAVIOURS[(2 * which + number // 2 % 2) % len(_BEHAVIOURS)]
     case |= {"served": served, "of": "/completion", "n_prompts": int(random.choice([1, 1, 2, 3]))}
     if random.random() < 0.3:
         case |= {"of": str(random.choice(_QUESTIONS))}
@@ -249,6 +252,8 @@ def _play(case: Case, folder: Path) -> Figures:
     if trace.exists():
         store = open_trace(trace)
         figures["tokens"] = len(store.tokens)
+        for run_id, facts in store.runs.items():
+            assert "stops" in facts, f"run {run_id} of the trace has no end"
         assert len(store.tokens) or not _must_have(case, command), "the trace has no token"
     elif not case["twice"] and ended:
         listened = "clients" in case and b" goes to " in command.err
@@ -370,5 +375,5 @@ CAMPAIGN = Campaign(
     seconds=90.0,
     n_bytes=2**30,
     batch=6,
-    n_least=6,
+    n_least=8,
 )

@@ -22,6 +22,8 @@ from tests.torture.log_steps import logs, unpacked
 _RUN = ["-n", "6", "--tokens", "300,301,305,307,311,331,5"]
 _DRAFT = ["--spec-type", "draft-mtp"]
 _LOGS = ("verbose-plain.log", "mtp.json.gz", "vllm-detailed-stream.json", "vllm-metrics.prom")
+_BEYOND = ("c1", "bidi", "marks", "next line", "separators", "tags")
+"""Words beyond ASCII, which JSON need not escape."""
 _SERVED = ("props", "models", "error", "broken", "content", "header")
 _TEXTS = ("run", "observe", "compare", "bench", "match")
 """Commands that write a model's text, which a pipe gets as it is."""
@@ -29,16 +31,16 @@ _TEXTS = ("run", "observe", "compare", "bench", "match")
 
 def _draw(random: np.random.Generator, number: int) -> Case:
     act = list(_ACTS)[number % len(_ACTS)]
-    n = 0 if number % (3 * len(_ACTS)) < len(_ACTS) and number % 5 == 0 else 1
-    n += int(n and random.random() < 0.3)
+    is_untouched = number % (3 * len(_ACTS)) < len(_ACTS) and number % 5 == 0
+    words = [[str(random.choice(list(WORDS)))], list(WORDS), list(_BEYOND)][random.integers(3)]
     return {
         "act": act,
-        "words": sorted({str(random.choice(list(WORDS))) for _ in range(n)}),
+        "words": [] if is_untouched else words,
         "places": sorted({str(random.choice(PLACES)) for _ in range(int(random.integers(1, 3)))}),
         "which": int(random.integers(1 << 16)),
         "on_terminal": bool(random.random() < 0.6),
         "no_colour": bool(random.random() < 0.3),
-        "json": bool(random.random() < 0.4),
+        "json": number // len(_ACTS) % 2 == number % 2,
     }
 
 
@@ -309,5 +311,5 @@ CAMPAIGN = Campaign(
     seconds=60.0,
     n_bytes=2**30,
     batch=12,
-    n_least=16,
+    n_least=24,
 )
