@@ -19,7 +19,7 @@ from engine.gguf.file import GgufFile
 from engine.model.info import describe
 from engine.options import RunOptions
 from engine.report.markdown import table_lines
-from engine.report.parts import Table
+from engine.report.parts import ReportTable
 from engine.size_text import size_text
 from resources import SUITES
 
@@ -152,7 +152,7 @@ def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
     yield ""
     cells = [_HEADS, *(_cells(row) for row in report["rows"])]
     if markdown:
-        yield from table_lines(Table(_HEADS, cells[1:]))
+        yield from table_lines(ReportTable(_HEADS, cells[1:]))
     else:
         yield from (_LINE.format(*line) for line in cells)
     yield ""

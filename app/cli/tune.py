@@ -31,7 +31,7 @@ from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, 
 from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
-from engine.report.parts import Code, Facts, Note, Report, Table
+from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
 from resources import SUITES
 
 if TYPE_CHECKING:
@@ -187,17 +187,17 @@ def text_lines(report: Report) -> Iterator[str]:
         yield ""
         yield f"{section.heading}:"
         for part in section.parts:
-            if isinstance(part, Table):
+            if isinstance(part, ReportTable):
                 yield from _table_lines(part)
-            elif isinstance(part, Note):
+            elif isinstance(part, Remark):
                 yield f"  {part.text}"
-            elif isinstance(part, Code):
+            elif isinstance(part, CodeSample):
                 yield from (f"    {line}" for line in part.text.splitlines())
             elif isinstance(part, Facts):
                 yield from (f"  {name}: {value}" for name, value in part.values.items())
 
 
-def _table_lines(table: Table) -> Iterator[str]:
+def _table_lines(table: ReportTable) -> Iterator[str]:
     rows = [tuple(table.heads), *map(tuple, table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -15,7 +15,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.engine_thread import events
-from app.engine_thread.events import ModelFiles, State
+from app.engine_thread.events import OpenedFiles, State
 from app.engine_thread.jobs import (
     ChatWrap,
     CompareRequest,
@@ -25,7 +25,7 @@ from app.engine_thread.jobs import (
     RunFlags,
     RunRequest,
     ScriptRequest,
-    ServerRequest,
+    ServerRunRequest,
     Servers,
     TurnRequest,
 )
@@ -117,7 +117,7 @@ class Bridge(QObject):
         """The runs that earlier sessions left."""
         self._on_disk: dict[TraceStore, Path] = {}
         """Traces whose rows are not in memory, and what they are read from."""
-        self.files: ModelFiles | None = None
+        self.files: OpenedFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.server: events.ServerConnected | None = None
         """The server in use."""
@@ -174,7 +174,7 @@ class Bridge(QObject):
         """Use a server from then on. A load in hand is cancelled, a run ended. timeout: of its
         replies, seconds."""
         self._give_up()
-        request = ServerRequest(address, key, log, timeout)
+        request = ServerRunRequest(address, key, log, timeout)
         self._cancelled = request.cancelled
         self.connecting = address
         self.is_opening = True

@@ -53,7 +53,7 @@ class DraftFile:
 
 
 @dataclass(frozen=True)
-class ModelFiles:
+class OpenedFiles:
     """What the heads of the model files say, known before their weights are loaded."""
 
     target: Path
@@ -72,7 +72,7 @@ class StateChanged:
 class FilesInspected:
     """Metadata to show; None takes the model map down again."""
 
-    files: ModelFiles | None
+    files: OpenedFiles | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ModelLoaded:
     the model's runs; it has those from when the model was open before.
     """
 
-    files: ModelFiles
+    files: OpenedFiles
     mode: str
     compute: str
     mmap: bool | None

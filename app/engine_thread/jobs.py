@@ -15,7 +15,7 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.engine_thread.events import ModelFiles, Post, RunRescored
+    from app.engine_thread.events import OpenedFiles, Post, RunRescored
     from engine.compare.fidelity import Fidelity
     from engine.conversation.turns import Message
     from engine.observe.rounds.observed_run import ServerFacts
@@ -34,7 +34,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True)
-class ServerRequest:
+class ServerRunRequest:
     """A server to talk to, and the way out. key: empty for the one that was kept, if any.
     log: the file that the server writes, to be joined with what it says. timeout: of its replies,
     seconds; None for the default."""
@@ -191,7 +191,7 @@ class Servers(Protocol):
     """What connects to servers."""
 
     def connect(
-        self, request: ServerRequest, progress: ReportProgress, post: Post
+        self, request: ServerRunRequest, progress: ReportProgress, post: Post
     ) -> ServerSession:
         """Wait until the server serves; raises Cancelled once `request.cancelled` is set. From
         then on ServerSeen events tell how it is, until the session is closed."""
@@ -200,7 +200,7 @@ class Servers(Protocol):
 class Engine(Protocol):
     """Opens model files as sessions."""
 
-    def inspect(self, request: OpenRequest) -> ModelFiles:
+    def inspect(self, request: OpenRequest) -> OpenedFiles:
         """The metadata of the files; no weights are read."""
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:

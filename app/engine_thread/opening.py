@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import DraftFile, ModelFiles, RunRescored
+from app.engine_thread.events import DraftFile, OpenedFiles, RunRescored
 from app.engine_thread.jobs import (
     ChatWrap,
     CompareRequest,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 
-def inspect_files(request: OpenRequest) -> ModelFiles:
+def inspect_files(request: OpenRequest) -> OpenedFiles:
     """Read the metadata of the files; no tensor data is touched and torch is not imported. Of
     files for one drafter the last counts."""
     from engine.gguf.file import GgufFile
@@ -55,7 +55,7 @@ def inspect_files(request: OpenRequest) -> ModelFiles:
         with GgufFile.open(path, cancelled) as file:
             drafter, draft_info = describe_draft(file)
         drafts[drafter] = DraftFile(path, drafter, draft_info)
-    return ModelFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
+    return OpenedFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
 
 
 def open_engine(
@@ -98,7 +98,7 @@ class LocalEngine:
         self._identity: dict[str, Any] = {}
         self._drafts: list[Path] = []
 
-    def inspect(self, request: OpenRequest) -> ModelFiles:
+    def inspect(self, request: OpenRequest) -> OpenedFiles:
         """See `inspect_files`."""
         found = inspect_files(request)
         self._identity, self._drafts = found.identity, [draft.path for draft in found.drafts]

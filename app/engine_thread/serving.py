@@ -15,7 +15,7 @@ from app.engine_thread.jobs import (
     Job,
     RunRequest,
     ScriptRequest,
-    ServerRequest,
+    ServerRunRequest,
     TurnRequest,
 )
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
@@ -43,7 +43,7 @@ class ServerEngine:
         """Of this session, by address, where there is no keyring."""
 
     def connect(
-        self, request: ServerRequest, progress: ReportProgress, post: Post
+        self, request: ServerRunRequest, progress: ReportProgress, post: Post
     ) -> ServedSession:
         """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
         has taken it."""
@@ -86,7 +86,7 @@ class ServedSession:
         client: ServerClient,
         facts: ServerFacts,
         key_kept: str,
-        request: ServerRequest,
+        request: ServerRunRequest,
         post: Post,
         look_s: float,
     ) -> None:

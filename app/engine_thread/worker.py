@@ -24,8 +24,8 @@ from app.engine_thread.events import (
     Event,
     FidelityMeasured,
     FilesInspected,
-    ModelFiles,
     ModelLoaded,
+    OpenedFiles,
     Post,
     RescoreUnsure,
     RunEnded,
@@ -46,7 +46,7 @@ from app.engine_thread.jobs import (
     RunFlags,
     RunRequest,
     ScriptRequest,
-    ServerRequest,
+    ServerRunRequest,
     Servers,
     ServerSession,
     TurnRequest,
@@ -107,9 +107,9 @@ class EngineWorker:
         self._session: EngineSession | None = None
         self._server: ServerSession | None = None
         """The session in use, if it is a server."""
-        self._files: ModelFiles | None = None
+        self._files: OpenedFiles | None = None
         """Those of the session in use."""
-        self._inspected: ModelFiles | None = None
+        self._inspected: OpenedFiles | None = None
         """Those looked at last."""
         self._stores: list[tuple[dict[str, Any], TraceStore]] = []
         """A trace for every model that was opened, by the model's identity."""
@@ -126,7 +126,7 @@ class EngineWorker:
         """Inspect, then load; the session in use stays until the new one is complete."""
         self._submit(lambda: self._open(request))
 
-    def connect(self, request: ServerRequest) -> None:
+    def connect(self, request: ServerRunRequest) -> None:
         """Use a server from then on; the session in use stays until the server answers."""
         self._submit(lambda: self._connect(request))
 
@@ -281,7 +281,7 @@ class EngineWorker:
             replaced.close()
         return State.READY
 
-    def _connect(self, request: ServerRequest) -> State:
+    def _connect(self, request: ServerRunRequest) -> State:
         self._end_run()
         self._post(StateChanged(State.LOADING))
         session = self._servers.connect(request, throttled(self._post), self._post)

@@ -45,7 +45,7 @@ class EngineNews(QObject):
         super().__init__(parent)
         self._bridge, self._panels, self._feed = bridge, panels, feed
         self._settings = settings
-        self._loaded: events.ModelFiles | None = None
+        self._loaded: events.OpenedFiles | None = None
         """Files of the model in use."""
         self._behind: Banner | None = None
         self._watching: Banner | None = None
@@ -144,7 +144,7 @@ class EngineNews(QObject):
 
     # -- files and traces ------------------------------------------------------------------
 
-    def _show_files(self, files: events.ModelFiles | None) -> None:
+    def _show_files(self, files: events.OpenedFiles | None) -> None:
         self._panels.model_map.set_files(files)
         if files is not None and files is self._loaded:  # again, as another could not be loaded
             self._panels.model_map.set_compute(self._bridge.compute)

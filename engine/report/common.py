@@ -11,7 +11,7 @@ from engine.analysis.findings.check import Finding, with_consequences
 from engine.errors import OptionError
 from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
-from engine.report.parts import Code, Facts, Note, Section
+from engine.report.parts import CodeSample, Facts, Remark, Section
 from engine.size_text import size_text
 
 _MOST_FINDINGS = 50
@@ -70,7 +70,7 @@ def settings_section(options: Any, more: Mapping[str, Any] | None = None) -> Sec
     """Every option of a run that is not at its default, and that the others are."""
     known = {name: shown(value) for name, value in (more or {}).items()} | changed(options)
     parts = [Facts(known)] if known else []
-    return Section("Settings", [*parts, Note("All other options have their defaults.")])
+    return Section("Settings", [*parts, Remark("All other options have their defaults.")])
 
 
 def changed(options: Any) -> dict[str, str]:
@@ -88,20 +88,20 @@ def findings_section(
         notes += [("", cause, f" {cause.suggestion}")]
         notes += [(f"follows from {cause.rule}: ", one, "") for one in following]
     parts = [
-        Note(
+        Remark(
             f"{before}{one.rule}{_where(one, lanes or {})}: {one.message} ({one.evidence}){after}",
             one.severity,
         )
         for before, one, after in notes[:_MOST_FINDINGS]
     ]
     if len(findings) > _MOST_FINDINGS:
-        parts.append(Note(f"and {len(findings) - _MOST_FINDINGS} more"))
-    return Section("Findings", parts or [Note("Nothing was found.")])
+        parts.append(Remark(f"and {len(findings) - _MOST_FINDINGS} more"))
+    return Section("Findings", parts or [Remark("Nothing was found.")])
 
 
 def repeat_section(command: Sequence[str]) -> Section:
     """The command line, quoted for a shell."""
-    return Section("How to repeat it", [Code(shlex.join(command))] if command else [])
+    return Section("How to repeat it", [CodeSample(shlex.join(command))] if command else [])
 
 
 def run_command(model: Any, options: Any, prompts: Sequence[str]) -> list[str]:

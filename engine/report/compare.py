@@ -17,7 +17,7 @@ from engine.report.common import (
     settings_section,
     shown,
 )
-from engine.report.parts import Facts, Note, Part, Plot, Report, Section, Table
+from engine.report.parts import Facts, Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -120,14 +120,14 @@ def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[
 
 
 def _lanes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[Part]:
-    yield Table(LANE_HEADS, [lane_cells(verdict) for verdict in verdicts])
-    yield Note(LANE_NOTE)
+    yield ReportTable(LANE_HEADS, [lane_cells(verdict) for verdict in verdicts])
+    yield Remark(LANE_NOTE)
     bounds = {v.bound for v in verdicts if math.isfinite(v.bound)}
     common = max(bounds, default=None)
     if common is not None:
         yield Facts({"bound on the NMSE of the logits": f"{common:.1e}"})
     notes = (*lane_notes(verdicts, common), *noise_notes(trace, verdicts))
-    yield from (Note(text) for text in notes)
+    yield from (Remark(text) for text in notes)
     measured = [v for v in verdicts if v.n_positions]
     yield Plot(
         "bars",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.report.parts import Note, Part, Tokens
+from engine.report.parts import Part, Remark, Tokens
 from engine.trace.records import GHOST_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
@@ -60,13 +60,13 @@ def shown_texts(texts: Sequence[GeneratedText]) -> list[Part]:
     room = _MOST_PIECES
     for number, (prompt, pieces) in enumerate(texts):
         if room <= 0:
-            parts.append(Note(f"The texts of {len(texts) - number} more sequences are left out."))
+            parts.append(Remark(f"The texts of {len(texts) - number} more sequences are left out."))
             break
         parts.append(Tokens(f"Sequence {number}", [(prompt, "prompt"), *pieces[:room]]))
         room -= len(pieces)
     if any(kind == "accepted" for _, pieces in texts for _, kind in pieces):
         parts.append(
-            Note(
+            Remark(
                 "Accepted drafts are shaded, rejected and ignored ones struck out, the target's "
                 "replacements underlined twice, its bonus tokens dotted."
             )

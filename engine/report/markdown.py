@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.report.parts import Code, Facts, Note, Part, Report, Table, Tokens
+from engine.report.parts import CodeSample, Facts, Part, Remark, Report, ReportTable, Tokens
 from engine.report.text import markdown_block, markdown_cell
 from engine.trace.records import GHOST_KINDS
 
@@ -14,7 +14,7 @@ def markdown(report: Report) -> str:
     return "\n".join(_lines(report)).rstrip("\n") + "\n"
 
 
-def table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: ReportTable) -> Iterator[str]:
     """A table, with its title above."""
     if table.title:
         yield f"**{markdown_cell(table.title)}**"
@@ -44,15 +44,15 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _part(part: Part) -> Iterator[str]:
-    if isinstance(part, Table):
+    if isinstance(part, ReportTable):
         yield from table_lines(part)
     elif isinstance(part, Facts):
         for name, value in part.values.items():
             yield f"- {markdown_cell(name)}: {markdown_cell(value)}"
-    elif isinstance(part, Note):
+    elif isinstance(part, Remark):
         tone = f"**{markdown_cell(part.tone)}**: " if part.tone else ""
         yield f"{'- ' if part.tone else ''}{tone}{markdown_cell(part.text)}"
-    elif isinstance(part, Code):
+    elif isinstance(part, CodeSample):
         yield markdown_block(part.text)
     elif isinstance(part, Tokens):
         yield f"**{markdown_cell(part.title)}**"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.report.parts import Code, Facts, Note, Part, Plot, Report, Table, Tokens
+from engine.report.parts import CodeSample, Facts, Part, Plot, Remark, Report, ReportTable, Tokens
 from engine.report.svg import draw
 from engine.report.text import escape, escape_lines
 
@@ -85,7 +85,7 @@ def _body(report: Report) -> Iterator[str]:
 
 
 def _part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, ReportTable):
         return _table(part)
     if isinstance(part, Facts):
         rows = "".join(
@@ -93,17 +93,17 @@ def _part(part: Part) -> str:
             for name, value in part.values.items()
         )
         return f'<div class="wide"><table>{rows}</table></div>' if rows else ""
-    if isinstance(part, Note):
+    if isinstance(part, Remark):
         tone = escape(part.tone)
         return f'<p class="{tone}">{f"<b>{tone}</b> " if tone else ""}{escape(part.text)}</p>'
-    if isinstance(part, Code):
+    if isinstance(part, CodeSample):
         return f"<pre>{escape_lines(part.text)}</pre>"
     if isinstance(part, Plot):
         return draw(part)
     return _tokens(part)
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     numeric = table.numeric
     heads = "".join(

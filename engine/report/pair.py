@@ -10,7 +10,7 @@ from typing import Any
 from engine.analysis.findings.check import recorded
 from engine.report.common import changed, findings_section, model_section, run_command
 from engine.report.generated import GeneratedText, run_texts, shown_texts
-from engine.report.parts import Code, Note, Part, Report, Section, Table
+from engine.report.parts import CodeSample, Part, Remark, Report, ReportTable, Section
 from engine.report.run import model_facts, run_machine
 from engine.trace.run_ref import RunRef
 
@@ -41,7 +41,7 @@ def pair_report(
         f"Two runs compared: {names[0]} and {names[1]}",
         difference,
         [
-            Section("Figures", [Table(("figure", *names, "ratio"), figures)]),
+            Section("Figures", [ReportTable(("figure", *names, "ratio"), figures)]),
             _settings(runs, names),
             *both(lambda run, _: _findings(run)),
             *both(lambda _, text: Section("Text", shown_texts(text))),
@@ -70,8 +70,8 @@ def _settings(runs: tuple[RunRef, RunRef], names: tuple[str, str]) -> Section:
         (name, *(mine.get(name, other) for mine, other in zip(told, rest, strict=True)))
         for name in {**told[0], **told[1]}
     ]
-    parts: list[Part] = [Table(("option", *names), rows)] if rows else []
-    return Section("Settings", [*parts, Note("All other options have their defaults.")])
+    parts: list[Part] = [ReportTable(("option", *names), rows)] if rows else []
+    return Section("Settings", [*parts, Remark("All other options have their defaults.")])
 
 
 def _commands(
@@ -80,4 +80,4 @@ def _commands(
     for run, generated in zip(runs, texts, strict=True):
         if options := run.facts.get("options"):
             prompts = [prompt for prompt, _ in generated]
-            yield Code(shlex.join(run_command(run.facts.get("model"), options, prompts)))
+            yield CodeSample(shlex.join(run_command(run.facts.get("model"), options, prompts)))

@@ -11,7 +11,7 @@ _NONE = ("", "-", "n/a", "nan", "inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """heads and rows: texts, rows [n][len(heads)]. title: above it, may be empty."""
 
     heads: Sequence[str]
@@ -37,7 +37,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Remark:
     """A sentence or a paragraph. tone: "", or the severity of a finding."""
 
     text: str
@@ -45,7 +45,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeSample:
     """Lines as they are, such as a command."""
 
     text: str
@@ -75,7 +75,7 @@ class Plot:
     log: bool = False
 
 
-Part = Table | Facts | Note | Code | Tokens | Plot
+Part = ReportTable | Facts | Remark | CodeSample | Tokens | Plot
 
 
 @dataclass(frozen=True, slots=True)

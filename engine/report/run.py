@@ -22,7 +22,7 @@ from engine.report.common import (
 )
 from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
-from engine.report.parts import Facts, Part, Plot, Report, Section, Table
+from engine.report.parts import Facts, Part, Plot, Report, ReportTable, Section
 from engine.size_text import size_text
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
@@ -122,7 +122,7 @@ def _time(figures: Mapping[str, Any]) -> list[Part]:
     ]
 
 
-def _sequences(store: TraceStore, run_id: int) -> Table:
+def _sequences(store: TraceStore, run_id: int) -> ReportTable:
     ids = np.unique(RunColumns(store, "rounds", run_id)["seq_id"]).tolist()
     rows = []
     for seq_id in ids[:200]:
@@ -138,7 +138,7 @@ def _sequences(store: TraceStore, run_id: int) -> Table:
             ]
         )
     heads = ["sequence", "prompt", "generated", "tokens/s", "acceptance", "mean length"]
-    return Table(heads, rows)
+    return ReportTable(heads, rows)
 
 
 def run_machine(facts: Mapping[str, Any], environment: Mapping[str, Any]) -> Section:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import DraftFile, ModelFiles, RunRescored
+from app.engine_thread.events import DraftFile, OpenedFiles, RunRescored
 from app.engine_thread.jobs import (
     CompareRequest,
     EngineSession,
@@ -93,7 +93,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def inspect(self, request: OpenRequest) -> ModelFiles:
+    def inspect(self, request: OpenRequest) -> OpenedFiles:
         """Any file that ends with .gguf has metadata."""
         self.raise_at("inspect")
         if request.target.suffix != ".gguf":
@@ -101,7 +101,7 @@ class FakeEngine:
         info: Any = FakeInfo()
         drafts = tuple(DraftFile(path, "draft-simple", info) for path in request.drafts)
         identity = {"name": request.target.name}
-        return ModelFiles(request.target, drafts, info, identity)
+        return OpenedFiles(request.target, drafts, info, identity)
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """A session, tensor by tensor."""

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import OpenedFiles
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, fixed_font
 from app.panels.conversation.checkpoint_strip import CheckpointStrip
@@ -93,7 +93,7 @@ class ConversationView(QWidget):
 
     # -- what the window sets --------------------------------------------------------------
 
-    def set_files(self, files: ModelFiles | None) -> None:
+    def set_files(self, files: OpenedFiles | None) -> None:
         """The model in use: whether it has a chat template."""
         self._has_template = files is not None and files.has_chat_template
         self.chat.setEnabled(self._has_template)

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.events import ModelFiles, ServerConnected
+from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks.theme import Theme, figures_font
 from app.panels.model.layer_kinds import LAYER_KINDS
 from app.panels.model.layer_strip import LayerStrip
@@ -57,7 +57,7 @@ class ModelMapView(QStackedWidget):
         self, theme: Theme, open_actions: Sequence[QAction], parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
-        self._files: ModelFiles | None = None
+        self._files: OpenedFiles | None = None
         self._compute = ""
         self._options, self._n_slots = RunOptions(), 1
         self._facts = {name: _fact_label() for name in _FACTS}
@@ -103,7 +103,7 @@ class ModelMapView(QStackedWidget):
         elif self.currentWidget() is self.server:
             self.setCurrentIndex(0)
 
-    def set_files(self, files: ModelFiles | None) -> None:
+    def set_files(self, files: OpenedFiles | None) -> None:
         """Show these files, or the empty state."""
         self._files, self._compute = files, ""
         self.setCurrentIndex(0 if files is None else 1)
@@ -205,7 +205,7 @@ def _count(n: int) -> str:
     return f"{n / 1e6:.3g} M" if n < 999.5e6 else f"{n / 1e9:.3g} B"
 
 
-def _describe_draft(files: ModelFiles) -> str:
+def _describe_draft(files: OpenedFiles) -> str:
     parts = []
     if any(layer.kind == "mtp" for layer in files.info.layers):
         parts.append("MTP head")

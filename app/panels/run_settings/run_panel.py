@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, QWidget
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import OpenedFiles
 from app.engine_thread.jobs import ChatWrap
 from app.panels.run_settings.prompt_box import PromptBox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form
@@ -91,7 +91,7 @@ class RunPanel(QWidget):
 
     # -- what the window sets --------------------------------------------------------------
 
-    def set_files(self, files: ModelFiles | None) -> None:
+    def set_files(self, files: OpenedFiles | None) -> None:
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
         there: set[str] = set()
         if files is not None:

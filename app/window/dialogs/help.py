@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 
 from app.actions import SPECS
 from app.actions.actions import Actions
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import OpenedFiles
 from engine.version import version
 
 _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")
@@ -49,7 +49,7 @@ def environment_text() -> str:
     return "".join(f"- {name}: {value}\n" for name, value in environment().items())
 
 
-def report(files: ModelFiles | None, compute: str, log_lines: Sequence[str]) -> str:
+def report(files: OpenedFiles | None, compute: str, log_lines: Sequence[str]) -> str:
     """Environment, model and the last log lines as Markdown."""
     lines = [f"- {name}: {value}" for name, value in environment().items()]
     if files is not None:

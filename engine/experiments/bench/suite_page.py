@@ -13,7 +13,7 @@ from engine.report.common import (
     settings_section,
     shown,
 )
-from engine.report.parts import Note, Part, Plot, Report, Section, Table
+from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
 
 OVERVIEW_HEADS = ("configuration", "tok/s", "speed-up", "rate", "tokens/round", "wall s", "same")
 _SAME = {True: "yes", False: "NO", None: "n/a"}
@@ -57,8 +57,8 @@ def overview_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _overview(configurations: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
-    yield Table(OVERVIEW_HEADS, [overview_cells(one) for one in configurations])
-    yield Note("same: prompts whose text is that of plain decoding; rate: of drafted tokens.")
+    yield ReportTable(OVERVIEW_HEADS, [overview_cells(one) for one in configurations])
+    yield Remark("same: prompts whose text is that of plain decoding; rate: of drafted tokens.")
     yield Plot(
         "bars",
         "Speed",
@@ -96,4 +96,4 @@ def _prompts(configurations: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
             )
             for row in one["rows"]
         ]
-        yield Table(heads, rows, title=one["name"])
+        yield ReportTable(heads, rows, title=one["name"])

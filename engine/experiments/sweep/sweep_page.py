@@ -12,7 +12,7 @@ import numpy as np
 from engine.experiments.sweep.results import SweepResults, setting_text
 from engine.experiments.sweep.table import result_table
 from engine.report.common import machine_section, model_section, repeat_section, shown
-from engine.report.parts import Facts, Note, Part, Plot, Report, Section, Table
+from engine.report.parts import Facts, Part, Plot, Remark, Report, ReportTable, Section
 
 _SPEED = "predicted_per_second"
 _MOST_ROWS = 2000
@@ -27,15 +27,15 @@ def sweep_report(results: SweepResults, command: Sequence[str] = ()) -> Report:
     order = [i for i in np.argsort(-speeds, kind="stable").tolist() if speeds[i] == speeds[i]]
     n_failed = int((~results.done).sum())
     best = [rows[i] for i in order[:_BEST]]
-    table: list[Part] = [Table(heads, rows[:_MOST_ROWS])]
+    table: list[Part] = [ReportTable(heads, rows[:_MOST_ROWS])]
     if len(rows) > _MOST_ROWS:
-        table.append(Note(f"and {len(rows) - _MOST_ROWS} more, in results.sqlite"))
+        table.append(Remark(f"and {len(rows) - _MOST_ROWS} more, in results.sqlite"))
     last = order[0] if order else 0
     return Report(
         f"Sweep: {results.title}",
         f"{results.n} of {results.planned} jobs, {n_failed} failed",
         [
-            Section("Fastest", [Table(heads, best)] if len(rows) > _BEST else []),
+            Section("Fastest", [ReportTable(heads, best)] if len(rows) > _BEST else []),
             Section("Plots", list(_plots(results))),
             Section("All jobs", table),
             Section("Settings of every job", list(_common(results))),

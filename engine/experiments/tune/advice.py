@@ -12,10 +12,10 @@ from engine.analysis.what_if.acceptance_probability import SurvivalRates
 from engine.analysis.what_if.rules import FIXED
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.candidates import Estimate, outcome
-from engine.experiments.tune.confirm import Comparison, Confirmed, compare
+from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.prompt_sets import TunePrompt
-from engine.experiments.tune.record import Recording
+from engine.experiments.tune.record import TuneRecording
 from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo
 from engine.options import RunOptions
@@ -28,8 +28,8 @@ class Verdict:
 
     chosen: str
     fastest: str
-    against_plain: Comparison | None
-    against_others: tuple[Comparison, ...]
+    against_plain: SpeedComparison | None
+    against_others: tuple[SpeedComparison, ...]
 
     @property
     def lines(self) -> list[str]:
@@ -82,7 +82,7 @@ def costs_of(one: Confirmed, plain: Confirmed) -> dict[str, Any]:
     }
 
 
-def by_position(recording: Recording, n_max: int) -> list[dict[str, Any]]:
+def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
     """For each place of a draft: how often the token there was right where all before it were
     (conditional), how often everything up to it was (survival), and drafts judged there (n)."""
     rates = SurvivalRates.of(recording.rounds)
@@ -95,7 +95,7 @@ def by_position(recording: Recording, n_max: int) -> list[dict[str, Any]]:
 
 
 def by_category(
-    recording: Recording, setting: DraftSetting, prompts: Sequence[TunePrompt]
+    recording: TuneRecording, setting: DraftSetting, prompts: Sequence[TunePrompt]
 ) -> list[dict[str, Any]]:
     """Simulated figures of a setting for the prompts of each category, in the order of the set."""
     played = outcome(recording, setting)

@@ -10,7 +10,7 @@ import numpy as np
 from engine.analysis.what_if.rules import FIXED, RULES, RuleSpec, Setting
 from engine.analysis.what_if.simulation import Outcomes, simulate
 from engine.experiments.tune.lengths import DraftSetting, has_floor
-from engine.experiments.tune.record import Recording
+from engine.experiments.tune.record import TuneRecording
 
 _AS_GOOD = 0.005
 """A simpler setting that loses no more than this share of the speed is preferred."""
@@ -36,7 +36,7 @@ class Estimate:
         )
 
 
-def estimates(recordings: Sequence[Recording]) -> list[Estimate]:
+def estimates(recordings: Sequence[TuneRecording]) -> list[Estimate]:
     """Every setting of every rule for every drafter that drafted anything and was timed."""
     found: list[Estimate] = []
     for one in recordings:
@@ -47,7 +47,7 @@ def estimates(recordings: Sequence[Recording]) -> list[Estimate]:
     return found
 
 
-def _of_rule(one: Recording, rule: RuleSpec) -> Iterable[Estimate]:
+def _of_rule(one: TuneRecording, rule: RuleSpec) -> Iterable[Estimate]:
     settings = rule.settings(one.rounds.n_max)
     # what chance accepts, no confidence tells
     has_floors = has_floor(one.drafter) and not one.rounds.is_independent
@@ -91,7 +91,7 @@ def to_confirm(found: Sequence[Estimate], n: int = 3) -> list[Estimate]:
     return first
 
 
-def outcome(recording: Recording, setting: DraftSetting) -> Outcomes:
+def outcome(recording: TuneRecording, setting: DraftSetting) -> Outcomes:
     """One setting of the fixed rule, played in every text."""
     played = {"n_max": setting.n_max, "p_min": setting.p_min}
     return simulate(recording.rounds, recording.costs, FIXED, [played])

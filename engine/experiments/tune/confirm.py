@@ -65,7 +65,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SpeedComparison:
     """a against b, round by round. wins: rounds in which a was faster. p: two-sided. ratio: the
     median of a's speed over b's."""
 
@@ -140,13 +140,13 @@ def _confirmed(name: str, runs: Sequence[TimedRun], plain: Sequence[tuple[int, .
     return Confirmed(name, tuple(run.speed for run in runs), same, len(plain), tuple(runs))
 
 
-def compare(a: Confirmed, b: Confirmed) -> Comparison:
+def compare(a: Confirmed, b: Confirmed) -> SpeedComparison:
     """Round by round, as many as both have; ties count for neither."""
     pairs = [(x, y) for x, y in zip(a.speeds, b.speeds, strict=True) if x != y]
     wins = sum(x > y for x, y in pairs)
     ratios = [x / y for x, y in zip(a.speeds, b.speeds, strict=True) if y]
     ratio = statistics.median(ratios) if ratios else float("nan")
-    return Comparison(a.name, b.name, wins, len(pairs), sign_test(wins, len(pairs)), ratio)
+    return SpeedComparison(a.name, b.name, wins, len(pairs), sign_test(wins, len(pairs)), ratio)
 
 
 def sign_test(wins: int, n: int) -> float:

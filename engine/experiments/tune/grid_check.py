@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.experiments.bench.request import PLAIN, Configuration
-from engine.experiments.tune.confirm import Comparison, Confirmed, compare, confirm
+from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.experiments.tune.record import LONGEST
 from engine.options import Prompt, RunOptions
@@ -52,7 +52,7 @@ class GridCheck:
         return self.recommended.median / self.fastest.median
 
     @property
-    def against_fastest(self) -> Comparison | None:
+    def against_fastest(self) -> SpeedComparison | None:
         """The recommended one against the fastest, pair by pair; None where they are the same."""
         if self.fastest is self.recommended:
             return None

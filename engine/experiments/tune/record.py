@@ -47,7 +47,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TuneRecording:
     """What one drafter did. rounds: with long drafts; costs: None where nothing was timed."""
 
     drafter: str
@@ -63,7 +63,7 @@ def record(
     *,
     rates: Sequence[float] = (),
     report: Report = lambda what: None,
-) -> list[Recording]:
+) -> list[TuneRecording]:
     """Record each drafter. base: options but for speculation. rates: see `drafting`. report: is
     told what is done now. Raises what Session.start raises."""
     report("plain decoding, for the time of its step")
@@ -91,7 +91,7 @@ def record(
     everything = [*(one.passes for one in parts.values()), plain_rounds]
     shared = RoundCosts.measured(RecordedRounds.joined(everything))
     return [
-        Recording(drafter, one.rounds, _costs(one, plain_rounds, shared))
+        TuneRecording(drafter, one.rounds, _costs(one, plain_rounds, shared))
         for drafter, one in parts.items()
     ]
 

@@ -14,7 +14,7 @@ from engine.report.common import (
     settings_section,
     shown,
 )
-from engine.report.parts import Code, Note, Part, Plot, Report, Section, Table
+from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
 from engine.size_text import size_text
 
 _HEADS = ("configuration", "tok/s", "low", "high", "speed-up", "estimate", "memory", "same text")
@@ -62,19 +62,19 @@ def findings(report: Report) -> Report:
 
 def _recommended(data: Mapping[str, Any]) -> Iterator[Part]:
     chosen = data["verdict"]["chosen"]
-    yield Note("plain decoding" if data["setting"] is None else chosen)
+    yield Remark("plain decoding" if data["setting"] is None else chosen)
     for line in data["verdict"]["lines"]:
-        yield Note(line)
+        yield Remark(line)
     for one in data["flags"]:
         if one["flags"]:
-            yield Note(f"{one['engine']}:")
-            yield Code(one["flags"])
+            yield Remark(f"{one['engine']}:")
+            yield CodeSample(one["flags"])
         for missing in one["missing"]:
-            yield Note(f"{one['engine']}: {missing}")
+            yield Remark(f"{one['engine']}: {missing}")
 
 
 def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
-    yield Table(
+    yield ReportTable(
         _HEADS,
         [
             (
@@ -91,9 +91,9 @@ def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
         ],
     )
     if data["synthetic"]:
-        yield Note("Acceptance is synthetic: the texts are not the model's.")
+        yield Remark("Acceptance is synthetic: the texts are not the model's.")
     elif any(one["same"] < one["n_prompts"] for one in data["confirmed"]):
-        yield Note(
+        yield Remark(
             "Not every text is plain decoding's: `draftscope match` tells whether that is a tie.",
             "warning",
         )
@@ -106,7 +106,7 @@ def _costs(data: Mapping[str, Any]) -> Iterator[Part]:
             continue
         needed, got = costs["break_even_acceptance"], costs["acceptance"]
         cannot = ", which no draft of this length reaches" if needed > 1 else ""
-        yield Note(
+        yield Remark(
             f"{one['name']}: pays from an acceptance of {decimals(needed, 3)}{cannot}; it has "
             f"{decimals(got, 3)}. A round of {decimals(costs['round_ms'], 2)} ms (drafting "
             f"{decimals(costs['draft_ms'], 2)}, verifying {decimals(costs['verify_ms'], 2)}, rest "
@@ -119,7 +119,7 @@ def _positions(data: Mapping[str, Any]) -> Iterator[Part]:
     rows = data["by_position"]
     if rows:
         names = [str(row["position"]) for row in rows]
-        yield Table(
+        yield ReportTable(
             ("position", "right", "all up to it", "judged"),
             [
                 (
@@ -145,7 +145,7 @@ def _positions(data: Mapping[str, Any]) -> Iterator[Part]:
 def _categories(data: Mapping[str, Any]) -> Iterator[Part]:
     rows = data["by_category"]
     if len(rows) > 1:
-        yield Table(
+        yield ReportTable(
             ("category", "prompts", "acceptance", "tokens/round", "tok/s, estimated"),
             [
                 (
@@ -164,7 +164,7 @@ def _pareto(data: Mapping[str, Any]) -> Iterator[Part]:
     rows = data["pareto"]
     if rows:
         slots = list(rows[0]["bytes"])
-        yield Table(
+        yield ReportTable(
             ("setting", "tok/s, estimated", *(f"{n} slot{'s' * (n != '1')}" for n in slots)),
             [
                 (
@@ -175,11 +175,13 @@ def _pareto(data: Mapping[str, Any]) -> Iterator[Part]:
                 for row in rows
             ],
         )
-        yield Note("Memory: snapshots and checkpoints of recurrent states, to undo what is wrong.")
+        yield Remark(
+            "Memory: snapshots and checkpoints of recurrent states, to undo what is wrong."
+        )
 
 
 def _rules(data: Mapping[str, Any]) -> Iterator[Part]:
-    yield Table(
+    yield ReportTable(
         ("drafter", "rule", "best setting", "tok/s, estimated", "acceptance", "here"),
         [
             (
@@ -193,21 +195,21 @@ def _rules(data: Mapping[str, Any]) -> Iterator[Part]:
             for one in data["rules"]
         ],
     )
-    yield Note(f"Assumed: {'; '.join(ASSUMPTIONS)}.")
+    yield Remark(f"Assumed: {'; '.join(ASSUMPTIONS)}.")
     if data["unmeasured_widths"]:
         widths = ", ".join(map(str, data["unmeasured_widths"]))
-        yield Note(f"Passes of {widths} tokens were not measured; their time is interpolated.")
+        yield Remark(f"Passes of {widths} tokens were not measured; their time is interpolated.")
 
 
 def _trials(data: Mapping[str, Any]) -> Iterator[Part]:
     rows = data.get("trials", [])
     if rows:
         names = [name for name in rows[0] if name != "tokens_per_second"]
-        yield Table(
+        yield ReportTable(
             (*names, "tok/s"),
             [
                 (*(str(row[name]) for name in names), decimals(row["tokens_per_second"], 1))
                 for row in rows[:_MOST_TRIALS]
             ],
         )
-        yield Note("Each was run once: a small lead may be chance.")
+        yield Remark("Each was run once: a small lead may be chance.")

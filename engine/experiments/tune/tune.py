@@ -29,7 +29,7 @@ from engine.experiments.tune.confirm import Confirmed, confirm
 from engine.experiments.tune.flags import engine_flags
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.prompt_sets import TunePrompt
-from engine.experiments.tune.record import Recording, record
+from engine.experiments.tune.record import TuneRecording, record
 from engine.experiments.tune.result_rows import KIND, VERSION
 from engine.machine.device import device_name
 from engine.machine.environment import environment
@@ -77,7 +77,7 @@ class Tuned:
     """What was found. found: every simulated setting. settings: of the configurations confirmed
     but for the plain one, by name. data: for a file."""
 
-    recordings: Sequence[Recording]
+    recordings: Sequence[TuneRecording]
     found: Sequence[Estimate]
     settings: Mapping[str, DraftSetting]
     confirmed: Sequence[Confirmed]
@@ -132,7 +132,7 @@ def tune(
 def _data(
     session: Session,
     plan: TunePlan,
-    recordings: Sequence[Recording],
+    recordings: Sequence[TuneRecording],
     found: Sequence[Estimate],
     chosen: Sequence[Estimate],
     confirmed: Sequence[Confirmed],
@@ -221,11 +221,11 @@ def _estimate(one: Estimate) -> dict[str, Any]:
     return found
 
 
-def _unmeasured(recording: Recording, n_max: int) -> list[int]:
+def _unmeasured(recording: TuneRecording, n_max: int) -> list[int]:
     return list(recording.costs.unmeasured(range(1, n_max + 2))) if recording.costs else []
 
 
-def _plain_estimate(recordings: Sequence[Recording]) -> float | None:
+def _plain_estimate(recordings: Sequence[TuneRecording]) -> float | None:
     """Tokens per second of plain decoding as it was recorded."""
     known = (one.costs.plain_speed for one in recordings if one.costs and one.costs.plain_ms)
     return next(known, None)

@@ -24,7 +24,7 @@ from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
 from engine.observe.rounds.raw import RawStore
 from engine.observe.rounds.request_facts import as_fact
-from engine.observe.rounds.trace_rows import Vocabulary
+from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
 
 MOST_BYTES = 128 << 20
@@ -112,7 +112,7 @@ def replay(
     attachment: Attachment = "record",
     log: str = "",
     file: str = "",
-    vocabulary: Vocabulary | None = None,
+    vocabulary: ObservedVocabulary | None = None,
 ) -> int:
     """Write a capture as a run of a trace; returns its id.
 
@@ -133,7 +133,7 @@ def _replayed(
     log: str,
     file: str,
     known: ObservedRun | None,
-    vocabulary: Vocabulary | None,
+    vocabulary: ObservedVocabulary | None,
 ) -> ObservedRun:
     server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}

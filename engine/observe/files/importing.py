@@ -13,7 +13,7 @@ from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.rounds.log import is_log
 from engine.observe.rounds.log_run import fill_log
-from engine.observe.rounds.trace_rows import Vocabulary
+from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
 
 CAPTURE, LOG = "capture", "log"
@@ -55,7 +55,7 @@ def import_file(
     name: str | None = None,
     log: Path | None = None,
     later: Path | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: ObservedVocabulary | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace; returns their ids.
 

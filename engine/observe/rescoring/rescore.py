@@ -27,7 +27,7 @@ from engine.observe.rescoring.request_sampler import (
     request_sampling,
 )
 from engine.observe.rescoring.teacher_forcing import Teacher
-from engine.observe.rescoring.texts import SequenceText, TextReader
+from engine.observe.rescoring.texts import RescoredText, TextReader
 from engine.progress import ReportProgress
 from engine.session import Session
 from engine.trace.records import MISSING, N_TOP
@@ -122,7 +122,7 @@ class _Scores:
     """One text. emitted, rejected: facts of its tokens. gaps, top2_gaps, shorts: as in
     ChangedToken, [n]; shorts is None where the tokens cannot be judged, which `why` tells."""
 
-    text: SequenceText
+    text: RescoredText
     emitted: TargetFacts
     rejected: TargetFacts
     gaps: list[float]
@@ -217,7 +217,7 @@ def _check(identity: Identity) -> None:
 
 def _score(
     session: Session,
-    texts: Sequence[SequenceText],
+    texts: Sequence[RescoredText],
     report: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> list[_Scores]:
@@ -235,7 +235,7 @@ def _score(
 
 
 def _score_text(
-    session: Session, teacher: Teacher, text: SequenceText, look: Callable[[int], None]
+    session: Session, teacher: Teacher, text: RescoredText, look: Callable[[int], None]
 ) -> _Scores:
     n_prompt, ids = len(text.prompt), text.ids.tolist()
     sampling, why = _sampling(session, text)
@@ -280,7 +280,7 @@ def _joined(parts: Sequence[TargetFacts]) -> TargetFacts:
     return TargetFacts(*([one for part in parts for one in getattr(part, name)] for name in names))
 
 
-def _sampling(session: Session, text: SequenceText) -> tuple[RequestSampling | None, str]:
+def _sampling(session: Session, text: RescoredText) -> tuple[RequestSampling | None, str]:
     """What a text was sampled with, or why its tokens cannot be judged."""
     end_tokens, n_vocab = session.tokenizer.eog_ids, session.config.n_vocab
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceText:
+class RescoredText:
     """One sequence as a model would read it.
 
     prompt: token ids. ids: of the tokens that follow it, in order; rows: which row of `tokens` each
@@ -64,7 +64,7 @@ class TextReader:
         self._rejected = rows_by_sequence(store, run_id, ("rejected",))
         self._facts = store.runs[run_id]
 
-    def texts(self) -> list[SequenceText]:
+    def texts(self) -> list[RescoredText]:
         """The sequences that emitted anything."""
         return [self._text(seq_id, rows) for seq_id, rows in self._emitted.items()]
 
@@ -72,7 +72,7 @@ class TextReader:
         values: np.ndarray = self._table.column(name, 0, self._n)[rows]
         return values
 
-    def _text(self, seq_id: int, rows: np.ndarray) -> SequenceText:
+    def _text(self, seq_id: int, rows: np.ndarray) -> RescoredText:
         asked = asked_of(self._facts, seq_id)
         pos, ids = self._column("pos", rows), self._ids(rows)
         first = int(pos[0])
@@ -90,7 +90,7 @@ class TextReader:
         at, refused = self._column("pos", rejected) - first, self._column("token_id", rejected)
         there = np.flatnonzero((at >= 0) & (at < n) & self._is_known(refused))
         there = there[np.argsort(at[there], kind="stable")]
-        return SequenceText(
+        return RescoredText(
             seq_id,
             prompt,
             ids[:n],

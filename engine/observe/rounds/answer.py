@@ -10,7 +10,7 @@ from engine.foreign_numbers import is_whole
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
-from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, Vocabulary, told_figures
+from engine.observe.rounds.trace_rows import ObservedVocabulary, PromptPart, ReadyRow, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
 
 _MOST_PARTS = 1 << 16
@@ -21,7 +21,7 @@ MOST_TEXT = 1 << 28
 class AnswerOwner(Protocol):
     """The run that answers are part of."""
 
-    vocabulary: Vocabulary | None
+    vocabulary: ObservedVocabulary | None
 
     @property
     def reach(self) -> PlaneReach:

@@ -30,7 +30,13 @@ from engine.observe.rounds.raw import RawRequest, RawStore
 from engine.observe.rounds.request_facts import model_of, server_of
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
-from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, Vocabulary, told_figures
+from engine.observe.rounds.trace_rows import (
+    COLUMNS,
+    ObservedVocabulary,
+    ReadyRow,
+    RowWriter,
+    told_figures,
+)
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
@@ -66,7 +72,7 @@ class ObservedRun:
         patience_ms: float = _PATIENCE_MS,
         known: ObservedRun | None = None,
         keep_raw: bool = True,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: ObservedVocabulary | None = None,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.

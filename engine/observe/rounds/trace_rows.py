@@ -86,7 +86,7 @@ class ReadyRow:
     prompt_ids: Sequence[int] = field(default=())
 
 
-class Vocabulary(Protocol):
+class ObservedVocabulary(Protocol):
     """Of the server's model: engine.gguf.tokenizer.Tokenizer is one."""
 
     def encode(self, text: str) -> list[int]:
@@ -103,7 +103,7 @@ class RowWriter:
     """Gives settled rows their rounds' numbers and writes them."""
 
     def __init__(
-        self, writer: TraceWriter, reach: PlaneReach, vocabulary: Vocabulary | None = None
+        self, writer: TraceWriter, reach: PlaneReach, vocabulary: ObservedVocabulary | None = None
     ) -> None:
         self._writer, self._reach, self._vocabulary = writer, reach, vocabulary
         self._n_rounds = self.n_merged = 0

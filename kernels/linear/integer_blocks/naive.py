@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.linear.integer_blocks.parts import BlockParts, split
+from kernels.linear.integer_blocks.parts import IntegerBlockParts, split
 from kernels.linear.integer_blocks.rows_of_integers import (
     LONG,
     SHORT,
@@ -40,7 +40,7 @@ def integer_linear(x: Tensor, blocks: Tensor, type: str) -> Tensor:
     return y.view(*x.shape[:-1], blocks.shape[0])
 
 
-def _short_terms(rows: IntegerRows, parts: BlockParts) -> Tensor:
+def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, stretches]."""
     exact = _dots(rows.integers.unsqueeze(2), parts.integers.unsqueeze(2)).squeeze(-1)
     p = exact.float() * (parts.scale * rows.scales.unsqueeze(1))
@@ -54,7 +54,7 @@ def _short_terms(rows: IntegerRows, parts: BlockParts) -> Tensor:
     return ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7))
 
 
-def _long_terms(rows: IntegerRows, parts: BlockParts) -> Tensor:
+def _long_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, blocks]."""
     assert parts.group_scales is not None
     n_groups = parts.group_scales.shape[-1]

@@ -16,7 +16,7 @@ MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers that four bits stand for; ggml halves the scale instead."""
 
 
-class BlockParts(NamedTuple):
+class IntegerBlockParts(NamedTuple):
     """The weights of a block are integers * group_scales * scale, less group_minimums * minimum in
     a long block, plus minimum in a short one.
 
@@ -32,7 +32,7 @@ class BlockParts(NamedTuple):
     group_minimums: Tensor | None = None
 
 
-def split(blocks: Tensor, type: str) -> BlockParts:
+def split(blocks: Tensor, type: str) -> IntegerBlockParts:
     """The parts of blocks uint8 [..., bytes of a block] of a GGML type."""
     return SPLITTERS[type](blocks)
 
@@ -56,51 +56,55 @@ def _single_bits(data: Tensor) -> Tensor:
     return _bits(data, 1, 1)
 
 
-def _q4_0(blocks: Tensor) -> BlockParts:
-    return BlockParts(_bits(blocks[..., 2:], 4, 16) - 8, _half(blocks, 0))
+def _q4_0(blocks: Tensor) -> IntegerBlockParts:
+    return IntegerBlockParts(_bits(blocks[..., 2:], 4, 16) - 8, _half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> BlockParts:
-    return BlockParts(_bits(blocks[..., 4:], 4, 16), _half(blocks, 0), minimum=_half(blocks, 2))
+def _q4_1(blocks: Tensor) -> IntegerBlockParts:
+    return IntegerBlockParts(
+        _bits(blocks[..., 4:], 4, 16), _half(blocks, 0), minimum=_half(blocks, 2)
+    )
 
 
-def _q5_0(blocks: Tensor) -> BlockParts:
+def _q5_0(blocks: Tensor) -> IntegerBlockParts:
     fifth = _single_bits(blocks[..., 2:6]) << 4
-    return BlockParts((_bits(blocks[..., 6:], 4, 16) | fifth) - 16, _half(blocks, 0))
+    return IntegerBlockParts((_bits(blocks[..., 6:], 4, 16) | fifth) - 16, _half(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> BlockParts:
+def _q5_1(blocks: Tensor) -> IntegerBlockParts:
     fifth = _single_bits(blocks[..., 4:8]) << 4
     integers = _bits(blocks[..., 8:], 4, 16) | fifth
-    return BlockParts(integers, _half(blocks, 0), minimum=_half(blocks, 2))
+    return IntegerBlockParts(integers, _half(blocks, 0), minimum=_half(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> BlockParts:
-    return BlockParts(blocks[..., 2:].view(torch.int8).long(), _half(blocks, 0))
+def _q8_0(blocks: Tensor) -> IntegerBlockParts:
+    return IntegerBlockParts(blocks[..., 2:].view(torch.int8).long(), _half(blocks, 0))
 
 
-def _iq4_nl(blocks: Tensor) -> BlockParts:
+def _iq4_nl(blocks: Tensor) -> IntegerBlockParts:
     levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
-    return BlockParts(levels[_bits(blocks[..., 2:], 4, 16)], _half(blocks, 0))
+    return IntegerBlockParts(levels[_bits(blocks[..., 2:], 4, 16)], _half(blocks, 0))
 
 
-def _mxfp4(blocks: Tensor) -> BlockParts:
+def _mxfp4(blocks: Tensor) -> IntegerBlockParts:
     """The scale is half of 2^(e - 127), down to 2^-128, which f32 holds without all its digits."""
     levels = torch.tensor(MXFP4_LEVELS, device=blocks.device)
     exponent = blocks[..., 0].double() - 128
-    return BlockParts(levels[_bits(blocks[..., 1:], 4, 16)], torch.exp2(exponent).float())
+    return IntegerBlockParts(levels[_bits(blocks[..., 1:], 4, 16)], torch.exp2(exponent).float())
 
 
-def _q2_k(blocks: Tensor) -> BlockParts:
+def _q2_k(blocks: Tensor) -> IntegerBlockParts:
     scales, integers = blocks[..., :16].long(), _bits(blocks[..., 16:80], 2, 32)
-    return BlockParts(integers, _half(blocks, 80), scales & 15, _half(blocks, 82), scales >> 4)
+    return IntegerBlockParts(
+        integers, _half(blocks, 80), scales & 15, _half(blocks, 82), scales >> 4
+    )
 
 
-def _q3_k(blocks: Tensor) -> BlockParts:
+def _q3_k(blocks: Tensor) -> IntegerBlockParts:
     """A third bit, of a mask of its own, that is not set takes 4 away."""
     third, low = _bits(blocks[..., :32], 1, 32), _bits(blocks[..., 32:96], 2, 32)
     scales = _bits(blocks[..., 96:104], 4, 8) | (_bits(blocks[..., 104:108], 2, 4) << 4)
-    return BlockParts(low + 4 * third - 4, _half(blocks, 108), scales - 32)
+    return IntegerBlockParts(low + 4 * third - 4, _half(blocks, 108), scales - 32)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,32 +115,34 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales, torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], -1)
 
 
-def _q4_k(blocks: Tensor) -> BlockParts:
+def _q4_k(blocks: Tensor) -> IntegerBlockParts:
     scales, minimums = _k_scales(blocks)
     integers = _bits(blocks[..., 16:144], 4, 32)
-    return BlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+    return IntegerBlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
 
 
-def _q5_k(blocks: Tensor) -> BlockParts:
+def _q5_k(blocks: Tensor) -> IntegerBlockParts:
     scales, minimums = _k_scales(blocks)
     integers = _bits(blocks[..., 48:176], 4, 32) | (_bits(blocks[..., 16:48], 1, 32) << 4)
-    return BlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+    return IntegerBlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
 
 
-def _q6_k(blocks: Tensor) -> BlockParts:
+def _q6_k(blocks: Tensor) -> IntegerBlockParts:
     low, high = _bits(blocks[..., :128], 4, 64), _bits(blocks[..., 128:192], 2, 32)
     scales = blocks[..., 192:208].view(torch.int8).long()
-    return BlockParts((low | (high << 4)) - 32, _half(blocks, 208), scales)
+    return IntegerBlockParts((low | (high << 4)) - 32, _half(blocks, 208), scales)
 
 
-def _iq4_xs(blocks: Tensor) -> BlockParts:
+def _iq4_xs(blocks: Tensor) -> IntegerBlockParts:
     """A scale has its low four bits in bytes 4 to 7, two more in bytes 2 and 3."""
     levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
     scales = _bits(blocks[..., 4:8], 4, 1) | (_bits(blocks[..., 2:4], 2, 1) << 4)
-    return BlockParts(levels[_bits(blocks[..., 8:136], 4, 16)], _half(blocks, 0), scales - 32)
+    return IntegerBlockParts(
+        levels[_bits(blocks[..., 8:136], 4, 16)], _half(blocks, 0), scales - 32
+    )
 
 
-SPLITTERS: dict[str, Callable[[Tensor], BlockParts]] = {
+SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

@@ -25,7 +25,7 @@ from kernels.llvm.values import I64
 ROWS, TOGETHER = 16, 4
 
 
-class Sides(NamedTuple):
+class SsdSides(NamedTuple):
     """The sides of a state [P, N]."""
 
     p: int
@@ -94,7 +94,7 @@ class _Read(NamedTuple):
 class _Rows:
     """Writes the operations on a task's rows into `code`."""
 
-    def __init__(self, code: Code, sides: Sides) -> None:
+    def __init__(self, code: Code, sides: SsdSides) -> None:
         self._code, self._sides = code, sides
         self.own = _Place(code.stack(4 * sides.n * sides.rows), code.integer(4 * sides.n))
         start, row = (code.variable(part) for part in self.own)
@@ -153,7 +153,7 @@ class _Task(NamedTuple):
     first: Value
 
     @classmethod
-    def of(cls, task: Value, sides: Sides, n_heads: Value, n_groups: Value) -> _Task:
+    def of(cls, task: Value, sides: SsdSides, n_heads: Value, n_groups: Value) -> _Task:
         n_parts = sides.p // sides.rows
         head = task // n_parts
         b, h = head // n_heads, head % n_heads
@@ -191,7 +191,7 @@ class _Destination:
 
 
 @functools.cache
-def recurrence(sides: Sides, *, indexed: bool, log: bool) -> Program:
+def recurrence(sides: SsdSides, *, indexed: bool, log: bool) -> Program:
     """All tokens through the states.
 
     Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
@@ -203,7 +203,7 @@ def recurrence(sides: Sides, *, indexed: bool, log: bool) -> Program:
 
 
 def _recurrence(
-    sides: Sides,
+    sides: SsdSides,
     indexed: bool,
     log: bool,
     code: Code,
@@ -234,7 +234,7 @@ def _recurrence(
 
 
 @functools.cache
-def fold(sides: Sides, *, counted: bool) -> Program:
+def fold(sides: SsdSides, *, counted: bool) -> Program:
     """The states behind the tokens of a log.
 
     Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
@@ -244,7 +244,7 @@ def fold(sides: Sides, *, counted: bool) -> Program:
 
 
 def _fold(
-    sides: Sides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+    sides: SsdSides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     state, u, B, g, out = (_Tensor.of(args[i : i + 4]) for i in range(0, 20, 4))
     n_tokens, n_heads, n_groups = args[20:]

@@ -13,7 +13,7 @@ import torch
 
 from kernels.recurrence.ssd import programs_with_llvm as programs
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
-from kernels.recurrence.ssd.programs_with_llvm import Sides
+from kernels.recurrence.ssd.programs_with_llvm import SsdSides
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
@@ -76,7 +76,7 @@ def _run(
     x, dt, g, B, C, D = inputs
     x, B, C, D = _rows(x), _rows(B), _rows(C), D.contiguous()
     n_batch, n_tokens, n_heads, p = x.shape
-    sides = Sides(p, B.shape[3])
+    sides = SsdSides(p, B.shape[3])
     o = torch.empty(x.shape)
     programs.recurrence(sides, indexed=indexed, log=u is not None)(
         *_where(x),
@@ -114,7 +114,7 @@ def fold(
     if out is None:
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = Sides(p, n)
+    sides = SsdSides(p, n)
     programs.fold(sides, counted=not isinstance(counts, int))(
         *_where(state),
         *_where(u),
@@ -143,6 +143,6 @@ def _where(x: torch.Tensor) -> tuple[int, ...]:
     return x.data_ptr(), *x.stride()[:3]
 
 
-def _chunk(sides: Sides, n_tokens: int) -> int:
+def _chunk(sides: SsdSides, n_tokens: int) -> int:
     """Tasks that a thread takes at a time."""
     return -(-GRAIN // (max(n_tokens, 1) * sides.n * sides.rows))

@@ -25,7 +25,7 @@ CHUNK = 64
 Slots = Sequence[torch.Tensor]
 
 
-class HeadRows(NamedTuple):
+class SsdHeadRows(NamedTuple):
     """The inputs of some tokens, one row of the batch for every sequence and head."""
 
     u: torch.Tensor
@@ -39,9 +39,9 @@ class HeadRows(NamedTuple):
     def n_tokens(self) -> int:
         return self.x.shape[1]
 
-    def tokens(self, start: int, stop: int) -> HeadRows:
+    def tokens(self, start: int, stop: int) -> SsdHeadRows:
         u, x, g, B, C = (part[:, start:stop] for part in self[:5])
-        return HeadRows(u, x, g, B, C, self.D)
+        return SsdHeadRows(u, x, g, B, C, self.D)
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +138,7 @@ def _logged(inputs: SsdArguments, *, invariant: bool) -> tuple[torch.Tensor, Ssd
 
 
 def _by_token(
-    rows: HeadRows, state: torch.Tensor, slots: Slots, *, invariant: bool
+    rows: SsdHeadRows, state: torch.Tensor, slots: Slots, *, invariant: bool
 ) -> torch.Tensor:
     """All tokens one by one; states too old to be kept pass through the oldest slot."""
     decay = pointwise(torch.exp, rows.g, invariant=invariant)
@@ -151,7 +151,7 @@ def _by_token(
     return torch.cat(outputs, 1) + rows.D * rows.x
 
 
-def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> torch.Tensor:
+def _chunks(rows: SsdHeadRows, state: torch.Tensor, slots: Slots) -> torch.Tensor:
     """All tokens in chunks, each starting from the state that the one before left."""
     n_tokens = rows.n_tokens
     outputs = []
@@ -165,7 +165,9 @@ def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> torch.Tensor:
     return torch.cat(outputs, 1)
 
 
-def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk(
+    rows: SsdHeadRows, state: torch.Tensor, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of a chunk and the state after it; its newest states go into the slots."""
     u, x, g, B, C, D = rows
     M, e = _decays(g)
@@ -192,13 +194,13 @@ def _decays(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return M, c.to(g.dtype).exp()
 
 
-def _rows_per_head(inputs: SsdInputs) -> HeadRows:
+def _rows_per_head(inputs: SsdInputs) -> SsdHeadRows:
     x, dt, g, B, C, D = inputs
     n_batch, _, n_heads = dt.shape
     x = _heads_first(x)
     u = x * _heads_first(dt.unsqueeze(-1))
     B, C = (_heads_first(_of_each_head(part, n_heads)) for part in (B, C))
-    return HeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
+    return SsdHeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
 
 
 def _prefix_rows(

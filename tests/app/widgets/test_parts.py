@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction, QColor
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, ModelFiles, ProgressMade
+from app.engine_thread.events import DraftFile, OpenedFiles, ProgressMade
 from app.looks.theme import Theme, load_theme
 from app.panels.model.layer_strip import LayerStrip
 from app.panels.model.model_map import ModelMapView, SizeBars
@@ -148,7 +148,7 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert view.currentIndex() == 0
     info: Any = FakeInfo()
     drafts = (DraftFile(Path("/m/d.gguf"), "draft-simple", info),)
-    view.set_files(ModelFiles(Path("/m/target.gguf"), drafts, info, {}))
+    view.set_files(OpenedFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert view.currentIndex() == 1
     facts = view.facts
     assert facts["target"] == "target.gguf"
@@ -156,9 +156,9 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     assert facts["architecture"] == "qwen35 · 8 layers + MTP"
     assert facts["parameters"] == "9 M in 8.96 MiB"
     large: Any = FakeInfo(n_params=35_100_000_000, weight_bytes=21 * 10**9)
-    view.set_files(ModelFiles(Path("/m/large.gguf"), (), large, {}))
+    view.set_files(OpenedFiles(Path("/m/large.gguf"), (), large, {}))
     assert view.facts["parameters"] == "35.1 B in 19.6 GiB"
-    view.set_files(ModelFiles(Path("/m/target.gguf"), drafts, info, {}))
+    view.set_files(OpenedFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
     assert facts["llama.cpp"] == "partial rollback"
     assert view.legend == "G Gated DeltaNet · A attention · M MTP head"

@@ -9,7 +9,16 @@ import pytest
 
 from engine.report.markdown import markdown, table_lines
 from engine.report.page import html_page
-from engine.report.parts import Code, Facts, Note, Plot, Report, Section, Table, Tokens
+from engine.report.parts import (
+    CodeSample,
+    Facts,
+    Plot,
+    Remark,
+    Report,
+    ReportTable,
+    Section,
+    Tokens,
+)
 from engine.report.text import escape, escape_lines, markdown_block, markdown_cell, visible
 
 HOSTILE = (
@@ -63,10 +72,10 @@ def names_in(page: Reader) -> list[tuple[str, list[str]]]:
 def report_of(text: str) -> Report:
     """The text in every place that a report has."""
     parts = [
-        Table([text, "n"], [[text, "1"]], title=text),
+        ReportTable([text, "n"], [[text, "1"]], title=text),
         Facts({text: text}),
-        Note(text, text),
-        Code(text),
+        Remark(text, text),
+        CodeSample(text),
         Tokens(text, [(text, "accepted"), (text, text)]),
         *(
             Plot(kind, text, [text, text], {text: [1.0, 2.0], text + "2": [3.0, None]}, text)
@@ -103,7 +112,7 @@ def test_a_page_needs_nothing_else() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_in_markdown_keeps_its_shape(text: str) -> None:
-    lines = list(table_lines(Table([text, "n"], [[text, "1"]])))
+    lines = list(table_lines(ReportTable([text, "n"], [[text, "1"]])))
     assert len(lines) == 3
     for line in lines:
         assert len(re.findall(r"(?<!\\)\|", line)) == 3

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from engine.report.parts import Plot, Table
+from engine.report.parts import Plot, ReportTable
 from engine.report.svg import HEIGHT, WIDTH, draw
 
 
@@ -78,5 +78,5 @@ def test_without_a_value_there_is_no_picture(values: list[float | None]) -> None
 
 def test_columns_of_numbers_are_told_from_text() -> None:
     rows = [["a", "1", "n/a", "", "1e-6 x"], ["2", "-3.5", "9/10", "", "1e-6"]]
-    assert Table(list("abcde"), rows).numeric == (False, True, True, False, False)
-    assert Table(["a"], []).numeric == (False,)
+    assert ReportTable(list("abcde"), rows).numeric == (False, True, True, False, False)
+    assert ReportTable(["a"], []).numeric == (False,)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import ModelFiles
+from app.engine_thread.events import OpenedFiles
 from app.looks.theme import load_theme
 from app.panels.model.memory_estimate import estimate
 from app.panels.model.model_map import ModelMapView
@@ -83,7 +83,7 @@ def test_weights_are_counted_as_they_are_loaded(info: ModelInfo) -> None:
 def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
     view = ModelMapView(load_theme("dark"), [])
     qtbot.addWidget(view)
-    files: Any = ModelFiles(Path("a.gguf"), (), info, {})
+    files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
     stored = view._memory_title.text()
     view.set_compute("f32")
@@ -95,7 +95,7 @@ def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
 def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
     view = ModelMapView(load_theme("dark"), [])
     qtbot.addWidget(view)
-    files: Any = ModelFiles(Path("a.gguf"), (), info, {})
+    files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
     view.set_options(MTP, 1)
     one = dict(view.costs.lines)

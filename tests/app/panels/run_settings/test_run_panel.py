@@ -13,7 +13,7 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, ModelFiles
+from app.engine_thread.events import DraftFile, OpenedFiles
 from app.engine_thread.jobs import ChatWrap
 from app.looks.theme import apply_theme, load_theme
 from app.panels.run_settings.run_panel import RunPanel
@@ -25,11 +25,11 @@ from resources import demo_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
 
 
-def files(*, mtp: bool, draft: bool) -> ModelFiles:
+def files(*, mtp: bool, draft: bool) -> OpenedFiles:
     layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
     info: Any = FakeInfo(layers=layers)
     drafts = (DraftFile(Path("draft.gguf"), "draft-simple", info),) if draft else ()
-    return ModelFiles(Path("a.gguf"), drafts, info, {})
+    return OpenedFiles(Path("a.gguf"), drafts, info, {})
 
 
 @pytest.fixture
