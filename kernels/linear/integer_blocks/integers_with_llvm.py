@@ -72,7 +72,7 @@ FORMS = {
 
 
 class LongBlocks(NamedTuple):
-    """n blocks of 256 weights: see kernels.linear.integer_blocks.parts.BlockParts.
+    """n blocks of 256 weights: see kernels.linear.integer_blocks.parts.IntegerBlockParts.
 
     bytes: PER_STRETCH vectors i8 [32 n] in the type's lanes. scales, minimums: f32 [n].
     group_scales, with their sign, and group_minimums: i8 [n * 256 / group], in their order.

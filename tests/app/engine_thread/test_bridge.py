@@ -55,7 +55,7 @@ def test_loading_goes_through_inspection_and_counts_bytes(
     bridge.open(model_file)
     wait_for(State.READY)
     assert seen.states == [State.LOADING, State.READY]
-    assert isinstance(seen.events[0], events.ModelFiles), "metadata comes before the weights"
+    assert isinstance(seen.events[0], events.OpenedFiles), "metadata comes before the weights"
     progress = seen.of(events.ProgressMade)
     assert progress
     assert all(p.total == TENSORS for p in progress if isinstance(p, events.ProgressMade))
