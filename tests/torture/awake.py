@@ -8,21 +8,19 @@ processes for minutes, a machine that sleeps, and a debugger.
 from __future__ import annotations
 
 import mmap
-import struct
 import time
 
 LOOK_S = 0.1
 """How often whoever waits should look."""
 _MOST_S = 1.0
-_TIMES = struct.Struct("dd")
-_page = mmap.mmap(-1, mmap.PAGESIZE)
-"""Shared with what is forked: when somebody last looked, and the time on the clock."""
+_times = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+"""Shared with what is forked: when a process last looked, and the time on the clock. Each is
+written at once: struct's pack_into first writes zeros, which another process may read."""
 
 
 def now() -> float:
     """Seconds since some time or other."""
-    looked, at = _TIMES.unpack_from(_page)
     this = time.monotonic()
-    at += min(max(0.0, this - looked), _MOST_S)
-    _TIMES.pack_into(_page, 0, this, at)
+    at = _times[1] + min(max(0.0, this - _times[0]), _MOST_S)
+    _times[0], _times[1] = this, at
     return at

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +18,13 @@ _MOST_S = 0.25
 """Of the time between two looks."""
 _LOADED = 10
 """Threads that share a CPU, at most."""
-_STATE = struct.Struct("QQ")
-_page = mmap.mmap(-1, mmap.PAGESIZE)
+_state = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
 """Shared with what is forked: beats so far, and how many wait for them."""
 
 
 def beat() -> None:
     """To be called every BEAT_MS."""
-    n, waiting = _STATE.unpack_from(_page)
-    _STATE.pack_into(_page, 0, n + 1, waiting)
+    _state[0] += 1
 
 
 @contextlib.contextmanager
@@ -42,15 +39,14 @@ def beating() -> Iterator[None]:
 
 def _wait(more: int) -> None:
     beat()
-    n, waiting = _STATE.unpack_from(_page)
-    _STATE.pack_into(_page, 0, n, waiting + more)
+    _state[1] += more
 
 
 class Watch:
     """Looks at the heart of a forked process. stalled_s: the longest time without a beat."""
 
     def __init__(self, process: int) -> None:
-        _STATE.pack_into(_page, 0, 0, 0)
+        _state[0] = _state[1] = 0
         self._folder = Path(f"/proc/{process}")
         self._beats, self._passed, self._looked = 0, 0.0, time.monotonic()
         self._before = self._times()
@@ -58,7 +54,7 @@ class Watch:
 
     def look(self) -> None:
         """To be called every tenth of a second."""
-        beats, waiting = _STATE.unpack_from(_page)
+        beats, waiting = _state[0], _state[1]
         now, times = time.monotonic(), self._times()
         if waiting and beats == self._beats and not self._is_stopped():
             self._passed += min(now - self._looked, _MOST_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -43,3 +44,16 @@ def test_a_forked_process_looks_at_the_same_clock(seconds: list[float]) -> None:
     os.waitpid(child, 0)
     seconds.append(seconds[-1] + 0.5)
     assert awake.now() - start == 0.5
+
+
+def test_two_processes_that_look_at_once_do_not_turn_it_back():
+    begin = awake.now()
+    if not (child := os.fork()):
+        while True:
+            awake.now()
+    try:
+        times = [awake.now() for _ in range(1_200_000)]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert min(times) > begin - 0.5
