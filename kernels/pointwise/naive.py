@@ -6,6 +6,7 @@ See kernels.pointwise for shapes. `larger` and `smaller` take the bound first, a
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TypeVar, cast
@@ -18,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., object])
 def in_terms_of(expression: F, functions: Mapping[str, Callable[..., object]]) -> F:
     """An expression of this file in terms of other functions than those of this file."""
     source = cast(FunctionType, expression)
-    names = {**functions, "__name__": source.__module__}
+    names = {**functions, "__name__": source.__module__, "__builtins__": builtins}
     made = FunctionType(source.__code__, names, source.__name__, source.__defaults__)
     made.__annotations__ = source.__annotations__  # Triton reads which are tl.constexpr
     return cast(F, made)
