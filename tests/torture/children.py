@@ -52,6 +52,7 @@ def play(campaign: Campaign, cases: Sequence[Case], scratch: Path) -> Iterator[O
     said = scratch / "said"
     reading, writing = os.pipe()
     sys.stdout.flush()
+    heart.reset()
     child = os.fork()
     if not child:
         os.close(reading)

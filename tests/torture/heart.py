@@ -42,11 +42,15 @@ def _wait(more: int) -> None:
     _state[1] += more
 
 
+def reset() -> None:
+    """To be called before the process is forked that will beat; later it may have started."""
+    _state[0] = _state[1] = 0
+
+
 class Watch:
     """Looks at the heart of a forked process. stalled_s: the longest time without a beat."""
 
     def __init__(self, process: int) -> None:
-        _state[0] = _state[1] = 0
         self._folder = Path(f"/proc/{process}")
         self._beats, self._passed, self._looked = 0, 0.0, time.monotonic()
         self._before = self._times()
