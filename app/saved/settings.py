@@ -299,7 +299,7 @@ def bring_up_to_date(store: QSettings) -> str:
     """Take the file to VERSION; a sentence for the user where that cannot be done, else empty.
 
     A file that is newer, or that names no version that ever was, is copied beside itself and
-    begun anew: guessing at its meaning could spoil it for the program that wrote it.
+    replaced by an empty one: guessing at its meaning could spoil it for the program that wrote it.
     """
     if not store.allKeys() and store.status() is QSettings.Status.NoError:
         store.setValue(VERSION_KEY, VERSION)

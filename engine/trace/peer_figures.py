@@ -1,4 +1,4 @@
-"""Figures that another engine told of its run, beside those that its rows say."""
+"""Figures that another engine gave of its run; its rows give theirs as well."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def summary(
     rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
     the sum of each phase's column after the prompt rows, None for a phase never observed.
     drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
-    engine told of its run goes before what the rows say (`engine.trace.peer_figures`); None is not
+    engine gave of its run goes before what the rows say (`engine.trace.peer_figures`); None is not
     known.
     """
     rows = RoundRows.select(store.rounds, run_id, seq_id)

@@ -67,7 +67,7 @@ def measure_slowdown(pairs: int, n_predict: int) -> list[Figure]:
 
     Two processes of one kind differ by several percent on a machine that others use, as much as
     the window takes: so each is the median of some runs (tests.bench.window.demo_run), and the
-    median of the pairs is told with the quartiles of them, between which half of the pairs lie.
+    median of the pairs is given with the quartiles of them, between which half of the pairs lie.
     """
     speeds: dict[bool, list[float]] = {False: [], True: []}
     for pair in range(pairs):

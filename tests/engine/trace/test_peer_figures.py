@@ -1,4 +1,4 @@
-"""Figures that another engine told of its run: they go before those of the rows, and reopen."""
+"""Figures that another engine gave of its run: they go before those of the rows, and reopen."""
 
 from __future__ import annotations
 
