@@ -7,8 +7,8 @@ from pathlib import Path
 from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.jobs.read_results import ReadResults
 from app.saved.settings import Settings
-from app.trace_models.results import Results
 from app.window.dialogs.files import ask_results
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -31,11 +31,10 @@ class OpenedResults:
         self._sessions, self._settings, self._window = sessions, settings, window
 
     def connect(self) -> None:
-        """Listen to the panel and to what has been read."""
+        """Listen to the panel."""
         view = self._panels.results
         view.trace_asked.connect(self._open_trace)
         view.again_asked.connect(lambda results: self.open(results.path))
-        self._bridge.results_read.connect(self._show)
 
     def ask(self) -> None:
         """Let the user choose a file."""
@@ -46,11 +45,11 @@ class OpenedResults:
     def open(self, path: Path) -> None:
         """Read a result file, or the one in a folder, and show it."""
         self._panels.banners.clear()
-        self._bridge.open_results(path)
+        self._bridge.ask(ReadResults(path), self._show)
 
-    def _show(self, results: Results | None) -> None:
-        if results is not None:
-            self._panels.results.show_results(results)
+    def _show(self, job: ReadResults) -> None:
+        if job.found is not None:
+            self._panels.results.show_results(job.found)
             self._docks.reveal("results")
 
     def _open_trace(self, row: int) -> None:

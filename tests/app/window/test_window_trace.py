@@ -12,9 +12,10 @@ from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.window.dialogs.files import ExportDialog, new_folder
 from app.window.window import MainWindow
-from tests.support.window_acts import enabled, messages, trigger, wait
+from tests.support.window_acts import enabled, job_ends, messages, trigger, wait
 
 
 def test_export_and_read_back(
@@ -44,7 +45,7 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
     (file := tmp_path / "file").write_text("x")
     trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
-    with qtbot.waitSignal(loaded.bridge.export_ended):
+    with job_ends(qtbot, loaded.bridge, ExportTrace):
         dialog.chosen.emit(file, False)
     dialog.reject()
     assert messages(loaded)[0].startswith("error: ")

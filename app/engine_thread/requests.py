@@ -1,4 +1,4 @@
-"""Work for the engine's thread: what can be asked of an engine, and what an engine must offer."""
+"""What a session is asked for, and the protocols that engines and sessions follow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.engine_thread.events import OpenedFiles, Post, RunRescored
-    from engine.compare.fidelity import Fidelity
+    from app.engine_thread.events import OpenedFiles, ServerSeen
     from engine.conversation.turns import Message
     from engine.observe.rounds.observed_run import ServerFacts
-    from engine.trace.run_ref import RunRef
 
 
 @dataclass(frozen=True)
@@ -44,28 +42,6 @@ class ServerRunRequest:
     log: Path | None = None
     timeout: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True)
-class RescoreRequest:
-    """A run whose tokens a model is to judge, and the way out. assume_same: the user has said that
-    it is the model that the run was made with, where that cannot be told."""
-
-    run: RunRef
-    target: Path
-    compute: str
-    assume_same: bool = False
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True)
-class RunFlags:
-    """Flags that the window sets and the worker reads between rounds. shown: the run is on show,
-    which the worker waits for a little before its first round."""
-
-    pause: threading.Event = field(default_factory=threading.Event)
-    stop: threading.Event = field(default_factory=threading.Event)
-    shown: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -124,12 +100,12 @@ class ScriptRequest:
     policy: str
 
 
-class Job(Protocol):
-    """A run or a comparison: work in rounds, between which it can be paused or ended."""
+class Decoding(Protocol):
+    """A run or a comparison in progress, which can be paused or ended between two rounds."""
 
     @property
     def run_id(self) -> int:
-        """The run that the job writes in the trace; of a comparison, that of the reference lane."""
+        """The run that it writes in the trace; of a comparison, that of the reference lane."""
 
     def step(self) -> bool:
         """Do one round. False when no round is left."""
@@ -141,7 +117,7 @@ class Job(Protocol):
         """End one sequence; the others go on. Raises OptionError where that cannot be."""
 
     def stop(self) -> None:
-        """End the job now; recorded rows stay. A job that has ended ignores it."""
+        """End it now; recorded rows stay. Ignored once it has ended."""
 
 
 class EngineSession(Protocol):
@@ -151,26 +127,21 @@ class EngineSession(Protocol):
     def compute(self) -> str:
         """The compute mode in effect."""
 
-    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Begin a run in a trace."""
 
-    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Begin a turn of a conversation as a run in a trace."""
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
-
-    def measure(
-        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
-    ) -> Fidelity:
-        """How far the compute mode is from f32, on the model's own continuation of a text."""
 
     def close(self) -> None:
         """Free the model's memory."""
 
 
 class ServerSession(EngineSession, Protocol):
-    """A server in use. It compares and measures nothing and holds no conversation: OptionError."""
+    """A server in use. It compares nothing and holds no conversation: OptionError."""
 
     @property
     def facts(self) -> ServerFacts:
@@ -183,7 +154,7 @@ class ServerSession(EngineSession, Protocol):
     def end_questions(self) -> None:
         """Wait for nothing that the server was asked; from any thread."""
 
-    def watch(self, listen: str, trace: TraceStore) -> Job:
+    def watch(self, listen: str, trace: TraceStore) -> Decoding:
         """Let other programs talk to the server through host:port; record them in a trace."""
 
 
@@ -191,10 +162,17 @@ class Servers(Protocol):
     """What connects to servers."""
 
     def connect(
-        self, request: ServerRunRequest, progress: ReportProgress, post: Post
+        self,
+        request: ServerRunRequest,
+        progress: ReportProgress,
+        see: Callable[[ServerSeen], None],
+        wait: Callable[[str], None],
     ) -> ServerSession:
-        """Wait until the server serves; raises Cancelled once `request.cancelled` is set. From
-        then on ServerSeen events tell how it is, until the session is closed."""
+        """Wait until the server serves; raises Cancelled once `request.cancelled` is set.
+
+        see: is called with how the server is, on any thread, until the session is closed. wait:
+        with a sentence on what a run waits for at the server, empty once it no longer does.
+        """
 
 
 class Engine(Protocol):
@@ -205,10 +183,3 @@ class Engine(Protocol):
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
         """Load the files; raises Cancelled once `request.cancelled` is set."""
-
-    def rescore(
-        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
-    ) -> RunRescored | str:
-        """Let a model judge the tokens of a run, which are told in the trace. session: the one in
-        use, which is taken if it is of the same file. A str is why it cannot be told whether the
-        model is the run's own; nothing was done then."""
