@@ -70,7 +70,7 @@ def test_runs_of_two_traces_go_by_where_they_come_from() -> None:
 
 
 def test_a_slot_is_told_in_a_line() -> None:
-    assert slot_lines(None) == ["not observed: the server does not tell"]
+    assert slot_lines(None) == ["not observed: the server does not report"]
     slots = [
         {"id": 0, "is_processing": False},
         {"id": 1, "is_processing": True, "id_task": 5, "next_token": [{"n_decoded": 1200}]},
