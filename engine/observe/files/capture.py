@@ -20,10 +20,9 @@ from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
+from engine.observe.rounds.kept_requests import RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
-from engine.observe.rounds.raw import RawStore
-from engine.observe.rounds.request_facts import as_fact
 from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
 

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Literal
 
-from engine.observe.proxy.json_limits import excess
+from engine.observe.proxy.request_checks import json_excess
 
 Reply = Literal["completion", "text", "chat", "responses", "messages"]
 
@@ -108,7 +108,7 @@ def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The body of a request with what it lacks for rounds to be told, and the names of that.
 
     A body that is no JSON object, has more than MAX_MEMBERS, or asks for no stream, comes back as
-    it is. The caller sees to it that the body keeps to `json_limits`.
+    it is. The caller sees to it that the body keeps to `request_checks`.
     """
     text = body.decode("latin-1")
     try:
@@ -165,7 +165,7 @@ class FieldRemover:
             mark in line for mark in (b"timings", b'"__verbose"')
         ):
             return line
-        if len(line) > _SHORT_LINE and excess(line, _MAX_SIGNS):
+        if len(line) > _SHORT_LINE and json_excess(line, _MAX_SIGNS):
             return line
         text = line[5:].decode("latin-1")
         try:

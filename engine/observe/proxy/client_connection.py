@@ -15,7 +15,7 @@ from pathlib import Path
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engine.observe.proxy.request_head import fault
+from engine.observe.proxy.request_checks import head_fault
 
 MAX_CONNECTIONS = 256
 HEAD_S = 30.0
@@ -63,7 +63,7 @@ class ClientConnection(H11Protocol):
 
     def handle_events(self) -> None:
         """Check a head before h11 normalises it."""
-        if self.conn.their_state is h11.IDLE and (found := fault(self.conn.trailing_data[0])):
+        if self.conn.their_state is h11.IDLE and (found := head_fault(self.conn.trailing_data[0])):
             self.refuse(*found)
         elif not self._is_refused:
             super().handle_events()

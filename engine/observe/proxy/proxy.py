@@ -19,11 +19,9 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
-from engine.observe.proxy import request_head
 from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_fields
-from engine.observe.proxy.allowed_hosts import AllowedHosts
 from engine.observe.proxy.exchange_queue import Recording, Tape
-from engine.observe.proxy.json_limits import excess
+from engine.observe.proxy.request_checks import MAX_HEAD_BYTES, AllowedHosts, json_excess
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import cut_short, unreachable
 from engine.observe.server.reply import CONNECT_S
@@ -147,7 +145,7 @@ class Proxy:
                 self._app,
                 interface="asgi3",
                 http=ClientConnection,
-                h11_max_incomplete_event_size=2 * request_head.MAX_BYTES,
+                h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -294,7 +292,7 @@ class Proxy:
 
 def _parsed(body: bytes, adds_to: Reply | None) -> tuple[bytes, tuple[str, ...], str]:
     """A body with what it lacks, the names of that, and why it is not recorded; in a thread."""
-    if too_large := excess(body):
+    if too_large := json_excess(body):
         return body, (), too_large
     return *(add_fields(adds_to, body) if adds_to else (body, ())), ""
 

@@ -18,7 +18,6 @@ from engine.analysis.findings.check import record_findings
 from engine.decode.target_facts import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
-from engine.observe.rescoring.arithmetic_noise import noise_of_gaps
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
 from engine.observe.rescoring.request_sampler import (
     EmittedJudge,
@@ -26,7 +25,7 @@ from engine.observe.rescoring.request_sampler import (
     RequestSampling,
     request_sampling,
 )
-from engine.observe.rescoring.teacher_forcing import Teacher
+from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
 from engine.observe.rescoring.texts import RescoredText, TextReader
 from engine.progress import ReportProgress
 from engine.session import Session

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.observe.rescoring.request_facts import Asked, asked_of
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
-from engine.observe.rescoring.texts import rows_by_sequence
+from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, same_model

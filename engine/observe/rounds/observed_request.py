@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.observe.rounds.answer import Answer, AnswerOwner
-from engine.observe.rounds.raw import RawRequest, RawStore
-from engine.observe.rounds.request_facts import (
+from engine.observe.rounds.kept_requests import (
+    RawRequest,
+    RawStore,
     as_fact,
     messages_of,
     n_answers_asked,

@@ -24,10 +24,9 @@ from engine.observe.rounds.counters import (
     movement,
     read_counters,
 )
+from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
 from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
-from engine.observe.rounds.raw import RawRequest, RawStore
-from engine.observe.rounds.request_facts import model_of, server_of
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
 from engine.observe.rounds.trace_rows import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, is_real, is_whole
-from engine.observe.server_words import server_words
+from engine.gguf.binary import shorten
 
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
@@ -307,3 +307,8 @@ def _error(error: Any) -> str:
 
 def _shown(value: Any) -> str:
     return server_words(value, 40)
+
+
+def server_words(value: Any, limit: int) -> str:
+    """One line of printable characters, at most `limit`: it ends up on a terminal."""
+    return shorten(" ".join(str(value).split()), limit)

@@ -21,10 +21,16 @@ from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
-from engine.observe.server.exchange import exchange
-from engine.observe.server.inbox import Arrival, Inbox
 from engine.observe.server.limits import Awaited, TimeLimits
-from engine.observe.server.reply import AGAIN_S, OverLong, Reply, read_body
+from engine.observe.server.reply import (
+    AGAIN_S,
+    Arrival,
+    Inbox,
+    OverLong,
+    Reply,
+    exchange,
+    read_body,
+)
 
 if TYPE_CHECKING:
     import httpx

@@ -8,7 +8,7 @@ import ssl
 from typing import Any
 
 from engine.errors import ApiKeyError, ServerError
-from engine.observe.server_words import server_words
+from engine.observe.rounds.stream import server_words
 
 
 def is_loading(status: int, raw: bytes) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
 from engine.observe.server.client import ServerClient
-from engine.observe.server.inbox import Arrival, Inbox
+from engine.observe.server.reply import Arrival, Inbox
 from tests.support.scripted_server import (
     HTML,
     JSON,
