@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from engine.observe.files.records.document import Node
+from engine.observe.files.records.readers import Shape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.shape import Shape
-from engine.observe.files.records.vllm import read_counts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -22,9 +21,9 @@ _OURS = "draftscope"
 
 
 def _read(node: Node) -> RecordedRequest:
-    found, values = read_counts(node, "")
+    found, values = read_acceptance(node, "")
     found.engine = values.text("engine") or ""
-    found.tell_tokens(None, None, values.count("completion_tokens"))
+    found.set_tokens(None, None, values.count("completion_tokens"))
     return found
 
 
