@@ -83,7 +83,7 @@ class ClientConnection(H11Protocol):
         self.refuse(400, "This is not a valid HTTP request.")
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Answer, where no reply has begun, and close."""
+        """Answer, where no reply has started, and close."""
         self._is_refused = True
         body = error_body(status, sentence)
         headers = [
@@ -111,7 +111,7 @@ class ClientConnection(H11Protocol):
         cycle = self.cycle
         if self._is_refused or cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        if not self._is_half_closed:  # it is told again once reading was paused
+        if not self._is_half_closed:  # asyncio reports it again once reading was paused
             self._is_half_closed = True
             self._look_for_client()
         return True

@@ -31,13 +31,13 @@ _MOST_LOGITS = 1 << 26
 """Bytes of logits that one pass may give: measures of them take several times as much."""
 _SEEDS = (1, 2, 3)
 _ENOUGH = 4096
-"""Positions behind which further texts are not measured: the largest change has been met."""
+"""Positions after which further texts are not measured: the largest change has been met."""
 _FINE = 3
 """Jittered by no more than sums differ, as in engine.compare.peer_lane."""
 
 
 class HalfCells(AttentionKV):
-    """Keys and values rounded to half precision, as a server keeps them unless told otherwise."""
+    """Keys and values rounded to half precision, as a server keeps them by default."""
 
     def update(
         self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Teacher:
     def rows(
         self, tokens: Sequence[int], first: int = 0
     ) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Behind each part of a text: the index of the first row, and of every model the logits
+        """After each part of a text: the index of the first row, and of every model the logits
         [n, n_vocab] after the tokens at that index, the next … Rows before `first` are left out.
         """
         for memory in self._memories:

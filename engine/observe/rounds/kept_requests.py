@@ -134,7 +134,7 @@ class RawRequest:
 
 
 class RawStore:
-    """The requests of a run and the log beside them, up to MOST_BYTES together."""
+    """The requests of a run and the server's log, up to MOST_BYTES together."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.requests: list[RawRequest] = []

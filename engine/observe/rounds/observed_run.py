@@ -79,7 +79,7 @@ class ObservedRun:
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not told.
+        for ids that are not given.
         """
         self.server = server
         build = server.props.get("build_info")
@@ -196,7 +196,7 @@ class ObservedRun:
         if found := differences(moved, counts):
             self.find(
                 "counters-differ",
-                "The server counted other sums than its replies told.",
+                "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
 

@@ -55,7 +55,7 @@ def stored_key(address: str) -> str | None:
 
     try:
         return keyring.get_password(SERVICE, address) or None
-    except Exception:  # a keyring's own, beside those that the package knows
+    except Exception:  # a keyring's own, in addition to the package's
         return None
 
 
@@ -66,5 +66,5 @@ def store_key(address: str, key: str) -> bool:
     try:
         keyring.set_password(SERVICE, address, key)
         return keyring.get_password(SERVICE, address) == key
-    except Exception:  # a keyring's own, beside those that the package knows
+    except Exception:  # a keyring's own, in addition to the package's
         return False

@@ -187,7 +187,7 @@ class ServerClient:
         """Send a request whose reply is a stream; what comes is put into the inbox under its
         number.
 
-        conversation: a name that nobody else uses, to find a lost stream again.
+        conversation: a name that no one else uses, to find a lost stream again.
         """
         loop = self._running()
         sent = Sent[None](loop)
@@ -200,7 +200,7 @@ class ServerClient:
         return sent
 
     def close(self) -> None:
-        """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
+        """End what runs, and the thread. Who waits or asks again gets a CancelledError."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None

@@ -42,7 +42,7 @@ MOST_HEAD_BYTES = 96 << 10
 """Of the headers of a reply, together with all interim replies (1xx) before it."""
 _INBOX_BYTES = 2**20
 _OVERHEAD = 256
-"""Bytes that an arrival takes besides its data."""
+"""Bytes that an arrival takes in addition to its data."""
 
 
 class Reply:
@@ -112,7 +112,7 @@ class Reply:
         return True
 
     async def _resume(self, lost: ServerError) -> None:
-        """Read on behind a broken connection, again and again. Raises `lost` if that cannot be."""
+        """Read on after a broken connection, again and again. Raises `lost` if that cannot be."""
         import httpx
 
         if self._conversation is None:

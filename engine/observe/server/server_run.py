@@ -104,7 +104,7 @@ class ServerRun:
         self._before: tuple[str, str] | None = None
         self._has_begun = self._has_looked = False
         self._question: Question[Any] | None = None
-        """What the server is asked besides, one thing at a time."""
+        """What the server is asked meanwhile, one thing at a time."""
         self._held: Arrival | None = None
         """The first data, until the server has named its drafters."""
         self._count_until = 0.0
@@ -227,7 +227,7 @@ class ServerRun:
         seconds = max(0.0, seconds)
         busy, self._returned = perf_counter() - self._returned, perf_counter()
         for one in self._sent:
-            if one.wait is not None:  # a pause of ours is no wait for the server
+            if one.wait is not None:  # a pause of ours does not wait for the server
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         if self._log is not None:
             self._log.follow(self.observed)

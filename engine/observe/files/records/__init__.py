@@ -77,7 +77,7 @@ def fill(
 
 
 def _is_llama_server_stream(data: bytes) -> bool:
-    """A stream of llama-server may be cut anywhere, so it is told from others by its bytes."""
+    """A stream of llama-server may be cut anywhere, so it is recognised by its bytes."""
     begin = data[:64].decode("utf-8-sig", errors="replace")
     return is_stream(begin) and recognise(data) == LLAMA_SERVER.name
 

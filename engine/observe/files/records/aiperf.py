@@ -75,7 +75,7 @@ def _record(
     if shape == AIPERF.name:
         return request["record"] | lists if "record" in request else None
     if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
-        return None  # rows of several steps each: nobody knows how many
+        return None  # rows of an unknown number of steps each
     figures = request.get("told") or summary(store, *key)
     steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
     if not steps or not drafted:
@@ -97,7 +97,7 @@ def _record(
 
 
 def _lists(store: TraceStore, rows: np.ndarray, least: int) -> dict[str, list[int]]:
-    """Accepted and drafted tokens of those of the rows that drafted at least so many."""
+    """Accepted and drafted tokens of the rows that drafted at least `least` tokens."""
     drafted = store.rounds.column("num_draft_tokens")[rows]
     accepted = store.rounds.column("num_accepted_draft_tokens")[rows]
     steps = drafted >= least

@@ -294,7 +294,7 @@ def _sum(values: Sequence[int | float | None]) -> int | float | None:
 
 
 def _rounding(given: float) -> float:
-    """By how much a number may be off that was written with so many decimals, three at least."""
+    """By how much a number may be off that was written with three decimals or more."""
     if isinstance(given, int) or "e" in repr(given):
         return _WHOLE * max(1.0, abs(given))
     decimals = len(repr(given).partition(".")[2])

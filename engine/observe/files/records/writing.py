@@ -49,7 +49,7 @@ def write_requests(
 ) -> int:
     """Write one run with a sequence for each request, in the order given; returns its id.
 
-    shape: whose records they are. unknown: what the file says beside them. Requests with lists by
+    shape: whose records they are. unknown: what else the file says. Requests with lists by
     step become rows, others sums in the run's facts `told` and, by sequence, `requests`. Raises
     TraceFileError for more than a trace can hold.
     """
@@ -150,7 +150,7 @@ class _Rows:
         self.n = 0
 
     def add(self, **values: Any) -> None:
-        """A row, as the round behind the one before."""
+        """A row, as the next round."""
         self.columns["round"].append(self.n)
         self.n += 1
         for name in _COLUMNS[1:]:
@@ -178,7 +178,7 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
     pos0 = request.prompt_tokens
-    # with rounds between that no list has, nobody can tell where a step begins
+    # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     if is_ordered and emitted is not None:
         _write_tokens(writer, seq_id, request, rows.n, emitted)
