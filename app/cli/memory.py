@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 every script passed, 1 one failed, 2 wrong usage\n\n"
         "examples:\n"
         "  draftscope memory --all --demo\n"
-        "  draftscope memory mine.memory model.gguf --rollback ring\n"
+        "  draftscope memory mine.toml model.gguf --rollback ring\n"
         "  draftscope memory --all --demo --engine llama.cpp"
     )
     parser.add_argument(
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _script(name: str) -> MemoryScript:
     """A bundled script by its name, else a file."""
-    bundled = MEMORY_SCRIPTS / f"{name}.memory"
+    bundled = MEMORY_SCRIPTS / f"{name}.toml"
     known = bundled.parent == MEMORY_SCRIPTS and bundled.is_file()
     return read_script(bundled if known else Path(name))
 
