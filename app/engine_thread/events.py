@@ -107,7 +107,7 @@ class ServerSeen:
     """How the server in use is now.
 
     gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
-    None where it does not tell. counters: what its speculative counters have grown by since the
+    None where it does not report. counters: what its speculative counters have grown by since the
     connection, by the server's names, None where it has none.
     """
 

@@ -123,7 +123,7 @@ class EngineNews(QObject):
     def _show_server_status(self, status: events.ServerSeen) -> None:
         panels = self._panels
         is_news = bool(status.gone) and panels.status.gone.isHidden()
-        is_news &= not self._bridge.has_run  # whose own end is told
+        is_news &= not self._bridge.has_run  # whose own end is shown
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
         if is_news:
@@ -179,7 +179,7 @@ class EngineNews(QObject):
             word = "is paused" if bridge.state is State.PAUSED else "goes on"
             self._behind = banners.add(
                 "info",
-                f"{str(bridge.live).capitalize()} {word} behind this trace.",
+                f"{str(bridge.live).capitalize()} {word} in the background.",
                 "",
                 ("&Show the run", bridge.hide_trace),
                 sticky=True,
@@ -276,7 +276,7 @@ class EngineNews(QObject):
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
         offers: tuple[BannerButton, ...] = ()
-        if self._bridge.trace is not None:  # whoever looks at a trace is not taken away from it
+        if self._bridge.trace is not None:  # a trace on show stays on show
             offers = (("&Show it", lambda: self._go_to(hit)),)
         else:
             self._go_to(hit)

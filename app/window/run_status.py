@@ -1,4 +1,4 @@
-"""What the window says of the run on show: how far it is, how it ended, how fast beside plain."""
+"""The status of the run on show: how far it is, how it ended, its speed relative to plain."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class EndCard(QFrame):
         self.plain.setVisible(self._offers_plain and not (one and has_step))
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
-        """The figures, and the speed beside plain decoding or the button that measures it."""
+        """The figures, and the speed relative to plain decoding or the button that measures it."""
         figures = list(end.figures)
         if end.vs_plain is not None:
             figures.append(f"{significant(end.vs_plain)}× plain decoding")

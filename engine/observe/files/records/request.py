@@ -197,14 +197,14 @@ class RecordedRequest:
 
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record tells or that follow from
-        it; those that it does not tell are None. Empty where the record contradicts itself."""
+        it; those that it does not report are None. Empty where the record contradicts itself."""
         return {} if self.contradictions else sum_figures([self])
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """The figures of several requests together, as `engine.trace.timings.summary` names them.
 
-    A sum is None where one of them does not tell its part. Records that contradict themselves are
+    A sum is None where one of them does not report its part. Records that contradict themselves are
     left out.
     """
     sound = [request for request in requests if not request.contradictions]
@@ -246,7 +246,7 @@ _TIMINGS = (
 
 def joint_counts(request: RecordedRequest) -> np.ndarray | None:
     """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
-    record does not tell drafted lengths."""
+    record does not report drafted lengths."""
     if request.per_step_drafted is not None and request.per_step_accepted is not None:
         pairs = zip(request.per_step_drafted, request.per_step_accepted, strict=True)
         rows = [(d, a, 1) for d, a in pairs]
