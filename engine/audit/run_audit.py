@@ -72,7 +72,7 @@ def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
 
 
 def note_why_not(facts: dict[str, Any], prompts: Sequence[Prompt], options: RunOptions) -> None:
-    """Note in the facts of a run that has begun why it is not audited by default, if it is not."""
+    """Note in the facts of a run in progress why it is not audited by default, if it is not."""
     if why := why_not_by_default(prompts, options):
         facts[FACT] = {"verdict": NOT_AUDITED, "not_judged": [why]}
 
