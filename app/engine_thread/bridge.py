@@ -45,6 +45,8 @@ class Bridge(EngineStatus):
         self._closed = False
         self._job: EngineJob | None = None
         """The one that was asked for last."""
+        self._next: EngineJob | None = None
+        """What is done when the audit that goes on has ended."""
         self._run: DecodingJob | None = None
         self._side: list[SideJob] = []
         # queued even from this thread, so that handlers never run inside a request
@@ -58,9 +60,13 @@ class Bridge(EngineStatus):
         it makes no sense in the present state: the actions that lead here are disabled then."""
         if not job.may_start(self):
             return False
+        job.then = then
         if isinstance(job, EngineJob) and job.replaces:
             self._give_up()
-        job.then = then
+        elif isinstance(job, EngineJob) and job.needs_rest and self.state is State.AUDITING:
+            self._end_decoding()
+            self._next = job
+            return True
         job.on_ask(self)
         if isinstance(job, SideJob):
             self._side = [one for one in self._side if not one.join(0)] + [job]
@@ -99,8 +105,7 @@ class Bridge(EngineStatus):
 
     def stop(self) -> None:
         """End the run before the next round."""
-        if self._run is not None:
-            self._run.stop.set()
+        self._end_decoding()
         self._worker.end_questions()
         if self.state is State.PAUSED:
             self._worker.finish()
@@ -123,6 +128,9 @@ class Bridge(EngineStatus):
 
     def settle(self, state: State) -> None:
         super().settle(state)
+        if state is State.READY and self._next is not None:
+            job, self._next = self._next, None
+            self.ask(job, job.then)
         if state is State.PAUSED and self._run is not None and self._run.stop.is_set():
             self._worker.finish()  # stop was asked for while the pause was on its way
 
@@ -145,6 +153,10 @@ class Bridge(EngineStatus):
     def _give_up(self) -> None:
         if self._job is not None:
             self._job.cancelled.set()
+        self._end_decoding()
+
+    def _end_decoding(self) -> None:
+        self._next = None
         if self._run is not None:
             self._run.stop.set()
 

@@ -85,13 +85,13 @@ class EngineStatus(QObject):
 
     @property
     def can_start(self) -> bool:
-        """Whether a session is open and no run goes on in it."""
-        return self.state is State.READY
+        """Whether a session is open and no run goes on in it, but for its audit."""
+        return self.state in (State.READY, State.AUDITING)
 
     @property
     def has_run(self) -> bool:
-        """Whether a run goes on or is paused."""
-        return self.state in (State.RUNNING, State.PAUSED)
+        """Whether a run goes on, is paused, or is audited."""
+        return self.state in (State.RUNNING, State.PAUSED, State.AUDITING)
 
     def set_state(self, state: State) -> None:
         """Change the state that the window goes by."""

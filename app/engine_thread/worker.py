@@ -56,6 +56,8 @@ class EngineJob(Job):
 
     replaces = False
     """Whether it cancels the job in hand and ends the run."""
+    needs_rest = False
+    """Whether it begins when no run goes on: the audit of one is ended for it."""
 
     def run(self, worker: EngineWorker) -> State | None:
         """Do it; the state that the engine is in then, None if it has not changed. May raise
@@ -67,6 +69,7 @@ class DecodingJob(EngineJob):
     """A run, a turn or a comparison: it decodes in rounds, and pauses, goes on and stops between
     two of them. rounds: pause after as many, None = not by itself."""
 
+    needs_rest = True
     request: RunRequest | None = None
     """What a plain run was asked for."""
 
@@ -299,9 +302,12 @@ class EngineWorker:
         decoding = None if going is None else going.decoding
         if going is None or decoding is None:
             return self.rest()
-        done = 0
+        done, is_audited = 0, False
         while not going.stop.is_set():
+            was_audited = is_audited
             is_audited = going.ref is not None and audit_goes_on(going.ref.facts)
+            if is_audited and not was_audited:
+                self.post_state(State.AUDITING)
             if going.pause.is_set() or (done == going.rounds and not is_audited):
                 return State.PAUSED
             self._cancel_sequences()

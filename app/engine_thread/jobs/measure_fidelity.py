@@ -18,6 +18,7 @@ class MeasureFidelity(EngineJob):
     """Measure it on the model's own continuation of a text, for which the file is loaded a second
     time. Its runs keep the result as a fact."""
 
+    needs_rest = True
     found: Fidelity | None = None
 
     def __init__(self, text: str) -> None:

@@ -33,7 +33,7 @@ class Rescore(EngineJob):
         self._compute = "auto"
 
     def may_start(self, status: EngineStatus) -> bool:
-        return status.state not in (State.LOADING, State.RUNNING, State.PAUSED)
+        return status.state is not State.LOADING and not status.has_run
 
     def on_ask(self, status: EngineStatus) -> None:
         self._compute = status.compute_asked
