@@ -40,7 +40,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
         "drafting: draft-mtp",
         "request: /completion, n_predict 9, seed 7",
         "prompt: def f",
-        "told: num_draft_tokens, token_id",
+        "reported: num_draft_tokens, token_id",
         "derived: rollback_path",
         f"not observed: {untold}",
     ]

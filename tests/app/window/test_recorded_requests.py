@@ -75,7 +75,7 @@ def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow)
         ]
         for i in range(len(table(opened).rows))
     }
-    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not told"]
+    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not reported"]
     assert cells["sglang · sglang-generate.json"] == ["29", "0.444", NOT_OBSERVED, "stop"]
     assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50", "eosFound"]
     assert cells["vllm · vllm-metrics.prom"][0] == NOT_OBSERVED
@@ -140,4 +140,4 @@ def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) ->
     assert "source: vllm, read from a file, vllm-summary.json" in brief
     assert "kept, but not used: body.choices, body.created" in brief
     assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
-    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed
+    assert "token ids" not in detailed and "reported: num_draft_tokens" in detailed
