@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
@@ -109,7 +110,7 @@ class Panels:
         made(self.divergence)
         plots = self.plots = PlotGroup(theme, self._actions, settings, menu, report, put)
         for name in PLOTS:
-            docks.fill_when_seen(name, lambda name=name: plots[name])
+            docks.fill_when_seen(name, partial(plots.__getitem__, name))
         docks.fill_when_seen("results", lambda: self.results)
         self._is_complete = True
 
