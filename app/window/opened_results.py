@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
@@ -14,9 +15,12 @@ from app.window.docks import Docks
 from app.window.panels import Panels
 from app.window.sessions import Sessions
 
+if TYPE_CHECKING:
+    from app.panels.results.results_view import ResultsView
+
 
 class OpenedResults:
-    """Belongs to one window; `connect` once the panels are complete."""
+    """Belongs to one window, whose panels are complete before anything is opened."""
 
     def __init__(
         self,
@@ -30,9 +34,8 @@ class OpenedResults:
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._sessions, self._settings, self._window = sessions, settings, window
 
-    def connect(self) -> None:
+    def connect(self, view: ResultsView) -> None:
         """Listen to the panel."""
-        view = self._panels.results
         view.trace_asked.connect(self._open_trace)
         view.again_asked.connect(lambda results: self.open(results.path))
 
