@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.jobs.read_trace import ReadTrace
-from app.panels.findings.finding_rows import FindingTable
+from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.number_text import NOT_OBSERVED
