@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from engine.audit.text_check import (
     Redraw,
     TextCheck,
     emitted_rows,
+    plain_sampler,
     state_errors,
 )
 from engine.decode.round import Round
@@ -137,7 +139,10 @@ class RunAudit:
     ) -> None:
         """The run is about to start."""
         self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
-        self._check = SamplerCheck(sequences, self._options, end_tokens)
+        grammar = self._session.grammar(self._options)
+        make = partial(plain_sampler, self._session, self._options, self._prompts, grammar)
+        seq_ids = [sequence.seq_id for sequence in sequences]
+        self._check = SamplerCheck(make, seq_ids, self._options, end_tokens)
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
         """See engine.decode.scheduler.RoundObserver."""
@@ -240,7 +245,7 @@ class RunAudit:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
         plain = PlainPass(self._session, self._options, text, self._taps)
-        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows, self._texts)
+        redraw = Redraw(self._session, self._options, self._prompts, seq_id, rows, self._texts)
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width

@@ -20,6 +20,7 @@ _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
+_SAMPLER = "engine.sampling.sampler:Sampler"
 _WINDOW = "engine.model.conv_window:InputWindow"
 
 
@@ -1677,5 +1678,55 @@ MUTANTS = (
         "talk checkpoint",
         "run",
         "cache-mismatch",
+    ),
+    Mutant(
+        "grammar",
+        "a rejected token stays in its state",
+        "engine.decode.acceptance:match",
+        "if token != drafted or",
+        "if token != drafted and sampler.grammar:\n            sampler.grammar.accept(drafted)\n        if token != drafted or",
+        "grammar replay",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "rows of a draft have the mask of the position before",
+        f"{_SAMPLER}._by_grammar",
+        "self.allowed[row] = grammar.allowed()",
+        "self.allowed[row] = self.allowed.get(row - 1) or grammar.allowed()",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "its state is not copied with the sampler",
+        f"{_SAMPLER}.copy_from",
+        "other.grammar.clone() if other.grammar else None",
+        "other.grammar",
+        "grammar checkpoint replay=verify",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "a trial of a draft moves its state",
+        "engine.sampling.grammar:GrammarState.clone",
+        "self._matcher.deep_copy()",
+        "self._matcher",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "the token after an accepted draft has the mask of its last one",
+        "engine.decode.acceptance:with_bonus",
+        "return [*accepted, sampler.draw(rows(len(accepted)))]",
+        "row = rows(len(accepted))\n    if sampler.grammar and accepted:\n        sampler.grammar.retract()\n        row = rows(len(accepted))\n        sampler.grammar.accept(accepted[-1])\n    return [*accepted, sampler.draw(row)]",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
     ),
 )
