@@ -20,7 +20,16 @@ _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
+_SAMPLER = "engine.sampling.sampler:Sampler"
 _WINDOW = "engine.model.conv_window:InputWindow"
+
+
+WEAK = ("engine-failed", "batch-differs", "state-wrong")
+"""Rules that say that something is wrong, and not what."""
+_FRESH = (
+    "every batch has it, also in an empty memory, so that no rollback can be suspected; the finding "
+    "says which row of which batch differs first"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Mutant:
     """kind: the part of the engine. place, old, new: as tests.torture.reworded takes them. play: a
     line of tests.torture.mutant_plays. seen: what sees it there: compare, run (with its audit),
     memory or text; "" = nothing, and unseen says why. named: the rule that names it as a first
-    cause, "" where none does."""
+    cause, "" where none does; weak: why no better one does, of a rule in WEAK."""
 
     kind: str
     name: str
@@ -39,6 +48,7 @@ class Mutant:
     seen: str
     named: str
     unseen: str = ""
+    weak: str = ""
 
 
 MUTANTS = (
@@ -101,6 +111,7 @@ MUTANTS = (
         "queue planes",
         "run",
         "state-wrong",
+        weak="the prompt starts from a plane of a text that has ended, which is no longer known; the finding says after which prompt and that its snapshots are not this text's",
     ),
     Mutant(
         "position",
@@ -263,6 +274,7 @@ MUTANTS = (
         "slots planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -306,6 +318,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
     ),
     Mutant(
         "planes",
@@ -427,6 +440,7 @@ MUTANTS = (
         "lane replay",
         "compare",
         "engine-failed",
+        weak="the layer stops at rows of another shape, before a state is wrong; the finding names the layer and that recurrent states have no token where attention has 14",
     ),
     Mutant(
         "kv",
@@ -607,6 +621,7 @@ MUTANTS = (
         "talk planes",
         "run",
         "engine-failed",
+        weak="no pass of the prompt is left to give logits; the finding names scheduler._prompt_round, and memory is as it should be",
     ),
     Mutant(
         "cache",
@@ -658,6 +673,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "window",
@@ -930,6 +946,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -940,6 +957,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -1071,6 +1089,7 @@ MUTANTS = (
         "lane carry,ubatch=2",
         "compare",
         "engine-failed",
+        weak="torch refuses to write what it reads; the finding names planes.advance and both positions",
     ),
     Mutant(
         "carry",
@@ -1081,6 +1100,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
     ),
     Mutant(
         "carry",
@@ -1181,6 +1201,7 @@ MUTANTS = (
         "lane checkpoint",
         "compare",
         "engine-failed",
+        weak="the restore stops at the window that is missing; the finding names planes._put, layer and tensor",
     ),
     Mutant(
         "checkpoint",
@@ -1221,6 +1242,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "mask",
@@ -1413,6 +1435,7 @@ MUTANTS = (
         "lane planes,forks",
         "compare",
         "state-wrong",
+        weak="rows of two states are mixed, which no single text explains; the finding says after which rollback, in all layers",
     ),
     Mutant(
         "split",
@@ -1677,5 +1700,55 @@ MUTANTS = (
         "talk checkpoint",
         "run",
         "cache-mismatch",
+    ),
+    Mutant(
+        "grammar",
+        "a rejected token stays in its state",
+        "engine.decode.acceptance:match",
+        "if token != drafted or",
+        "if token != drafted and sampler.grammar:\n            sampler.grammar.accept(drafted)\n        if token != drafted or",
+        "grammar replay",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "rows of a draft have the mask of the position before",
+        f"{_SAMPLER}._by_grammar",
+        "self.allowed[row] = grammar.allowed()",
+        "self.allowed[row] = self.allowed.get(row - 1) or grammar.allowed()",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "its state is not copied with the sampler",
+        f"{_SAMPLER}.copy_from",
+        "other.grammar.clone() if other.grammar else None",
+        "other.grammar",
+        "grammar checkpoint replay=verify",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "a trial of a draft moves its state",
+        "engine.sampling.grammar:GrammarState.clone",
+        "self._matcher.deep_copy()",
+        "self._matcher",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "the token after an accepted draft has the mask of its last one",
+        "engine.decode.acceptance:with_bonus",
+        "return [*accepted, sampler.draw(rows(len(accepted)))]",
+        "row = rows(len(accepted))\n    if sampler.grammar and accepted:\n        sampler.grammar.retract()\n        row = rows(len(accepted))\n        sampler.grammar.accept(accepted[-1])\n    return [*accepted, sampler.draw(row)]",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
     ),
 )
