@@ -281,6 +281,6 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
             part.write_text(text, encoding="utf-8")
         tell(f"results written to {args.json}")
     if args.out is not None:
-        from engine.experiments.tune.results_file import write_results
+        from engine.experiments.tune.tune import write_results
 
-        tell(f"results written to {write_results(tuned.data, args.out, target)}")
+        tell(f"results written to {write_results(tuned.data, args.out)}")

@@ -1,6 +1,6 @@
 """The report on a suite: rows, aggregates, speed-ups, and where the time went.
 
-Everything here is plain data, as it stands in the result file.
+Everything here is plain data, as `bench suite --json` prints it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from typing import Any
 from engine.experiments.bench.request import PLAIN, Configuration, RequestResult
 
 
+def options_of(configurations: Sequence[Configuration]) -> dict[str, dict[str, Any]]:
+    """The options of configurations, by name."""
+    return {one.name: asdict(one.options) for one in configurations}
+
+
 def suite_report(
-    configurations: Sequence[Configuration], done: Mapping[str, Sequence[RequestResult]]
+    options: Mapping[str, Mapping[str, Any]], done: Mapping[str, Sequence[RequestResult]]
 ) -> list[dict[str, Any]]:
-    """One object per configuration: name, options, aggregate, tokens_per_second, speed_up, split,
+    """One object per configuration. options: of each by its name, the plain one among them. Keys:
+    name, options, aggregate, tokens_per_second, speed_up, split,
     num_same (requests whose tokens are those of plain decoding) and rows."""
-    return [_configuration(one, done[one.name], done[PLAIN]) for one in configurations]
+    return [_configuration(name, of, done[name], done[PLAIN]) for name, of in options.items()]
 
 
 def aggregate_requests(requests: Sequence[RequestResult]) -> dict[str, Any]:
@@ -70,7 +76,10 @@ def round_costs(
 
 
 def _configuration(
-    configuration: Configuration, requests: Sequence[RequestResult], plain: Sequence[RequestResult]
+    name: str,
+    options: Mapping[str, Any],
+    requests: Sequence[RequestResult],
+    plain: Sequence[RequestResult],
 ) -> dict[str, Any]:
     plain_of = {request.prompt: request for request in plain}
     compared = [request for request in requests if request.prompt in plain_of]
@@ -79,8 +88,8 @@ def _configuration(
     own = _ms_per_token(requests)
     rows = [_row(request, plain_of.get(request.prompt)) for request in requests]
     return {
-        "name": configuration.name,
-        "options": asdict(configuration.options),
+        "name": name,
+        "options": options,
         "aggregate": aggregate_requests(requests),
         "tokens_per_second": 1000 / own if own else None,
         "speed_up": plain_per_token / per_token if per_token and plain_per_token else None,

@@ -15,8 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.writer import JobResult
 
 _LOOK_S = 1.0
 

@@ -10,11 +10,11 @@ from time import monotonic
 from typing import Any, Protocol
 
 from engine.errors import ModelFileError, OptionError
+from engine.experiments.results.schema import FAILED, SWEEP, trace_folder
+from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import SweepJob, SweepPlan
-from engine.experiments.sweep.schema import FAILED, trace_folder
 from engine.experiments.sweep.settings import MODEL
 from engine.experiments.sweep.trace_files import unpack_trace
-from engine.experiments.sweep.writer import JobResult, ResultsWriter
 from engine.gguf.file import GgufFile
 
 Results = Generator[tuple[SweepJob, JobResult], None, None]
@@ -49,7 +49,7 @@ class Sweep:
     ) -> None:
         """Raises OptionError for a folder that cannot be written or a model file that has changed
         since the first results, TraceFileError for a folder that holds something else."""
-        self._writer = ResultsWriter(folder, plan)
+        self._writer = ResultsWriter(folder, SWEEP, plan.title, len(plan.jobs), plan.text)
         self.path = self._writer.path
         self._traces = traces
         known = self._writer.finished()
@@ -83,7 +83,7 @@ class Sweep:
             for job, result in results:
                 if result.unwritable:
                     raise OptionError(result.unwritable, "Free some space, then sweep again.")
-                self._writer.add(job, self._with_trace(job, result))
+                self._writer.add(job.key, job.number, job.settings, self._with_trace(job, result))
                 self.pending.remove(job)
                 done = self.n_done
                 mean = (monotonic() - began) / (done - at_start)

@@ -17,7 +17,7 @@ from pytestqt.qtbot import QtBot
 
 from app.panels.results.results_view import ResultsView
 from app.window.window import MainWindow
-from engine.experiments.sweep.schema import trace_folder
+from engine.experiments.results.schema import trace_folder
 from engine.trace.export import export_csv
 from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results

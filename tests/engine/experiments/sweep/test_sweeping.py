@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError, TraceFileError
+from engine.experiments.results.reader import read_results
+from engine.experiments.results.schema import RESULTS_FILE
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.one_by_one import one_by_one
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.reader import read_results
-from engine.experiments.sweep.schema import RESULTS_FILE
 from engine.experiments.sweep.sweep import Sweep, TraceOf
-from engine.experiments.sweep.writer import JobResult
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -92,7 +92,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     plan, out = plan_of(tmp_path, 1, 1), tmp_path / "out"
-    with Sweep(plan, out), pytest.raises(OptionError, match="Another sweep is writing"):
+    with Sweep(plan, out), pytest.raises(OptionError, match="Another command is writing"):
         Sweep(plan, out)
     Sweep(plan, out).__exit__()
 

@@ -1,4 +1,4 @@
-"""The rows of a results file, from whoever it comes: what a sweep would not write is refused in a
+"""The rows of a results file, whoever it comes from: what is not written there is refused in a
 sentence that names file, row and column."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep.schema import DONE, FAILED, FIGURES, KEY
+from engine.experiments.results.schema import DONE, FAILED, FIGURES, KEY
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LARGEST, is_real
 
@@ -22,8 +22,8 @@ _MOST_PARTS = 1024
 
 
 def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
-    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are such as a sweep
-    writes; settings are looked at by `checked_settings`. at: number of the row."""
+    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are such as are
+    written; settings are checked by `checked_settings`. at: number of the row."""
     for name, value in zip(TEXT_COLUMNS, row, strict=False):
         checked_text(path, name, value, at)
     if not KEY.fullmatch(row[0]):
@@ -81,10 +81,10 @@ def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
 
 def too_many_rows(path: Path) -> TraceFileError:
     """The error about more than MOST_ROWS."""
-    return TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the sweep.")
+    return TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
 
 
 def wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
     """The error about a value. at: its row, 0 for none. name: of the column."""
     place = f"row {at}, {name}" if at else name
-    return TraceFileError(f"{path}: {place} {what}.", "Run the sweep again.")
+    return TraceFileError(f"{path}: {place} {what}.", "Measure again.")

@@ -1,6 +1,6 @@
 """An SQLite file from anyone, opened so that reading it ends and stays small.
 
-Nothing beside the file is read but a journal, which SQLite only looks at here; no text is longer
+Nothing next to the file is read but a journal, which SQLite only looks at here; no text is longer
 than 1 MiB; and what takes longer than some seconds is given up.
 """
 
@@ -26,7 +26,7 @@ _LOOK_EVERY = 10_000
 """Steps of SQLite's machine after which the time is looked at."""
 _VERSIONS = slice(18, 20)
 """Where a file says whether it is written ahead to a log."""
-_AGAIN = "Run the sweep again, or name another file."
+_AGAIN = "Measure again, or name another file."
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """The file as it is at one moment, which begins with the first question.
 
     Raises TraceFileError for one that is too large or too slow to read, locked, damaged, or has
-    files beside it that a sweep does not leave; also where reading it in the body does.
+    files next to it that no writer leaves; also where reading it in the body does.
     """
     try:
         _check_files(path)
@@ -69,7 +69,7 @@ def _check_files(path: Path) -> None:
         head = file.read(100) or b""
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise TraceFileError(
-                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the sweep."
+                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the plan."
             )
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep.reader import find_results, read_results
-from engine.experiments.tune.results_file import write_results
-from engine.experiments.tune.results_json import is_tune_json, read_tune_json
+from engine.experiments.results.json_files import is_results_json, read_results_json
+from engine.experiments.results.reader import find_results, read_results
+from engine.experiments.tune.tune import write_results
 
 SETTING = {"drafter": "draft-mtp", "n_max": 3, "p_min": 0.5}
 REAL = {
@@ -48,9 +48,9 @@ def written(folder: Path, data: Any) -> Path:
 
 def test_the_json_and_the_result_file_have_the_same_rows(tmp_path: Path) -> None:
     path = written(tmp_path, DATA)
-    assert is_tune_json(path)
-    found = read_tune_json(path)
-    table = read_results(write_results(DATA, tmp_path / "out", Path("m.gguf")))
+    assert is_results_json(path)
+    found = read_results_json(path)
+    table = read_results(write_results(DATA, tmp_path / "out"))
     assert (found.title, found.n, found.axes) == (table.title, 4, table.axes)
     for name, values in table.columns.items():
         if name not in ("finished", "key"):
@@ -94,7 +94,7 @@ def test_a_wrong_value_is_named_with_its_place(
     change(data)
     path = written(tmp_path, data)
     with pytest.raises(TraceFileError) as error:
-        read_tune_json(path)
+        read_results_json(path)
     assert error.value.message.startswith(str(path)) and said in error.value.message
 
 
@@ -109,16 +109,16 @@ def test_a_wrong_value_is_named_with_its_place(
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
-    assert not is_tune_json(path)
+    assert not is_results_json(path)
     with pytest.raises(TraceFileError) as error:
-        read_tune_json(path)
+        read_results_json(path)
     assert said in error.value.message
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
-        assert not is_tune_json(tmp_path / name)
+        assert not is_results_json(tmp_path / name)
         assert find_results(tmp_path / name) is None
         with pytest.raises(TraceFileError, match=r"cannot be read|is not a regular file"):
-            read_tune_json(tmp_path / name)
+            read_results_json(tmp_path / name)
