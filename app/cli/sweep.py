@@ -13,10 +13,9 @@ from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
 from engine.experiments.sweep.on_ray import OnRay
-from engine.experiments.sweep.one_by_one import one_by_one
 from engine.experiments.sweep.plan import Bundled, SweepPlan, read_plan
 from engine.experiments.sweep.settings import JOB_KEYS
-from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress
+from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one
 from engine.experiments.sweep.sweep_page import sweep_report
 from engine.trace.export import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES

@@ -11,8 +11,7 @@ import pytest
 
 from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration
-from engine.experiments.bench.suite_page import suite_page
-from engine.experiments.bench.suite_report import options_of, suite_report
+from engine.experiments.bench.suite_report import options_of, suite_page, suite_report
 from engine.experiments.results.reader import read_results
 from engine.experiments.sweep.sweep_page import sweep_report
 from engine.options import RunOptions, SamplerOptions, SpecOptions

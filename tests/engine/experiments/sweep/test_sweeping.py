@@ -18,9 +18,8 @@ from engine.errors import OptionError, TraceFileError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.schema import RESULTS_FILE
 from engine.experiments.results.writer import JobResult
-from engine.experiments.sweep.one_by_one import one_by_one
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.sweep import Sweep, TraceOf
+from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
 ROOT = Path(__file__).resolve().parents[4]
