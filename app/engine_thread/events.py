@@ -33,7 +33,8 @@ PROGRESS_PERIOD = 0.05
 
 
 class State(enum.Enum):
-    """What the engine is doing, as far as the window needs to know."""
+    """What the engine is doing, as far as the window needs to know. AUDITING: a run has all its
+    tokens and is compared with plain decoding, which ends for whatever is asked for next."""
 
     EMPTY = "no model"
     INSPECTED = "not loaded"
@@ -41,6 +42,7 @@ class State(enum.Enum):
     READY = "ready"
     RUNNING = "running"
     PAUSED = "paused"
+    AUDITING = "auditing"
 
 
 @dataclass(frozen=True)

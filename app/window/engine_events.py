@@ -80,7 +80,7 @@ class EngineNews(QObject):
         if state is State.RUNNING:
             self._feed.start()
             panels.breaks.show_hit(None)
-        else:
+        elif state is not State.AUDITING:
             self._feed.stop()
             panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
@@ -88,8 +88,7 @@ class EngineNews(QObject):
             panels.run_panel.set_loading(self._bridge.compute_asked, self._bridge.mmap_asked)
         panels.model_map.set_loadable(state is State.INSPECTED)
         panels.run_panel.set_loading_enabled(
-            state not in (State.LOADING, State.RUNNING, State.PAUSED)
-            and self._bridge.server is None
+            state is not State.LOADING and not self._bridge.has_run and self._bridge.server is None
         )
         panels.conversation.set_ready(self._why_no_turn(state))
         self._show_model_text()
@@ -100,7 +99,7 @@ class EngineNews(QObject):
             return "A server's memory cannot be looked into: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run goes on; Stop (Shift+F5) ends it."
-        return "" if state is State.READY else "Open a model first."
+        return "" if self._bridge.can_start else "Open a model first."
 
     # -- servers ---------------------------------------------------------------------------
 

@@ -336,7 +336,7 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
     or of several together.
 
-    has_rows: rounds were told as well; else what needs them is None. has_times: of all sequences,
+    has_rows: rounds are known as well; else what needs them is None. has_times: of all sequences,
     so that the time in which any of them was generating is known.
     """
 
