@@ -56,7 +56,7 @@ def width_control(
     width: int,
     options: RunOptions,
 ) -> WidthControl:
-    """Decode `tokens` behind the prompt; `other` came instead of tokens[index].
+    """Decode `tokens` after the prompt; `other` came instead of tokens[index].
 
     It takes about as long as two plain runs. Raises what Session.context raises.
     """

@@ -202,7 +202,7 @@ def _measured(results: ExperimentResults) -> Measured:
         names = settings.get("configuration"), settings.get("prompt")
         repeat = settings.get("repeat", 0)
         if detail is None or not all(isinstance(n, str) for n in names) or type(repeat) is not int:
-            raise wrong(results.path, row + 1, "detail", "is no request of a suite")
+            raise wrong(results.path, row + 1, "detail", "is not a request of a suite")
         request = _request(results.path, row + 1, json_object(results.path, detail, row + 1))
         found[request.configuration, request.prompt, repeat] = request
     return found
@@ -322,5 +322,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _unusable(path: Path, why: str = "") -> OptionError:
     return OptionError(
-        f"{path} is no result file of `draftscope bench suite`{why}.", "Write one with --out."
+        f"{path} is not a result file of `draftscope bench suite`{why}.", "Write one with --out."
     )

@@ -155,7 +155,7 @@ def add_eagle3_keys(writer: GGUFWriter, config: Eagle3Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RandomDrafter:
-    """config_for: its sizes beside a target. add_keys: writes what a file says of them. further:
+    """config_for: its sizes for a target. add_keys: writes what a file says of them. further:
     tensors that a file may have and this one has."""
 
     architecture: str

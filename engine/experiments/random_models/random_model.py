@@ -177,7 +177,7 @@ def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
     if is_norm(name):
         return np.ones(shape, np.float32)
     if name.endswith("exp_probs_b.bias"):
-        # a little beside scores between 0 and 1
+        # little compared with scores between 0 and 1
         return rng.standard_normal(shape, dtype=np.float32) / 50
     if name.endswith("ssm_a"):
         # decay per token at a gate of 0: from nearly none to most of the state

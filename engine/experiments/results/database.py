@@ -57,7 +57,7 @@ def _limit(opened: sqlite3.Connection) -> None:
     opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     opened.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     opened.text_factory = bytes.decode  # the error names no text then
-    end = thread_time() + _MOST_S  # a slow disk, or a machine that sleeps, is no fault of the file
+    end = thread_time() + _MOST_S  # a slow disk, or a machine that sleeps, is not its fault
     opened.set_progress_handler(lambda: thread_time() > end, _LOOK_EVERY)
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
         opened.execute(f"PRAGMA {pragma}")
@@ -73,14 +73,14 @@ def _check_files(path: Path) -> None:
             )
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:
-        beside = f" ({Path(logs[0]).name} lies beside it)" if logs else ""
+        beside = f" ({Path(logs[0]).name} lies next to it)" if logs else ""
         raise TraceFileError(
             f"{path} is kept with a write-ahead log{beside}, as no sweep keeps it.",
             f"Put it together with `sqlite3 {path.name} 'PRAGMA journal_mode = delete'`.",
         )
     journal = Path(f"{path}-journal")
     if os.path.lexists(journal) and not journal.is_file():
-        raise TraceFileError(f"{journal} is no file.", "Remove it.")
+        raise TraceFileError(f"{journal} is not a file.", "Remove it.")
 
 
 def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:

@@ -156,7 +156,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise TraceFileError(f"{path}, {error}.", _AGAIN) from error
     if not isinstance(data, dict) or data.get("kind") not in tuple(KINDS):
         raise TraceFileError(
-            f"{path} is no result of `draftscope bench suite`, `sweep` or `tune`.",
+            f"{path} is not a result of `draftscope bench suite`, `sweep` or `tune`.",
             "Name the JSON of --json, or the results.sqlite in the folder of --out.",
         )
     if data.get("version") != VERSION:
@@ -179,19 +179,19 @@ class _Place:
         """The objects of a list, each with its place. within: the place of the list's owner."""
         found, at = data.get(name), f"{within}.{name}" if within else name
         if not isinstance(found, list) or len(found) > MOST_ROWS:
-            raise self._wrong(at, f"is no list of up to {MOST_ROWS:,} entries")
+            raise self._wrong(at, f"is not a list of up to {MOST_ROWS:,} entries")
         return [(f"{at}[{i}]", self.object(f"{at}[{i}]", one)) for i, one in enumerate(found)]
 
     def object(self, at: str, value: Any) -> dict[str, Any]:
         """A value that has to be an object."""
         if not isinstance(value, dict):
-            raise self._wrong(at, "is no object")
+            raise self._wrong(at, "is not an object")
         return value
 
     def name(self, at: str, value: Any) -> str:
         """A value that has to be a name."""
         if not isinstance(value, str) or len(value) > _LONGEST:
-            raise self._wrong(at, "is no name")
+            raise self._wrong(at, "is not a name")
         return value
 
     def numbers(
@@ -201,7 +201,7 @@ class _Place:
         for name in (*names, *or_none):
             value = one.get(name)
             if not (is_figure(value) or (value is None and name in or_none)):
-                raise self._wrong(f"{at}.{name}", "is no number from 0 to 2^53")
+                raise self._wrong(f"{at}.{name}", "is not a number from 0 to 2^53")
 
     def setting(self, at: str, one: dict[str, Any], *, may_lack: bool = False) -> None:
         """Check the setting of an object. may_lack: whether null is one."""

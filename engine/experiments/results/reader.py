@@ -1,4 +1,4 @@
-"""Reading a results file, whoever it comes from.
+"""Reading a results file, which may come from anyone.
 
 It may be one that is being written at this moment: rows are read as they are now.
 """

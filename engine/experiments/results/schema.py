@@ -80,6 +80,6 @@ def trace_folder(results: Path, key: str) -> Path:
 def not_ours(path: Path) -> TraceFileError:
     """The file is something else."""
     return TraceFileError(
-        f"{path} is no result file of `draftscope bench suite`, `sweep` or `tune`.",
+        f"{path} is not a result file of `draftscope bench suite`, `sweep` or `tune`.",
         "Name the folder that --out named, or the results.sqlite in it.",
     )

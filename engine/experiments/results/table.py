@@ -211,7 +211,7 @@ def result_table(results: ExperimentResults) -> tuple[list[str], list[list[str]]
 
 
 def number(value: float, digits: int) -> str:
-    """A figure with so many decimals, "n/a" for NaN."""
+    """A figure with its decimals, "n/a" for NaN."""
     return "n/a" if math.isnan(value) else f"{value:.{digits}f}"
 
 

@@ -151,7 +151,7 @@ MORE_LENGTHS = (7, 9, 10, 16)
 
 @dataclass(frozen=True, slots=True)
 class SettingError:
-    """One setting. real, simulated: tokens per second, of each recording and the run behind it;
+    """One setting. real, simulated: tokens per second, of each recording and the run after it;
     *_per_round: tokens per round."""
 
     setting: DraftSetting

@@ -98,8 +98,8 @@ def tune(
     texts: Sequence[Prompt],
     report: Callable[[str], None] = lambda what: None,
 ) -> Tuned:
-    """Do all of it. texts: the plan's prompts as the model reads them. report: is told what is done
-    now. Raises what Session.start raises, and OptionError where no drafter drafted anything."""
+    """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
+    is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
     wait_for_huge_pages()
     start = perf_counter()
     recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)

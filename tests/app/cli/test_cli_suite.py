@@ -252,7 +252,7 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
             ["--demo", "--w1", "--no-cache-prompt", "-cms", 1],
             "cannot be combined with --no-cache-prompt",
         ),
-        (["--compare", "pyproject.toml", "pyproject.toml"], "is no result file"),
+        (["--compare", "pyproject.toml", "pyproject.toml"], "is not a result file"),
         (["--demo", "-n", 0], "-n is 0"),
     ],
     ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else "",

@@ -38,7 +38,7 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both sides' tokens per second, one measured behind the other.
+    """Both sides' tokens per second, one measured after the other.
 
     idle_share: the share of a core that this process used while it waited for the other.
     """
@@ -272,7 +272,7 @@ _UBATCH = 512
 
 
 class OwnPasses:
-    """Forward passes behind a context that stays the same.
+    """Forward passes after a context that stays the same.
 
     depth: its tokens, at least one. n_most: the most tokens of a work.
     """
@@ -342,10 +342,10 @@ _REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """n_tokens in one forward pass, or in as many `one_by_one`, `repeats` times, each time behind
+    """n_tokens in one forward pass, or in as many `one_by_one`, `repeats` times, each time after
     the same `depth` of tokens. They are random.
 
-    all_logits: those behind every token are computed, as for a draft; else those of the last one.
+    all_logits: those after every token are computed, as for a draft; else those of the last one.
     """
 
     name: str

@@ -107,7 +107,7 @@ def test_what_is_no_result_file_is_one_sentence(
     assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
-    qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)))
+    qtbot.waitUntil(lambda: "is not a result file" in "".join(messages(window)))
     assert window.panels.results.results is None
 
 

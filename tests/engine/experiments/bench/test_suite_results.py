@@ -116,7 +116,7 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(
-        OptionError, match=r"x\.json( is no result file of `draftscope bench|, line)"
+        OptionError, match=r"x\.json( is not a result file of `draftscope bench|, line)"
     ):
         read_result(path)
 
@@ -214,15 +214,18 @@ def test_results_of_a_sweep_are_refused(tmp_path: Path) -> None:
     sweep = write_results(tmp_path, 1, 1)
     with pytest.raises(OptionError, match="has results of `sweep`, not of `suite`"):
         writer(sweep.parent)
-    with pytest.raises(OptionError, match="no result file of `draftscope bench suite`"):
+    with pytest.raises(OptionError, match="not a result file of `draftscope bench suite`"):
         read_result(sweep.parent)
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("DELETE FROM facts WHERE name LIKE 'detail%'", "row 1, detail is no request of a suite"),
-        ("UPDATE results SET settings = '{}'", "row 1, detail is no request"),
+        (
+            "DELETE FROM facts WHERE name LIKE 'detail%'",
+            "row 1, detail is not a request of a suite",
+        ),
+        ("UPDATE results SET settings = '{}'", "row 1, detail is not a request"),
         ("UPDATE facts SET value = '[]' WHERE name LIKE 'detail%'", "row 1, a JSON text is no"),
         ("UPDATE facts SET value = '{}' WHERE name LIKE 'detail%'", "detail, prompt has the wrong"),
         (
@@ -233,9 +236,12 @@ def test_results_of_a_sweep_are_refused(tmp_path: Path) -> None:
             "UPDATE facts SET value = replace(value, '\"tokens\": [', '\"tokens\": [true, ')",
             "detail, tokens has the wrong type",
         ),
-        ("UPDATE facts SET value = '{}' WHERE name = 'plan'", "is no result file"),
-        ("UPDATE facts SET value = '[' WHERE name = 'plan'", "a JSON text is no object"),
-        ("UPDATE facts SET value = replace(value, '\"plain\"', '\"plan\"')", "is no result file"),
+        ("UPDATE facts SET value = '{}' WHERE name = 'plan'", "is not a result file"),
+        ("UPDATE facts SET value = '[' WHERE name = 'plan'", "a JSON text is not an object"),
+        (
+            "UPDATE facts SET value = replace(value, '\"plain\"', '\"plan\"')",
+            "is not a result file",
+        ),
     ],
 )
 def test_a_damaged_results_file_is_refused_in_a_sentence(

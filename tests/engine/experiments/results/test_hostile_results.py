@@ -66,7 +66,7 @@ def test_other_tables_views_and_triggers_are_not_read(
     copied: Path, statements: tuple[str, ...]
 ) -> None:
     change(copied, *statements)
-    assert "is no result file" in refusal(copied)
+    assert "is not a result file" in refusal(copied)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_read(copied: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"PK" + bytes(200), b"\x02" * 200])
 def test_what_is_no_database_is_no_result_file(copied: Path, content: bytes) -> None:
     copied.write_bytes(content)
-    assert "is no result file" in refusal(copied)
+    assert "is not a result file" in refusal(copied)
     assert find_results(copied) is None
 
 

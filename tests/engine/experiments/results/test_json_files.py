@@ -73,18 +73,18 @@ def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("kind", value="other"), "is no result of"),
+        (put("kind", value="other"), "is not a result of"),
         (put("version", value=9), "has a version that this program does not read"),
-        (put("confirmed", value={}), "confirmed is no list"),
-        (put("confirmed", 1, value=7), "confirmed[1] is no object"),
-        (put("confirmed", 1, "low", value=True), "confirmed[1].low is no number"),
-        (put("confirmed", 1, "high", value=10**400), "confirmed[1].high is no number"),
-        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is no object"),
-        (put("estimates", 0, "setting", value=None), "estimates[0].setting is no object"),
+        (put("confirmed", value={}), "confirmed is not a list"),
+        (put("confirmed", 1, value=7), "confirmed[1] is not an object"),
+        (put("confirmed", 1, "low", value=True), "confirmed[1].low is not a number"),
+        (put("confirmed", 1, "high", value=10**400), "confirmed[1].high is not a number"),
+        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is not an object"),
+        (put("estimates", 0, "setting", value=None), "estimates[0].setting is not an object"),
         (put("estimates", 0, "setting", "drafter", value=[]), "estimates[0].setting.drafter is no"),
         (put("estimates", 1, "tokens_per_second", value=-1.0), "estimates[1].tokens_per_"),
         (put("estimates", 0, "setting", "p_min", value="<b>"), "estimates[0].setting.p_min is no"),
-        (put("model", value=None), "model is no object"),
+        (put("model", value=None), "model is not an object"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(
@@ -104,7 +104,7 @@ def test_a_wrong_value_is_named_with_its_place(
         ('{\n"kind": oops}', ", line 2, column 9: "),
         ("[" * 100_000, "nested more than 64 times"),
         ('{"a": NaN}', "NaN is no number"),
-        ("[]", "is no result of"),
+        ("[]", "is not a result of"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -101,7 +101,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -
     out = tmp_path / "out"
     out.mkdir()
     (out / RESULTS_FILE).write_bytes(content)
-    with pytest.raises(TraceFileError, match="is no result file"):
+    with pytest.raises(TraceFileError, match="is not a result file"):
         Sweep(plan_of(tmp_path, 1, 1), out)
     assert (out / RESULTS_FILE).read_bytes() == content
 
