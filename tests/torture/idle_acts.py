@@ -187,7 +187,7 @@ ACTS: dict[str, _Act] = {
     "open results": _Act(
         lambda idle: idle.real.window.bridge.ask(ReadResults(idle.folder / "out")),
         "ReadResults",
-        ("engine.experiments.sweep.reader:_read", "app.trace_models.results:of_sweep"),
+        ("engine.experiments.results.reader:_read", "app.trace_models.results:of_experiment"),
     ),
     "tune": _Act(
         _tune,

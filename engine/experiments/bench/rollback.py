@@ -170,7 +170,7 @@ class _Runner:
         self._traffic: list[RecurrentTraffic] = []
 
     def round(self) -> None:
-        """Verify a ubatch and leave the memory behind its kept tokens."""
+        """Verify a ubatch and leave the memory after its kept tokens."""
         memory, width, kept = self._memory, self._width, self._kept
         pos0 = memory.seq_pos_max(0) + 1
         ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)

@@ -28,7 +28,7 @@ _PARTS = tuple(f"engine.model.{name}" for name in ("trunks", "layers", "mixers",
 class SectionClock:
     """Exclusive time per section: a section that is entered stops the one around it.
 
-    sections: their names, among them "rest". Whoever measures a CUDA device waits for it at every
+    sections: their names, among them "rest". Measuring a CUDA device waits for it at every
     stop, which costs it some speed.
     """
 

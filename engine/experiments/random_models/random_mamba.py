@@ -107,7 +107,7 @@ def _lfm2(
     width: int,
     mixture: MixturePart | None = None,
 ) -> ModelConfig:
-    """pattern: of each block, C for a convolution, * for attention. mixture: behind the first."""
+    """pattern: of each block, C for a convolution, * for attention. mixture: after the first."""
     head_dim = n_embd // heads[0]
     mixers: dict[str, MixerPart] = {
         "C": ShortConvPart(3, n_embd),

@@ -11,7 +11,7 @@ import pytest
 
 from app.trace_models.results import read
 from engine.analysis.what_if.rules import RULES
-from engine.experiments.sweep.reader import read_results
+from engine.experiments.results.reader import read_results
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]

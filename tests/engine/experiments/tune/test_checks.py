@@ -9,11 +9,19 @@ import pytest
 
 from app.cli.tune_check import grid_lines
 from engine.experiments.bench.request import Configuration
-from engine.experiments.tune import grid_check
+from engine.experiments.tune import checks, record
+from engine.experiments.tune.checks import (
+    GRID_FLOORS,
+    GRID_LENGTHS,
+    GridCheck,
+    check_grid,
+    grid_settings,
+)
 from engine.experiments.tune.confirm import Confirmed
-from engine.experiments.tune.grid_check import FLOORS, LENGTHS, GridCheck, check_grid, grid_settings
 from engine.experiments.tune.lengths import DraftSetting
 from engine.options import RunOptions
+from engine.session import Session
+from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
 NONE: Any = None
 
@@ -31,17 +39,17 @@ def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> Grid
             found.append(Confirmed(one.name, tuple(speeds), 1, 1, ()))
         return found
 
-    monkeypatch.setattr(grid_check, "confirm", run)
+    monkeypatch.setattr(checks, "confirm", run)
     rates = (0.5,) * 16
     return check_grid(NONE, (), RunOptions(), ["draft-mtp"], chosen, pairs=6, rates=rates)
 
 
 def test_the_fastest_are_run_again_beside_the_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     found = played(DraftSetting("draft-mtp", 2), monkeypatch)
-    assert len(found.grid) == 1 + len(LENGTHS)
+    assert len(found.grid) == 1 + len(GRID_LENGTHS)
     assert {one.name: len(one.speeds) for one in found.grid} == {
         "plain": 2,
-        **{f"draft-mtp, n_max {n}": 1 + (n >= 4) for n in LENGTHS},
+        **{f"draft-mtp, n_max {n}": 1 + (n >= 4) for n in GRID_LENGTHS},
     }
     lengths = [one.name.rpartition(" ")[2] for one in found.finalists]
     assert lengths == ["plain", "12", "8", "6", "4", "2"]
@@ -62,5 +70,21 @@ def test_plain_decoding_and_the_best_itself_may_be_recommended(
 
 def test_a_grid_has_floors_where_they_mean_something() -> None:
     found = grid_settings(["draft-mtp", "ngram-mod", "ngram-cache"])
-    assert len(found) == len(set(found)) == len(LENGTHS) * (len(FLOORS) + 1)
+    assert len(found) == len(set(found)) == len(GRID_LENGTHS) * (len(GRID_FLOORS) + 1)
     assert {one.n_max for one in grid_settings(["draft-mtp"], (0.9,) * 4)} == {1, 2, 3, 4}
+
+
+def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LENGTHS", (1, 3))
+    monkeypatch.setattr(checks, "FLOORS", ((4, 0.5),))
+    monkeypatch.setattr(record, "_LENGTHS", (1, 4))
+    session = Session.open(DEMO_TARGET, DEMO_DRAFT)
+    prompts = [session.prompt(p.text) for p in demo_prompts()[:2]]
+    base = RunOptions(n_predict=12, ignore_eos=True)
+    found = checks.simulator_error(session, prompts, base, "draft-simple", repeats=2)
+    assert [one.setting.n_max for one in found] == [1, 3, 4]
+    assert [one.simulated_per_round for one in found] == pytest.approx(
+        [one.real_per_round for one in found]
+    )
+    assert all(min(one.real) > 0 and min(one.simulated) > 0 for one in found)
+    assert all(len(one.real) == len(one.simulated) == 2 for one in found)

@@ -1,27 +1,42 @@
-"""How far a recommendation is from the best of a grid of real runs.
+"""Checks of tune by real runs: of its recommendation (a grid) and of its simulator.
 
-Every setting of the grid is run once, the faster half of them a second time, and the fastest of
-those beside the recommended one and plain decoding in pairs: the fastest of a hundred noisy times
-is mostly a lucky one, and only the pairs are compared.
+A grid: every setting is run once, the faster half of them a second time, and the fastest of those,
+the recommended one and plain decoding in pairs: the fastest of a hundred noisy times is mostly a
+lucky one, and only the pairs are compared.
+
+The simulator: a recording is made, knowing nothing of the runs, and every setting is run after it,
+twice, and the second run counts, as in `confirm`; all that several times over, the order changing,
+and medians count. So a machine that is faster at one time than at another is not taken for an error
+of the simulator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+from engine.analysis.what_if.simulation import Outcomes
 from engine.experiments.bench.request import PLAIN, Configuration
-from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare, confirm
+from engine.experiments.tune.candidates import outcome
+from engine.experiments.tune.confirm import (
+    Confirmed,
+    SpeedComparison,
+    TimedRun,
+    compare,
+    confirm,
+    timed_run,
+)
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
-from engine.experiments.tune.record import LONGEST
+from engine.experiments.tune.record import LONGEST, record
 from engine.options import Prompt, RunOptions
 
 if TYPE_CHECKING:
     from engine.session import Session
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12)
-FLOORS = (0.0, 0.3, 0.6)
+GRID_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
+GRID_FLOORS = (0.0, 0.3, 0.6)
 _FINALISTS = 5
 
 
@@ -66,8 +81,8 @@ def grid_settings(drafters: Sequence[str], rates: Sequence[float] = ()) -> list[
     return [
         DraftSetting(drafter, n, p)
         for drafter in filter(has_length, drafters)
-        for n in LENGTHS
-        for p in (FLOORS if has_floor(drafter) and not rates else FLOORS[:1])
+        for n in GRID_LENGTHS
+        for p in (GRID_FLOORS if has_floor(drafter) and not rates else GRID_FLOORS[:1])
         if n <= longest
     ]
 
@@ -124,4 +139,71 @@ def _joined(first: Sequence[Confirmed], again: Sequence[Confirmed]) -> list[Conf
         if one.name in more
         else one
         for one in first
+    ]
+
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
+FLOORS = ((3, 0.3), (3, 0.6), (6, 0.3), (6, 0.6))
+"""n_max and p_min of the settings that are compared: eight lengths without a floor, four with."""
+MORE_LENGTHS = (7, 9, 10, 16)
+"""Instead of them where acceptance is synthetic, which no confidence tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingError:
+    """One setting. real, simulated: tokens per second, of each recording and the run after it;
+    *_per_round: tokens per round."""
+
+    setting: DraftSetting
+    real: tuple[float, ...]
+    simulated: tuple[float, ...]
+    real_per_round: float
+    simulated_per_round: float
+
+    @property
+    def error(self) -> float:
+        """Simulated over real speed, less 1: the median."""
+        return median(s / r for s, r in zip(self.simulated, self.real, strict=True)) - 1
+
+    @property
+    def error_per_round(self) -> float:
+        """The same of tokens per round."""
+        return self.simulated_per_round / self.real_per_round - 1
+
+
+def simulator_error(
+    session: Session,
+    texts: Sequence[Prompt],
+    base: RunOptions,
+    drafter: str,
+    *,
+    repeats: int = 3,
+    rates: Sequence[float] = (),
+    report: Callable[[str], None] = lambda what: None,
+) -> list[SettingError]:
+    """Simulate and run settings of one drafter. base: options but for speculation. rates: of
+    synthetic acceptance, 16 of them. Raises what Session.start raises."""
+    settings = [DraftSetting(drafter, n) for n in LENGTHS]
+    floors = FLOORS if not rates else [(n, 0.0) for n in MORE_LENGTHS]
+    settings += [DraftSetting(drafter, n, p) for n, p in floors]
+    ran: dict[DraftSetting, list[TimedRun]] = {one: [] for one in settings}
+    played: dict[DraftSetting, list[Outcomes]] = {one: [] for one in settings}
+    for number in range(repeats):
+        (recorded,) = record(session, texts, base, [drafter], rates=rates, report=report)
+        report(f"{drafter}: real runs, {number + 1} of {repeats}")
+        first = number * len(settings) // repeats
+        for one in [*settings[first:], *settings[:first]]:
+            options = drafting(base, one, rates=rates)
+            timed_run(session, texts, options)
+            ran[one].append(timed_run(session, texts, options))
+            played[one].append(outcome(recorded, one))
+    return [
+        SettingError(
+            one,
+            tuple(run.speed for run in ran[one]),
+            tuple(float(found.tokens_per_second()[0]) for found in played[one]),
+            sum(run.n_tokens for run in ran[one]) / sum(run.n_rounds for run in ran[one]),
+            float(played[one][0].tokens_per_round()[0]),
+        )
+        for one in settings
     ]

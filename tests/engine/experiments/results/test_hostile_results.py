@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep import foreign_database, schema
-from engine.experiments.sweep.reader import _TextBudget, find_results, read_results
-from engine.experiments.sweep.row_check import MOST_ROWS
-from engine.experiments.sweep.schema import trace_folder
+from engine.experiments.results import database, schema
+from engine.experiments.results.reader import _TextBudget, find_results, read_results
+from engine.experiments.results.row_check import MOST_ROWS
+from engine.experiments.results.schema import trace_folder
 from tests.support.sweeps import write_results
 
 
@@ -66,7 +66,7 @@ def test_other_tables_views_and_triggers_are_not_read(
     copied: Path, statements: tuple[str, ...]
 ) -> None:
     change(copied, *statements)
-    assert "is no result file" in refusal(copied)
+    assert "is not a result file" in refusal(copied)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_a_file_is_no_larger_than_its_texts(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_opened(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_database, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(database, "MOST_BYTES", 1 << 10)
     assert "is larger than" in refusal(copied)
 
 
 def test_what_takes_too_long_is_given_up(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_database, "_MOST_S", -1.0)
-    monkeypatch.setattr(foreign_database, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(database, "_MOST_S", -1.0)
+    monkeypatch.setattr(database, "_LOOK_EVERY", 1)
     assert "takes longer than" in refusal(copied)
 
 
 def test_a_locked_file_is_waited_for_a_little(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_database, "_LOCK_S", 0.1)
+    monkeypatch.setattr(database, "_LOCK_S", 0.1)
     with closing(sqlite3.connect(copied, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         assert "is locked by another program" in refusal(copied)
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_read(copied: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"PK" + bytes(200), b"\x02" * 200])
 def test_what_is_no_database_is_no_result_file(copied: Path, content: bytes) -> None:
     copied.write_bytes(content)
-    assert "is no result file" in refusal(copied)
+    assert "is not a result file" in refusal(copied)
     assert find_results(copied) is None
 
 

@@ -1,6 +1,8 @@
-"""The file that a sweep keeps its results in: one SQLite database, a row per finished job.
+"""The results file of `bench suite`, `sweep` and `tune`: one SQLite database, a row per finished
+job.
 
-    results.sqlite     table `facts`: title, plan, number of planned jobs
+    results.sqlite     table `facts`: kind, title, plan, number of planned jobs; `detail KEY`: what
+                       a job has beyond its figures, as JSON
                        table `descriptions`: machines and models as JSON, each once
                        table `results`: one row per job, done or failed
     traces/KEY/        the exported trace of the job with this key
@@ -20,6 +22,8 @@ RESULTS_FILE = "results.sqlite"
 TRACES = "traces"
 APPLICATION_ID = 0x44535731  # "DSW1"
 VERSION = 1
+SUITE, SWEEP, TUNE = "suite", "sweep", "tune"
+"""What a file is of; earlier versions did not write it."""
 DONE, FAILED = "done", "failed"
 KEY = re.compile(r"[0-9a-f]{16}")
 
@@ -38,7 +42,7 @@ FIGURES: dict[str, str] = {
     "mean_acceptance_length": "tokens per step, the target's own included",
     "num_spec_steps": "rounds that verified a draft",
     "draft_ms": "drafting, milliseconds",
-    "verify_ms": "forward passes of the target behind the prompts, milliseconds",
+    "verify_ms": "forward passes of the target after the prompts, milliseconds",
     "num_restores": "checkpoints put back",
     "weight_bytes": "weights of the target as loaded",
     "memory_bytes": "attention cells and recurrent states",
@@ -64,18 +68,18 @@ TABLES = {
 
 
 def results_file(path: Path) -> Path:
-    """The file that a path means: itself, or the one in a sweep's folder."""
+    """The file that a path means: itself, or the one in a folder."""
     return path / RESULTS_FILE if path.is_dir() else path
 
 
 def trace_folder(results: Path, key: str) -> Path:
-    """Where the trace of a job is, beside its results file."""
+    """Where the trace of a job is, next to its results file."""
     return results.parent / TRACES / key
 
 
 def not_ours(path: Path) -> TraceFileError:
     """The file is something else."""
     return TraceFileError(
-        f"{path} is no result file of `draftscope sweep`.",
+        f"{path} is not a result file of `draftscope bench suite`, `sweep` or `tune`.",
         "Name the folder that --out named, or the results.sqlite in it.",
     )

@@ -1,4 +1,4 @@
-"""Writing the results of a sweep: each finished job is one row, committed before the next."""
+"""Writing a results file: each finished job is one row, committed before the next."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from engine.errors import OptionError
-from engine.experiments.sweep import schema
-from engine.experiments.sweep.plan import SweepJob, SweepPlan
-from engine.experiments.sweep.reader import check_tables, find_results
-from engine.experiments.sweep.schema import DONE, FAILED, FIGURES, RESULTS_FILE
+from engine.experiments.results import schema
+from engine.experiments.results.reader import check_tables, is_database
+from engine.experiments.results.schema import DONE, FAILED, FIGURES, RESULTS_FILE
 from engine.trace.export import strict_json
 
 _LOCK_FILE = "sweep.lock"
@@ -40,29 +39,33 @@ class JobResult:
 
 
 class ResultsWriter:
-    """The results file of one sweep, opened to go on with it; a context manager.
+    """A results file, opened to go on with it; a context manager.
 
     There is one writer at a time; readers may read meanwhile.
     """
 
-    def __init__(self, folder: Path, plan: SweepPlan) -> None:
-        """Make the folder or open it. Raises OptionError for one that cannot be written or that
-        another sweep is writing, TraceFileError for one that holds something else."""
+    def __init__(self, folder: Path, kind: str, title: str, planned: int, plan: str = "") -> None:
+        """Make the folder or open it. kind: schema.SUITE, SWEEP or TUNE. planned: number of jobs.
+        plan: text that describes them.
+
+        Raises OptionError for a folder that cannot be written, that another process is writing or
+        that has results of another kind, TraceFileError for one that holds something else.
+        """
         self.path = folder / RESULTS_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists() or self.path.stat().st_size == 0
-            if not is_new and find_results(self.path) is None:
+            if not is_new and not is_database(self.path):
                 raise schema.not_ours(self.path)
             # held until this process ends, however it ends
             self._lock = sqlite3.connect(folder / _LOCK_FILE, isolation_level=None, timeout=0)
-            self._open(plan)
+            self._open({"title": title, "plan": plan, "planned": str(planned), "kind": kind})
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
         except sqlite3.DatabaseError as error:
             raise _unwritable(self.path, str(error)) from error
 
-    def _open(self, plan: SweepPlan) -> None:
+    def _open(self, facts: Mapping[str, str]) -> None:
         try:
             self._lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
@@ -70,7 +73,8 @@ class ResultsWriter:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
             raise OptionError(
-                f"Another sweep is writing to {self.path.parent}.", "Wait for it, or name another."
+                f"Another command is writing to {self.path.parent}.",
+                "Wait for it, or name another folder with --out.",
             ) from error
         self._file = sqlite3.connect(self.path, timeout=60)
         try:
@@ -82,11 +86,24 @@ class ResultsWriter:
                     for statement in schema.TABLES.values():
                         self._file.execute(statement)
                 check_tables(self.path, self._file)
-                facts = {"title": plan.title, "plan": plan.text, "planned": str(len(plan.jobs))}
+                self._check_kind(facts["kind"])
+                self._before = self.fact("plan")
                 self._file.executemany("REPLACE INTO facts VALUES (?, ?)", facts.items())
         except BaseException:
             self.close()
             raise
+
+    def fact(self, name: str) -> str:
+        """A fact of the file, empty where it is not there."""
+        found = self._file.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(found[0]) if found else ""
+
+    def _check_kind(self, kind: str) -> None:
+        if (known := self.fact("kind")) not in ("", kind):
+            raise OptionError(
+                f"{self.path} has results of `{known}`, not of `{kind}`.",
+                "Name another folder with --out.",
+            )
 
     def finished(self) -> dict[str, str]:
         """The status of every job that has a row, by key."""
@@ -103,24 +120,37 @@ class ResultsWriter:
             found.setdefault(name, []).append(json.loads(text))
         return found
 
-    def add(self, job: SweepJob, result: JobResult) -> None:
-        """Write the row of a job, in place of an earlier one. Raises OptionError where the disk
-        does not take it."""
+    def add(
+        self,
+        key: str,
+        number: int,
+        settings: Mapping[str, Any],
+        result: JobResult,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the row of a job, in place of an earlier one. key: 16 hexadecimal digits. number:
+        its place in the plan. detail: what it has beyond its figures.
+
+        Raises OptionError where the disk does not take it.
+        """
         try:
             with self._file:
                 columns = {
-                    "key": job.key,
-                    "number": job.number,
+                    "key": key,
+                    "number": number,
                     "status": FAILED if result.error else DONE,
                     "error": result.error,
                     "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "settings": json.dumps(dict(job.settings)),
+                    "settings": json.dumps(dict(settings)),
                     "output": result.output,
                     "has_trace": int(result.has_trace),
                     "machine": self._describe(result.machine),
                     "model": self._describe(result.model),
                     **{name: result.figures.get(name) for name in FIGURES},
                 }
+                if detail is not None:
+                    text = json.dumps(strict_json(dict(detail)))
+                    self._file.execute("REPLACE INTO facts VALUES (?, ?)", (f"detail {key}", text))
                 marks = ", ".join("?" * len(columns))
                 self._file.execute(
                     f"REPLACE INTO results ({', '.join(columns)}) VALUES ({marks})",

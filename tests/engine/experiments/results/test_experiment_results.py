@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep import schema
-from engine.experiments.sweep.reader import find_results, read_results
+from engine.experiments.results import schema
+from engine.experiments.results.reader import find_results, read_results
 from tests.support.counted_calls import counted_calls
 from tests.support.sweeps import demo_identity, write_results
 
@@ -76,17 +76,17 @@ def test_what_a_path_means(written: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA application_id = 1", "is no result file"),
+        ("PRAGMA application_id = 1", "is not a result file"),
         ("PRAGMA user_version = 9", "has version 9"),
-        ("DROP TABLE facts", "is no result file"),
-        ("CREATE TABLE more (a)", "is no result file"),
-        ("ALTER TABLE results ADD COLUMN more TEXT", "is no result file"),
-        ("CREATE VIEW v AS SELECT 1", "is no result file"),
-        ("CREATE INDEX i ON results (number)", "is no result file"),
-        ("UPDATE results SET key = '../../etc' WHERE number = 3", "row 3, key is no job's key"),
+        ("DROP TABLE facts", "is not a result file"),
+        ("CREATE TABLE more (a)", "is not a result file"),
+        ("ALTER TABLE results ADD COLUMN more TEXT", "is not a result file"),
+        ("CREATE VIEW v AS SELECT 1", "is not a result file"),
+        ("CREATE INDEX i ON results (number)", "is not a result file"),
+        ("UPDATE results SET key = '../../etc' WHERE number = 3", "row 3, key is not a job's key"),
         ("UPDATE results SET status = 'good' WHERE number = 3", "row 3, status is neither"),
-        ("UPDATE results SET error = NULL WHERE number = 3", "row 3, error is no text"),
-        ("UPDATE results SET error = x'ff' WHERE number = 3", "row 3, error is no text"),
+        ("UPDATE results SET error = NULL WHERE number = 3", "row 3, error is not text"),
+        ("UPDATE results SET error = x'ff' WHERE number = 3", "row 3, error is not text"),
         (
             "UPDATE results SET error = CAST(x'ff' AS TEXT)",
             "row 1, a text of table results is not UTF-8",
@@ -103,21 +103,36 @@ def test_what_a_path_means(written: Path, tmp_path: Path) -> None:
             "UPDATE facts SET value = CAST(x'ff' AS TEXT)",
             "row 1, a text of table facts is not UTF-8",
         ),
-        ("UPDATE descriptions SET text = x'00' WHERE id = 1", "row 1, a description is no text"),
+        ("UPDATE descriptions SET text = x'00' WHERE id = 1", "row 1, a description is not text"),
         ("UPDATE results SET number = 'x' WHERE number = 24", "row 24, number has the wrong type"),
-        ("UPDATE results SET number = -1 WHERE number = 3", "row 3, number is no place"),
-        ("UPDATE results SET wall_s = 'x' WHERE number = 3", "row 3, wall_s is no number"),
-        ("UPDATE results SET machine = 'x' WHERE number = 3", "row 3, machine is no number"),
-        ("UPDATE results SET model = 9e99 WHERE number = 3", "row 3, model is no number of"),
-        ("UPDATE results SET wall_s = 9e999 WHERE number = 3", "row 3, wall_s is no number from"),
-        ("UPDATE results SET wall_s = -9e999 WHERE number = 3", "row 3, wall_s is no number from"),
-        ("UPDATE results SET prompt_n = -1 WHERE number = 3", "row 3, prompt_n is no number from"),
-        ("UPDATE results SET draft_n = x'00' WHERE number = 3", "row 3, draft_n is no number from"),
-        ("UPDATE results SET settings = '[]' WHERE number = 3", "row 3, a JSON text is no object"),
+        ("UPDATE results SET number = -1 WHERE number = 3", "row 3, number is not a place"),
+        ("UPDATE results SET wall_s = 'x' WHERE number = 3", "row 3, wall_s is not a number"),
+        ("UPDATE results SET machine = 'x' WHERE number = 3", "row 3, machine is not a number"),
+        ("UPDATE results SET model = 9e99 WHERE number = 3", "row 3, model is not a number of"),
+        (
+            "UPDATE results SET wall_s = 9e999 WHERE number = 3",
+            "row 3, wall_s is not a number from",
+        ),
+        (
+            "UPDATE results SET wall_s = -9e999 WHERE number = 3",
+            "row 3, wall_s is not a number from",
+        ),
+        (
+            "UPDATE results SET prompt_n = -1 WHERE number = 3",
+            "row 3, prompt_n is not a number from",
+        ),
+        (
+            "UPDATE results SET draft_n = x'00' WHERE number = 3",
+            "row 3, draft_n is not a number from",
+        ),
+        (
+            "UPDATE results SET settings = '[]' WHERE number = 3",
+            "row 3, a JSON text is not an object",
+        ),
         ("UPDATE results SET settings = '{\"a\": {}}'", "row 1, settings are no settings"),
         ("UPDATE results SET settings = '{\"wall_s\": 1}'", "row 1, settings are no settings"),
         ("UPDATE facts SET value = 3.5 WHERE name = 'title'", None),
-        ("UPDATE facts SET value = NULL WHERE name = 'title'", "title is no text"),
+        ("UPDATE facts SET value = NULL WHERE name = 'title'", "title is not text"),
         ("UPDATE facts SET value = 'many' WHERE name = 'planned'", None),
     ],
 )

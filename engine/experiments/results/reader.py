@@ -1,6 +1,6 @@
-"""Reading the results file of a sweep, from whoever it comes.
+"""Reading a results file, which may come from anyone.
 
-It may be one that a sweep is writing at this moment: rows are read as they are now.
+It may be one that is being written at this moment: rows are read as they are now.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep import schema
-from engine.experiments.sweep.foreign_database import LONGEST_TEXT, opened_for_reading
-from engine.experiments.sweep.results import SweepResults, results_of
-from engine.experiments.sweep.row_check import (
+from engine.experiments.results import schema
+from engine.experiments.results.database import LONGEST_TEXT, opened_for_reading
+from engine.experiments.results.json_files import is_results_json, read_results_json
+from engine.experiments.results.row_check import (
     MOST_ROWS,
     NUMBER_AT,
     ROW_COLUMNS,
@@ -24,29 +24,36 @@ from engine.experiments.sweep.row_check import (
     too_many_rows,
     wrong,
 )
-from engine.experiments.sweep.schema import FIGURES, not_ours, results_file
+from engine.experiments.results.schema import FIGURES, not_ours, results_file
+from engine.experiments.results.table import ExperimentResults, results_of
 from engine.files import file_head
 
 _LEAST_ROWID = -(2**63)
 
 
 def find_results(path: Path) -> Path | None:
-    """The results file that a path means: the file itself or the one in a folder; None for any
-    other path. Looks at the first bytes only."""
+    """The results file that a path means: the file itself, also as JSON, or the one in a folder;
+    None for any other path. Looks at the first bytes only."""
     file = results_file(path)
-    head = file_head(file, 72)
-    is_ours = head[:15] == b"SQLite format 3" and head[68:72] == schema.APPLICATION_ID.to_bytes(4)
-    return file if is_ours else None
+    return file if is_database(file) or is_results_json(file) else None
 
 
-def read_results(path: Path) -> SweepResults:
-    """Read the results of a sweep, from its folder or the file in it.
+def is_database(path: Path) -> bool:
+    """Whether a path is a results file that rows can be added to. Looks at the first bytes only."""
+    head = file_head(path, 72)
+    return head[:15] == b"SQLite format 3" and head[68:72] == schema.APPLICATION_ID.to_bytes(4)
+
+
+def read_results(path: Path) -> ExperimentResults:
+    """Read results, from their folder, the file in it or JSON.
 
     Raises TraceFileError, in one sentence, for a file that cannot be read, is something else or
-    holds what a sweep does not write.
+    holds what is not written there.
     """
     file = results_file(Path(path))
-    if file.is_file() and find_results(file) is None:
+    if file.suffix.lower() == ".json" or is_results_json(file):
+        return read_results_json(file)
+    if file.is_file() and not is_database(file):
         raise not_ours(file)
     with opened_for_reading(file) as opened:
         check_tables(file, opened)
@@ -70,9 +77,11 @@ def check_tables(path: Path, opened: sqlite3.Connection) -> None:
         raise not_ours(path)
 
 
-def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
-    facts = {name: value for _, name, value in _rows(path, opened, "facts", ("name", "value"))}
-    described, texts = {}, _TextBudget(path)
+def _read(path: Path, opened: sqlite3.Connection) -> ExperimentResults:
+    facts, described, texts = {}, {}, _TextBudget(path)
+    for _, name, value in _rows(path, opened, "facts", ("name", "value")):
+        facts[name] = value
+        texts.add(*(text for text in (name, value) if isinstance(text, str)))
     for at, number, text in _rows(path, opened, "descriptions", ("id", "text")):
         described[number] = checked_text(path, "a description", text, at)
         texts.add(text)
@@ -85,7 +94,7 @@ def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
     order = sorted(range(len(rows)), key=lambda i: (rows[i][NUMBER_AT], rows[i][0]))
     return results_of(
         path,
-        facts.get("title", ""),
+        {name: value for name, value in facts.items() if name == "title" or _is_text(name, value)},
         _planned(facts.get("planned")),
         [rows[i] for i in order],
         described,
@@ -96,7 +105,7 @@ def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
 def _rows(
     path: Path, opened: sqlite3.Connection, table: str, columns: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Each row's number (SQLite's rowid) and values, as the file has them one behind another.
+    """Each row's number (SQLite's rowid) and values, in the order of the file.
     Raises TraceFileError that names the row for what cannot be read."""
     ((n,),) = opened.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MOST_ROWS + 1})")
     if n > MOST_ROWS:
@@ -136,8 +145,12 @@ class _TextBudget:
         self._left -= sum(map(len, texts))
         if self._left < 0:
             raise TraceFileError(
-                f"{self._path} is damaged (several rows share a text).", "Run the sweep again."
+                f"{self._path} is damaged (several rows share a text).", "Measure again."
             )
+
+
+def _is_text(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _planned(value: Any) -> int:

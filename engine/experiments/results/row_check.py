@@ -1,4 +1,4 @@
-"""The rows of a results file, from whoever it comes: what a sweep would not write is refused in a
+"""The rows of a results file, which may come from anyone: what is not written there is refused in a
 sentence that names file, row and column."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep.schema import DONE, FAILED, FIGURES, KEY
+from engine.experiments.results.schema import DONE, FAILED, FIGURES, KEY
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LARGEST, is_real
 
@@ -22,25 +22,25 @@ _MOST_PARTS = 1024
 
 
 def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
-    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are such as a sweep
-    writes; settings are looked at by `checked_settings`. at: number of the row."""
+    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are such as are
+    written; settings are checked by `checked_settings`. at: number of the row."""
     for name, value in zip(TEXT_COLUMNS, row, strict=False):
         checked_text(path, name, value, at)
     if not KEY.fullmatch(row[0]):
-        raise wrong(path, at, "key", "is no job's key")
+        raise wrong(path, at, "key", "is not a job's key")
     if row[1] not in (DONE, FAILED):
         raise wrong(path, at, "status", f"is neither {DONE} nor {FAILED}")
     for name, value in zip(("number", "settings", "has_trace"), row[5:8], strict=True):
         if not isinstance(value, str if name == "settings" else int):
             raise wrong(path, at, name, "has the wrong type")
     if not 0 <= row[NUMBER_AT] <= 2**31:
-        raise wrong(path, at, "number", "is no place in a plan")
+        raise wrong(path, at, "number", "is not a place in a plan")
     for name, value in zip(("machine", "model"), row[8:10], strict=True):
         if value is not None and not isinstance(value, int):
-            raise wrong(path, at, name, "is no number of a description")
+            raise wrong(path, at, name, "is not a number of a description")
     for name, value in zip(FIGURES, row[10:], strict=True):
         if value is not None and not is_figure(value):
-            raise wrong(path, at, name, "is no number from 0 to 2^53")
+            raise wrong(path, at, name, "is not a number from 0 to 2^53")
 
 
 def is_figure(value: Any) -> bool:
@@ -68,23 +68,23 @@ def json_object(path: Path, text: str, at: int = 0) -> dict[str, Any]:
     except JsonError:
         value = None
     if not isinstance(value, dict):
-        raise wrong(path, at, "a JSON text", "is no object")
+        raise wrong(path, at, "a JSON text", "is not an object")
     return value
 
 
 def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
     """A value that has to be text. at: its row, 0 for none. Raises TraceFileError for any other."""
     if not isinstance(value, str):
-        raise wrong(path, at, name, "is no text")
+        raise wrong(path, at, name, "is not text")
     return value
 
 
 def too_many_rows(path: Path) -> TraceFileError:
     """The error about more than MOST_ROWS."""
-    return TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the sweep.")
+    return TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
 
 
 def wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
     """The error about a value. at: its row, 0 for none. name: of the column."""
     place = f"row {at}, {name}" if at else name
-    return TraceFileError(f"{path}: {place} {what}.", "Run the sweep again.")
+    return TraceFileError(f"{path}: {place} {what}.", "Measure again.")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep.reader import find_results, read_results
-from engine.experiments.tune.results_file import write_results
-from engine.experiments.tune.results_json import is_tune_json, read_tune_json
+from engine.experiments.results.json_files import is_results_json, read_results_json
+from engine.experiments.results.reader import find_results, read_results
+from engine.experiments.tune.tune import write_results
 
 SETTING = {"drafter": "draft-mtp", "n_max": 3, "p_min": 0.5}
 REAL = {
@@ -48,9 +48,9 @@ def written(folder: Path, data: Any) -> Path:
 
 def test_the_json_and_the_result_file_have_the_same_rows(tmp_path: Path) -> None:
     path = written(tmp_path, DATA)
-    assert is_tune_json(path)
-    found = read_tune_json(path)
-    table = read_results(write_results(DATA, tmp_path / "out", Path("m.gguf")))
+    assert is_results_json(path)
+    found = read_results_json(path)
+    table = read_results(write_results(DATA, tmp_path / "out"))
     assert (found.title, found.n, found.axes) == (table.title, 4, table.axes)
     for name, values in table.columns.items():
         if name not in ("finished", "key"):
@@ -73,18 +73,18 @@ def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("kind", value="other"), "is no result of"),
+        (put("kind", value="other"), "is not a result of"),
         (put("version", value=9), "has a version that this program does not read"),
-        (put("confirmed", value={}), "confirmed is no list"),
-        (put("confirmed", 1, value=7), "confirmed[1] is no object"),
-        (put("confirmed", 1, "low", value=True), "confirmed[1].low is no number"),
-        (put("confirmed", 1, "high", value=10**400), "confirmed[1].high is no number"),
-        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is no object"),
-        (put("estimates", 0, "setting", value=None), "estimates[0].setting is no object"),
+        (put("confirmed", value={}), "confirmed is not a list"),
+        (put("confirmed", 1, value=7), "confirmed[1] is not an object"),
+        (put("confirmed", 1, "low", value=True), "confirmed[1].low is not a number"),
+        (put("confirmed", 1, "high", value=10**400), "confirmed[1].high is not a number"),
+        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is not an object"),
+        (put("estimates", 0, "setting", value=None), "estimates[0].setting is not an object"),
         (put("estimates", 0, "setting", "drafter", value=[]), "estimates[0].setting.drafter is no"),
         (put("estimates", 1, "tokens_per_second", value=-1.0), "estimates[1].tokens_per_"),
         (put("estimates", 0, "setting", "p_min", value="<b>"), "estimates[0].setting.p_min is no"),
-        (put("model", value=None), "model is no object"),
+        (put("model", value=None), "model is not an object"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(
@@ -94,7 +94,7 @@ def test_a_wrong_value_is_named_with_its_place(
     change(data)
     path = written(tmp_path, data)
     with pytest.raises(TraceFileError) as error:
-        read_tune_json(path)
+        read_results_json(path)
     assert error.value.message.startswith(str(path)) and said in error.value.message
 
 
@@ -104,21 +104,21 @@ def test_a_wrong_value_is_named_with_its_place(
         ('{\n"kind": oops}', ", line 2, column 9: "),
         ("[" * 100_000, "nested more than 64 times"),
         ('{"a": NaN}', "NaN is no number"),
-        ("[]", "is no result of"),
+        ("[]", "is not a result of"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
-    assert not is_tune_json(path)
+    assert not is_results_json(path)
     with pytest.raises(TraceFileError) as error:
-        read_tune_json(path)
+        read_results_json(path)
     assert said in error.value.message
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
-        assert not is_tune_json(tmp_path / name)
+        assert not is_results_json(tmp_path / name)
         assert find_results(tmp_path / name) is None
         with pytest.raises(TraceFileError, match=r"cannot be read|is not a regular file"):
-            read_tune_json(tmp_path / name)
+            read_results_json(tmp_path / name)

@@ -1,12 +1,12 @@
-"""The results of a sweep as columns, for tables, plots and reports.
+"""The results of the suite, a sweep or tune as columns, for tables, plots and reports.
 
-    results = read_results(Path("draft-lengths-sweep"))        # of engine.experiments.sweep.reader
+    results = read_results(Path("draft-lengths-sweep"))        # of engine.experiments.results
     results.columns["predicted_per_second"]                    # float64 [n], NaN: not known
     results.columns["spec-draft-n-max"]                        # a setting, by its key in the plan
     results.axes                                               # settings that vary, first to last
     results.trace(3)                                           # the folder of row 3's trace
 
-A file may come from anyone: what its rows hold is checked (engine.experiments.sweep.row_check).
+A file may come from anyone: what its rows hold is checked (engine.experiments.results.row_check).
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.experiments.sweep.row_check import (
+from engine.experiments.results.row_check import (
     TEXT_COLUMNS,
     checked_settings,
     checked_text,
     json_object,
 )
-from engine.experiments.sweep.schema import DONE, FIGURES, trace_folder
+from engine.experiments.results.schema import DONE, FIGURES, trace_folder
 
 _MOST_KEYS = 256
 
 
 @dataclass(frozen=True)
-class SweepResults:
+class ExperimentResults:
     """Finished jobs in the plan's order, [n].
 
-    path: of the file. planned: jobs of the plan, of which n are finished. columns: figures
+    path: of the file. facts: of the file, `kind` (schema.SUITE …) among them. planned: jobs of the
+    plan, of which n are finished. columns: figures
     (schema.FIGURES) as float64, NaN where a job has none; `number`, the job's place in the plan,
     as int64; `key`, `status` ("done" or "failed"), `error`, `finished` (UTC, ISO 8601) and
     `output` (a hash of the generated tokens: equal where the texts are) as objects of str;
@@ -46,7 +47,7 @@ class SweepResults:
     """
 
     path: Path
-    title: str
+    facts: Mapping[str, str] = field(repr=False)
     planned: int
     columns: dict[str, np.ndarray]
     axes: tuple[str, ...]
@@ -55,6 +56,11 @@ class SweepResults:
     _models: list[int | None] = field(repr=False)
     _has_trace: list[bool] = field(repr=False)
     _descriptions: dict[int, str] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """What the results are of."""
+        return self.facts.get("title", "")
 
     @property
     def n(self) -> int:
@@ -100,17 +106,17 @@ class SweepResults:
 
 def results_of(
     path: Path,
-    title: Any,
+    facts: Mapping[str, Any],
     planned: int,
     rows: Sequence[Sequence[Any]],
     descriptions: Mapping[int, str],
     places: Sequence[int] = (),
-) -> SweepResults:
-    """Results from checked rows of a file (engine.experiments.sweep.row_check), in the plan's
+) -> ExperimentResults:
+    """Results from checked rows of a file (engine.experiments.results.row_check), in the plan's
     order.
 
-    places: numbers of the rows in the file, without it from 1. Raises TraceFileError for settings
-    that a sweep does not write.
+    facts: `title` is checked to be text. places: numbers of the rows in the file, without it from
+    1. Raises TraceFileError for settings that are not written.
     """
     places = places or range(1, len(rows) + 1)
     settings = [checked_settings(path, at, row[6]) for at, row in zip(places, rows, strict=True)]
@@ -120,9 +126,9 @@ def results_of(
         raise TraceFileError(f"{path} has more than {_MOST_KEYS} settings.", "Write it again.")
     for name in names:
         by_name.setdefault(name, _setting([one.get(name) for one in settings]))
-    return SweepResults(
+    return ExperimentResults(
         path,
-        checked_text(path, "title", title),
+        {**facts, "title": checked_text(path, "title", facts.get("title", ""))},
         max(planned, len(rows)),
         by_name,
         tuple(name for name in names if _varies([one.get(name) for one in settings])),
@@ -172,3 +178,43 @@ def _objects(values: list[str]) -> np.ndarray:
 
 def _varies(values: list[Any]) -> bool:
     return any(value != values[0] for value in values)
+
+
+FIGURE_HEADS: Mapping[str, tuple[str, int]] = {
+    "predicted_per_second": ("tokens/s", 1),
+    "draft_acceptance_rate": ("acceptance", 3),
+    "mean_acceptance_length": ("mean length", 2),
+}
+"""Figures in the table: their heads and digits."""
+
+_LONGEST = 60
+
+
+def result_table(results: ExperimentResults) -> tuple[list[str], list[list[str]]]:
+    """Heads, and a row per job in the plan's order; the error of a failed one is its last cell."""
+    heads = ["job", *results.axes, *(head for head, _ in FIGURE_HEADS.values()), "result"]
+    rows = []
+    for i in range(results.n):
+        settings = results.settings(i)
+        rows.append(
+            [
+                str(results.columns["number"][i]),
+                *(_short(setting_text(settings.get(axis))) for axis in results.axes),
+                *(
+                    number(float(results.columns[name][i]), digits)
+                    for name, (_, digits) in FIGURE_HEADS.items()
+                ),
+                results.columns["error"][i] if not results.done[i] else "done",
+            ]
+        )
+    return heads, rows
+
+
+def number(value: float, digits: int) -> str:
+    """A figure with its decimals, "n/a" for NaN."""
+    return "n/a" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,6 +1,6 @@
 """An SQLite file from anyone, opened so that reading it ends and stays small.
 
-Nothing beside the file is read but a journal, which SQLite only looks at here; no text is longer
+Nothing next to the file is read but a journal, which SQLite only looks at here; no text is longer
 than 1 MiB; and what takes longer than some seconds is given up.
 """
 
@@ -26,7 +26,7 @@ _LOOK_EVERY = 10_000
 """Steps of SQLite's machine after which the time is looked at."""
 _VERSIONS = slice(18, 20)
 """Where a file says whether it is written ahead to a log."""
-_AGAIN = "Run the sweep again, or name another file."
+_AGAIN = "Measure again, or name another file."
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """The file as it is at one moment, which begins with the first question.
 
     Raises TraceFileError for one that is too large or too slow to read, locked, damaged, or has
-    files beside it that a sweep does not leave; also where reading it in the body does.
+    files next to it that no writer leaves; also where reading it in the body does.
     """
     try:
         _check_files(path)
@@ -57,7 +57,7 @@ def _limit(opened: sqlite3.Connection) -> None:
     opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     opened.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     opened.text_factory = bytes.decode  # the error names no text then
-    end = thread_time() + _MOST_S  # a slow disk, or a machine that sleeps, is no fault of the file
+    end = thread_time() + _MOST_S  # a slow disk, or a machine that sleeps, is not its fault
     opened.set_progress_handler(lambda: thread_time() > end, _LOOK_EVERY)
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
         opened.execute(f"PRAGMA {pragma}")
@@ -69,18 +69,18 @@ def _check_files(path: Path) -> None:
         head = file.read(100) or b""
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise TraceFileError(
-                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the sweep."
+                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the plan."
             )
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:
-        beside = f" ({Path(logs[0]).name} lies beside it)" if logs else ""
+        beside = f" ({Path(logs[0]).name} lies next to it)" if logs else ""
         raise TraceFileError(
             f"{path} is kept with a write-ahead log{beside}, as no sweep keeps it.",
             f"Put it together with `sqlite3 {path.name} 'PRAGMA journal_mode = delete'`.",
         )
     journal = Path(f"{path}-journal")
     if os.path.lexists(journal) and not journal.is_file():
-        raise TraceFileError(f"{journal} is no file.", "Remove it.")
+        raise TraceFileError(f"{journal} is not a file.", "Remove it.")
 
 
 def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:
