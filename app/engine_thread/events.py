@@ -18,7 +18,7 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
-    from engine.model.drafters.info import DrafterInfo
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
     from engine.observe.rescoring.triage import Triage
     from engine.observe.rounds.observed_run import ServerFacts

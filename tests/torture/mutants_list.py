@@ -20,7 +20,7 @@ _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
-_WINDOW = "engine.model.conv_window:InputWindow"
+_WINDOW = "engine.model.windows:InputWindow"
 
 
 @dataclass(frozen=True)
@@ -722,7 +722,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows keep the token before",
-        "engine.model.token_window:TokenWindow.rows",
+        "engine.model.windows:TokenWindow.rows",
         "(inputs.x + 1)",
         "(inputs.x.roll(1, 1) + 1)",
         "lane replay @tokens",
@@ -733,7 +733,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows log the whole history",
-        "engine.model.token_window:TokenWindow.log",
+        "engine.model.windows:TokenWindow.log",
         "history[:, self.shape[0] :]",
         "history[:, : inputs.x.shape[1]]",
         "lane replay @tokens",
@@ -743,7 +743,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "delta states written in reverse",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @kda",
@@ -753,7 +753,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "only the newest state is written",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=slots[:1]",
         "lane planes",
@@ -763,7 +763,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's gate",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(g=inputs.g[:, :1].expand_as(inputs.g).contiguous())), start",
         "lane planes",
@@ -773,7 +773,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's beta",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(beta=inputs.beta[:, :1].expand_as(inputs.beta).contiguous())), start",
         "lane planes",
@@ -783,7 +783,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the fold forgets the decay",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay",
@@ -793,7 +793,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the log keeps keys of the token before",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(entries[0].roll(1, 1), *entries[1:])",
         "lane replay",
@@ -803,7 +803,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "mamba states written in reverse",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @ssd",
@@ -813,7 +813,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "a verify batch takes the first token's step size",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(dt=inputs.dt[:, :1].expand_as(inputs.dt).contiguous())), start",
         "lane planes @ssd",
@@ -823,7 +823,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "the fold of mamba forgets the decay",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries)",
         "SsdLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay @ssd",
@@ -833,7 +833,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "one mamba token is folded too few",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries), n_tokens",
         "SsdLog(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
         "lane replay @ssd",
