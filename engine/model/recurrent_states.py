@@ -59,8 +59,8 @@ class MatrixState(Recurrence[Any]):
     """S [n_heads, rows, columns], which the functions of one kernel advance; folding is one
     product. Advancing gives o [B, T, n_heads, …].
 
-    into, log, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd. fold: takes the
-    entries of a log as a tuple.
+    into, log, fold, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd. entries:
+    makes the log that `fold` takes of its rows.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class MatrixState(Recurrence[Any]):
         log: Kernel,
         fold: Kernel,
         slots: Kernel,
+        entries: Kernel,
     ) -> None:
         self._into, self._log, self._fold, self._slots = into, log, fold, slots
+        self._entries = entries
         super().__init__(shape, entry)
 
     def into(
@@ -100,7 +102,7 @@ class MatrixState(Recurrence[Any]):
         out: torch.Tensor | None = None,
         invariant: bool = False,
     ) -> torch.Tensor:
-        return self._fold(start, entries, n_tokens, out=out, invariant=invariant)
+        return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
 
     def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         return self._slots(*inputs, pool, rows.read, rows.write)
@@ -125,6 +127,7 @@ class DeltaState(MatrixState):
             log=partial(delta_rule.gated_delta_log, grouped=grouped),
             fold=partial(delta_rule.fold, grouped=grouped),
             slots=partial(delta_rule.gated_delta_slots, grouped=grouped),
+            entries=delta_rule.DeltaLog,
         )
 
 
@@ -140,4 +143,5 @@ class SsdState(MatrixState):
             log=ssd.ssd_log,
             fold=ssd.fold,
             slots=ssd.ssd_slots,
+            entries=ssd.SsdLog,
         )
