@@ -78,14 +78,14 @@ def _parts(matrix: PackedWeight) -> list[BlockData]:
 class Activation:
     """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
 
-    law, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
+    reference, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
     a row the same bits whatever the other rows are. kind, numbers: which of the formulas and its
     constants, for kernels that have them built in.
     """
 
     name: str
     gated: bool
-    law: Callable[[torch.Tensor], torch.Tensor]
+    reference: Callable[[torch.Tensor], torch.Tensor]
     run: Callable[[torch.Tensor], torch.Tensor]
     kind: str
     numbers: tuple[float, ...] = ()

@@ -1,20 +1,64 @@
-"""The token ids of each sequence of a run, as far as its trace tells them."""
+"""The texts of a run as a model would read them, and the requests they answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import DraftscopeError
-from engine.observe.rescoring.request_facts import Asked, asked_of
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.session import Session
+
+_OURS = {"temp": "temperature"}
+"""Names of our sampler's options that are others at llama-server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One sequence's request. prompt: its text, None where not known; messages: of a chat.
+    settings: of the sampler as llama-server names them."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def asked_of(facts: Mapping[str, Any], seq_id: int) -> Asked:
+    """The request of a sequence. facts: of its run, which may come from a file."""
+    options = facts.get("options")
+    if isinstance(options, dict) and isinstance(sampler := options.get("sampler"), dict):
+        settings = {_OURS.get(str(name), str(name)): value for name, value in sampler.items()}
+        return Asked(settings=settings | {"ignore_eos": options.get("ignore_eos")})
+    requests = _listed(facts.get("requests"))
+    if seq_id < len(requests) and isinstance(requests[seq_id], dict):
+        return _asked(requests[seq_id])
+    return Asked()
+
+
+def _asked(request: Mapping[str, Any]) -> Asked:
+    """What was sent, and what the server said it took of it."""
+    prompt, messages = request.get("prompt"), _listed(request.get("messages"))
+    if isinstance(prompt, str) and str(request.get("path")).endswith("/responses"):
+        prompt, messages = None, [{"role": "user", "content": prompt}]
+    settings: dict[str, Any] = {}
+    for name in ("settings", "generation_settings"):
+        if isinstance(told := request.get(name), dict):
+            settings |= told
+    return Asked(
+        prompt if isinstance(prompt, str) else None,
+        [message for message in messages if isinstance(message, dict)],
+        settings,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from kernels.llvm.rows import rows, run, start
 from kernels.llvm.values import I8, I16, I32
 
 STRETCH = LONG
-"""Numbers of a row whose products come to one number; see kernels.linear.integer_blocks.naive."""
+"""Numbers of a row whose products come to one number; see integer_linear_naive."""
 LINE = 64
 PART = 32
 """Bytes of a line of integers."""

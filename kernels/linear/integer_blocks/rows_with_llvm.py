@@ -153,7 +153,7 @@ class _Rest:
 def _short_terms(
     code: Code, type: str, vnni: int, stretches: Sequence[Value], rows: RowVectors
 ) -> Value:
-    """t of kernels.linear.integer_blocks.naive for each lane of rows."""
+    """t of integer_linear_naive for each lane of rows."""
     n_bytes = sizes(type)[1]
     blocks = [stretch + n_bytes * i for stretch in stretches for i in range(PER_STRETCH)]
     weights = short_blocks(code, type, blocks)
