@@ -78,9 +78,9 @@ def _parts(matrix: PackedWeight) -> list[BlockData]:
 class Activation:
     """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
 
-    reference, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
-    a row the same bits whatever the other rows are. kind, numbers: which of the formulas and its
-    constants, for kernels that have them built in.
+    reference, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run`
+    gives a row the same bits whatever the other rows are. kind, numbers: which of the formulas and
+    its constants, for kernels that have them built in.
     """
 
     name: str
