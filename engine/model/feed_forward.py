@@ -1,17 +1,36 @@
-"""The mixture of experts."""
+"""Feed-forward halves of blocks: with a gate, without one, and mixtures of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
 import torch
 
-from engine.model.feed_forward.gating import activation
-from engine.model.feed_forward.relu2 import Relu2
-from engine.model.feed_forward.swiglu import Swiglu
-from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, SwigluPart
+from engine.model.parts import FeedForwardPart
+from engine.model.parts.feed_forward import (
+    Gating,
+    LatentPart,
+    MixturePart,
+    Relu2Part,
+    SituPart,
+    SwigluPart,
+)
 from engine.model.weights import Weights
-from kernels.moe import RELU2, Choice, experts, route, route_biased
+from kernels.moe import (
+    RELU2,
+    SWIGLU,
+    Activation,
+    Choice,
+    experts,
+    route,
+    route_biased,
+    situ_activation,
+    swiglu_within,
+)
 from kernels.norm import rms_norm
-from kernels.pointwise import add, output_gate
+from kernels.pointwise import add, output_gate, relu2, situ, swiglu
 
 
 class MixtureOfExperts:
@@ -79,7 +98,7 @@ class _Router:
 
 
 class _Latent:
-    """What stands around routed experts of another width."""
+    """The matrices around routed experts of another width."""
 
     def __init__(self, part: LatentPart, weights: Weights, eps: float) -> None:
         self._down, self._up = weights.project(part.down), weights.project(part.up)
@@ -99,3 +118,68 @@ def _shared(part: SwigluPart | Relu2Part, weights: Weights) -> Swiglu | Relu2:
     if isinstance(part, SwigluPart):
         return Swiglu(part, weights, "_shexp")
     return Relu2(part, weights, "_shexp")
+
+
+class Relu2:
+    """down(max(up x, 0)^2). suffix: of the tensors' names."""
+
+    def __init__(self, part: Relu2Part, weights: Weights, suffix: str = "") -> None:
+        self._up = weights.biased(f"ffn_up{suffix}")
+        self._down = weights.biased(f"ffn_down{suffix}")
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [..., n_embd] -> the same shape."""
+        return self._down(relu2(self._up(x, invariant=invariant)), invariant=invariant)
+
+
+class Swiglu:
+    """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
+    names."""
+
+    def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
+        self._sizes = [part.width, part.width]
+        self._open = opener(part.gating)
+        self._gate_up = weights.biased(f"ffn_gate{suffix}", f"ffn_up{suffix}")
+        self._down = weights.biased(f"ffn_down{suffix}")
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [..., n_embd] -> the same shape."""
+        gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        return self._down(self._open(gate, up, invariant=invariant), invariant=invariant)
+
+
+class FeedForward(Protocol):
+    """The half of a block that looks at each token by itself."""
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""
+
+
+_FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
+    SwigluPart: lambda part, weights, eps: Swiglu(part, weights),
+    Relu2Part: lambda part, weights, eps: Relu2(part, weights),
+    MixturePart: MixtureOfExperts,
+}
+
+
+def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> FeedForward:
+    """weights: of the block. eps: of the model's norms."""
+    return _FEED_FORWARD[type(part)](part, weights, eps)
+
+
+def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
+    """A function (gate, up, *, invariant) of a dense part; None for plain SwiGLU."""
+    if gating is None:
+        return swiglu
+    if isinstance(gating, SituPart):
+        return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
+    return partial(swiglu, limit=gating.limit)
+
+
+def activation(gating: Gating | None) -> Activation:
+    """The same for experts."""
+    if gating is None:
+        return SWIGLU
+    if isinstance(gating, SituPart):
+        return situ_activation(gating.beta, gating.linear_beta)
+    return swiglu_within(gating.limit)

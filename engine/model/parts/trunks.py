@@ -1,4 +1,4 @@
-"""Hyper-connections (Zhu et al., arXiv 2409.19606) as qwen4exp has them: sizes and tensors."""
+"""Trunks other than one residual stream: sizes and tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
 
 @dataclass(frozen=True, slots=True)
 class HyperConnections:
-    """n_streams residual streams; mixers of this rank read from all of them and write to all.
+    """Hyper-connections (Zhu et al., arXiv 2409.19606) as qwen4exp has them.
+
+    n_streams residual streams; mixers of this rank read from all of them and write to all.
 
     ngrams: the part whose table is one of the tensors outside the blocks.
     """
@@ -40,3 +42,19 @@ class HyperConnections:
             f"{name}_down.weight": (self.rank, width),
             f"{name}_up.weight": (width, self.rank),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CrossLayerResidual:
+    """Every half of a block reads a mixture of the stream and of its values at the starts of
+    groups of `group` layers, each of which begins a stream of its own (kimi-k3)."""
+
+    group: int
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart."""
+        return {"output_res_score.weight": (n_embd,)}
+
+    def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart."""
+        return {"attn_res_score.weight": (n_embd,), "ffn_res_score.weight": (n_embd,)}
