@@ -1,4 +1,4 @@
-"""A comparison: the reference lane leads, the others follow round by round."""
+"""Comparisons: the reference lane leads, the others follow round by round. Scenarios start one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import torch
 from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
-from engine.compare.fork_lane import ForkLane
 from engine.compare.free_lane import FreeLane
-from engine.compare.lane import ComparisonSetup, Follower, Leader
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRound
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
-from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
+from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
-from engine.compare.policy_lane import PolicyLane
-from engine.compare.rounds import ReferenceRound
+from engine.compare.policy_lane import ForkLane, PolicyLane
+from engine.compare.scenario import Scenario
+from engine.decode.acceptance import cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
-from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
@@ -33,6 +31,7 @@ from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
+from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
@@ -395,3 +394,31 @@ class Comparison:
                 where = OF_DRAFTER.get(draft.drafter, draft.drafter)
                 self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
         return drafts
+
+
+def start_comparison(
+    session: Session,
+    scenario: Scenario,
+    trace: TraceStore | None = None,
+    *,
+    bound: float | None = None,
+    llama_library: Path | None = None,
+) -> Comparison:
+    """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
+    prompts = [session.prompt(text) for text in scenario.prompts]
+    return Comparison(
+        session,
+        prompts,
+        scenario.options,
+        scenario.lanes,
+        trace,
+        bound=bound,
+        draft_accept=scenario.draft_accept or None,
+        llama_library=llama_library,
+    )
+
+
+def start_run(session: Session, scenario: Scenario, trace: TraceStore | None = None) -> Run:
+    """The run of a scenario without lanes. Raises OptionError and what Session.start raises."""
+    prompts = [session.prompt(text) for text in scenario.prompts]
+    return session.start(prompts, scenario.options, trace)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
+from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound
 from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain

@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference
-from engine.compare.lane import ComparisonSetup
+from engine.compare.lane import ComparisonSetup, ReferenceRound
 from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
-from engine.compare.rounds import ReferenceRound
 from engine.compare.state_blob import state_difference
 from engine.decode.round import Round
 from engine.errors import OptionError, RollbackRefusedError

@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass
 import torch
 
 from engine.batch import Span, make_ubatch, split_equal
-from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.divergence import (
+    DivergenceRows,
+    LogitsDifference,
+    MemoryDifference,
+    ReferenceMemory,
+)
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
-from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
-from engine.decode.round import Round
+from engine.decode.round import PhaseClock, Round
 from engine.decode.target_facts import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint

@@ -1,4 +1,5 @@
-"""What the slots of a memory still hold when their sequences have ended, and how to use it again.
+"""Held sequences: what the slots of a memory keep when their sequences have ended, for a later
+prompt of the run or of the next one (llama.cpp's `--cache-prompt`).
 
 A new prompt starts from what it has in common with the old text. First choice is the live state,
 cut by as many tokens as its snapshots reach back; then a context checkpoint; else nothing.
@@ -6,14 +7,17 @@ cut by as many tokens as its snapshots reach back; then a context checkpoint; el
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from engine.draft.drafter import Drafter
+from engine.draft.registry import model_drafters
 from engine.memory.context_checkpoints import ContextCheckpoints, cuts
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
-from engine.options import CacheOptions, Prompt
+from engine.memory.recurrent import RecurrentTraffic
+from engine.options import CacheOptions, Prompt, RunOptions
 from engine.trace.prompt_reuse import (
     ProcessedPart,
     PromptReuseRecord,
@@ -189,3 +193,58 @@ def n_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRun:
+    """What outlives a run. key: models, options and sizes that it was made for. drafters: those
+    with a memory of their own, by name."""
+
+    key: tuple[object, ...]
+    held: HeldSequences
+    drafters: Mapping[str, Drafter]
+
+    @property
+    def memory(self) -> HybridMemory:
+        """The target's."""
+        return self.held.memory
+
+
+class PromptCache:
+    """What one run leaves in memory for the next. Given to Session.start, run after run; runs of
+    another kind find it empty.
+
+    A run takes the memory out of the cache and puts it back at its end. So no two runs ever share
+    one, and a run that fails, whose memory cannot be trusted, never gives it back.
+    """
+
+    def __init__(self, options: CacheOptions | None = None) -> None:
+        self.options = options or CacheOptions()
+        self._cached: CachedRun | None = None
+
+    def take(self, key: tuple[object, ...]) -> CachedRun | None:
+        """The cached run if it has this key, else None; either way the cache is empty now."""
+        cached, self._cached = self._cached, None
+        if cached is None or cached.key != key:
+            return None
+        if recurrent := cached.memory.recurrent:
+            recurrent.traffic = RecurrentTraffic()  # every run counts its own
+        return cached
+
+    def keep(
+        self,
+        key: tuple[object, ...],
+        memory: HybridMemory,
+        drafters: Sequence[Drafter],
+        options: RunOptions,
+    ) -> CachedRun:
+        """A cached run around a new memory, which the caller will `put` back when it has ended."""
+        device = torch.device("cpu") if options.checkpoint_device == "host" else None
+        n_ubatch = min(options.n_ubatch, options.n_batch)
+        held = HeldSequences(memory, self.options, n_ubatch, device, options.faults)
+        own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
+        return CachedRun(key, held, own)
+
+    def put(self, cached: CachedRun) -> None:
+        """Leave the memory of a run that has ended to the next one."""
+        self._cached = cached

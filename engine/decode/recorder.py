@@ -14,8 +14,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
-    from engine.decode.phase_clock import PhaseClock
-    from engine.decode.round import Round
+    from engine.decode.round import PhaseClock, Round
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot

@@ -17,9 +17,8 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.seen_rows import N_MARKS, SeenRows
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.model_drafter import N_MARKS, SeenRows
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory

@@ -17,8 +17,7 @@ import torch
 from engine.batch import UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3

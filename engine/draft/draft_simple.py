@@ -19,8 +19,7 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
 
 MOST_HITS = 16380

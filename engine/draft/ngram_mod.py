@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import GROUP, SIZE, NgramDrafter, nothing
+from engine.draft.ngram_drafter import GROUP, SIZE, History, NgramDrafter, nothing
 from engine.draft.spec import DrafterSpec
 from engine.option_fields import FormRow, NumberRange, option
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
 
 

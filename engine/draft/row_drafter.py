@@ -18,9 +18,8 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.seen_rows import N_MARKS, SeenRows
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, single_tokens
+from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.transfer import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput

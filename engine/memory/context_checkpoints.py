@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory.cache_options import CacheOptions
 from engine.memory.hybrid import SequenceCheckpoint
+from engine.memory.options import CacheOptions
 
 N_BEFORE_END = 4
 """Tokens between the end of a prompt and its last checkpoint: what a chat template puts there

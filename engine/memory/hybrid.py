@@ -15,10 +15,10 @@ from engine.gguf.part_file import check_mapped
 from engine.machine.graphs import PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
+from engine.memory.options import StateTypes
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.state_file import SequenceState
-from engine.memory.state_types import StateTypes
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize

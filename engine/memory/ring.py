@@ -20,8 +20,7 @@ import torch
 from engine.batch import UBatch
 from engine.machine.graphs import PassInputs
 from engine.machine.transfer import upload
-from engine.memory.pool import PoolRows
-from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.memory.recurrent import PoolRows, SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.jobs import ScriptRequest, TurnRequest
 from engine.compare.memory_script_parser import read_script
-from engine.conversation.conversation import Conversation
-from engine.conversation.rendering import Rendering
+from engine.conversation.conversation import Conversation, Rendering
 from engine.conversation.turns import TurnTree, conversations
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, PEER_LANE, LaneSpec
+from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.errors import OptionError
 from engine.options import RunOptions, StateTypes
 

@@ -10,8 +10,8 @@ import pytest
 from engine.analysis.findings.check import Finding, recorded
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
+from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.analysis.findings.check import RULES, recorded
+from engine.compare.comparison import start_comparison, start_run
 from engine.compare.lane_spec import NOISE_LANE
 from engine.compare.scenario import Scenario, find_scenario, read_scenario, scenarios
-from engine.compare.scenario_job import start_comparison, start_run
 from engine.errors import OptionError
 from engine.options import LANE_FAULTS, RunOptions, SpecOptions
 from engine.session import Session
