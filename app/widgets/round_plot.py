@@ -101,7 +101,7 @@ class RoundPlot(PlotSurface):
 
     @property
     def rounds_in_sight(self) -> tuple[int, int]:
-        """First round in sight and the one behind the last, of those that there are."""
+        """First round in sight and the one after the last, of those that there are."""
         first, stop = self.run_axis.between(*self.x_range)
         return first, min(stop, self._n_rounds)
 

@@ -105,7 +105,7 @@ LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
 
 _FIRST_SIZE = (1280, 800)
 _MANY, _LOW_LINES = 4, 53
-"""Docks, and the lines that a window is high in which so many stand one under the other."""
+"""Docks, and the lines that a window is high in which this many fit one under the other."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
@@ -170,7 +170,7 @@ class Docks:
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
-        checked while the dock is in sight; Qt's own would also be while it is behind another tab,
+        checked while the dock is in sight; Qt's own would also be while another tab covers it,
         and then close what the user asked to see."""
         dock = self._docks[name]
         action.triggered.connect(lambda wanted: self._enter(name) if wanted else dock.close())
@@ -210,7 +210,7 @@ class Docks:
         self.apply(self.layout_name)
 
     def _take_down(self) -> None:
-        """Remove every dock. Qt leaves the bars of earlier tabs behind, in sight."""
+        """Remove every dock. Qt leaves the bars of earlier tabs visible."""
         for dock in self._docks.values():
             dock.setFloating(False)
             self._window.removeDockWidget(dock)
@@ -288,7 +288,7 @@ class Docks:
         return [layout.bottom[:half], layout.bottom[half:]]
 
     def characters(self, n: int) -> int:
-        """Width of so many letters: the average that a font states may be that of letters which
+        """Width of this many letters: the average that a font states may be that of letters which
         are rare here, as with Noto Sans."""
         metrics = self._window.fontMetrics()
         letters = "".join(TITLES.values())
@@ -333,7 +333,7 @@ class Docks:
         self.reveal(name)
         page = self._docks[name].widget()
         view = page.widget() if isinstance(page, LowPanel) else page
-        if view is None:  # it comes behind the first painting
+        if view is None:  # it comes after the first painting
             return
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):

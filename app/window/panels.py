@@ -55,7 +55,7 @@ class Panels:
         self.status = StatusLine()
         self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
         self._waiting: list[EmptyState] = []
-        """What stands in panels until there is a run."""
+        """The content of panels until there is a run."""
         self._offer_run(self.text_views)
         self._centre = QStackedWidget()
         self._centre.addWidget(
@@ -77,7 +77,7 @@ class Panels:
         docks: Docks,
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
-        plots takes half as long as everything else, so it may come behind the first painting.
+        plots takes half as long as everything else, so it may come after the first painting.
 
         report: takes severity, message and remedy of what a user should know.
         """
@@ -133,7 +133,7 @@ class Panels:
             docks.fill(name, view)
 
     def centre(self) -> QWidget:
-        """What stands between the docks: the text, and why it is not as asked."""
+        """The widget between the docks: the text, and why it is not as asked."""
         column = QVBoxLayout(middle := QWidget())
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)

@@ -34,7 +34,7 @@ class PlotStack(QObject):
     def _ask(self, *_: object) -> None:
         if not self._asked:
             self._asked = True
-            QTimer.singleShot(0, self, self.arrange)  # behind the other docks' moves
+            QTimer.singleShot(0, self, self.arrange)  # after the other docks' moves
 
     def arrange(self) -> None:
         """Tell every plot in sight what is below it, and how wide the others' legends are."""

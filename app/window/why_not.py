@@ -1,4 +1,4 @@
-"""Why a run does not speculate, or not as asked: sentences with the number behind each."""
+"""Why a run does not speculate, or not as asked: sentences with the number that each rests on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
 
 
 def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of the facts about a run, which may come from a file; empty if it is no object."""
+    """A part of the facts about a run, which may come from a file; empty if it is not an object."""
     found = facts.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -7,10 +7,12 @@ such a call; so every rendering runs in a child process that can be killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,18 +96,23 @@ def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]
     limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
     request = {"template": template, "variables": variables, "limits": limits}
     try:
-        worker = subprocess.Popen(
-            # -P: our folder must not shadow other modules' names
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
+        # a file: what a pipe does not take at once, communicate() of Python 3.11 does not send
+        # after its first timeout
+        with tempfile.TemporaryFile() as asked:
+            asked.write(json.dumps(request).encode())
+            asked.seek(0)
+            worker = subprocess.Popen(
+                # -P: our folder must not shadow other modules' names
+                [sys.executable, "-P", str(_WORKER)],
+                stdin=asked,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
     except OSError as error:
         return {"error": "died", "detail": error.strerror}
     with worker:
-        answer = _answer(worker, json.dumps(request).encode(), cancelled)
+        answer = _answer(worker, cancelled)
     if answer is None or -worker.returncode in _STOPPED:
         return {"error": "time"}
     if worker.returncode != 0:
@@ -114,19 +121,14 @@ def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]
     return reply
 
 
-def _answer(
-    worker: subprocess.Popen[bytes], question: bytes, cancelled: Callable[[], bool]
-) -> bytes | None:
-    """What the worker says, None if that takes too long. It has ended in any case."""
-    left: bytes | None = question
+def _answer(worker: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> bytes | None:
+    """What the worker writes, None if that takes too long. It has ended in any case."""
     try:
         # counted: a clock may go on while this process and the worker are both stopped
         for _ in range(round(MAX_WALL / LOOK_S)):
             check_cancelled(cancelled)
-            try:
-                return worker.communicate(left, LOOK_S)[0]
-            except subprocess.TimeoutExpired:
-                left = None  # it is on its way
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return worker.communicate(timeout=LOOK_S)[0]
         return None
     finally:
         worker.kill()

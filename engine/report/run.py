@@ -142,7 +142,7 @@ def _sequences(store: TraceStore, run_id: int) -> ReportTable:
 
 
 def run_machine(facts: Mapping[str, Any], environment: Mapping[str, Any]) -> Section:
-    """Where a run ran; `environment` where it does not tell."""
+    """Where a run ran; `environment` where it does not report."""
     names = [name for name in ("device", "compute", "threads") if facts.get(name) is not None]
     return machine_section(
         facts.get("environment") or environment, {name: facts[name] for name in names}

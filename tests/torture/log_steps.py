@@ -124,7 +124,9 @@ def _number(text: bytes, at: int, what: str, n: int) -> bytes:
 def _same(text: bytes, at: int, what: str, _n: int) -> bytes:
     """A number becomes another one wherever its line has its like in other lines."""
     lines = text.split(b"\n")
-    numbers = list(_NUMBER.finditer(line := lines[_one_of(lines, at)]))
+    line = lines[_one_of(lines, at)]
+    # not those of the prefix: without time and slot no line is read at all
+    numbers = list(_NUMBER.finditer(line, line.rfind(b"|") + 1))
     if not numbers:
         return text
     place = numbers[(at >> 8) % len(numbers)]

@@ -153,7 +153,7 @@ class ClientConnection(H11Protocol):
 
 def _peer_is_there(own: socket.socket) -> bool | None:
     """Whether a program on this machine still has the other end of a connection open; None where
-    the system does not tell."""
+    the system does not report."""
     number = str(os.fstat(own.fileno()).st_ino)
     for table in _TABLES:
         try:

@@ -1,7 +1,7 @@
 """What was sent to a server and what came back becomes one run of a trace.
 
 Live clients, the proxy and files of captures all write through here: bytes go in as they arrived,
-rows of rounds come out once they are settled. What a server does not tell stays empty.
+rows of rounds come out once they are settled. What a server does not report stays empty.
 """
 
 from __future__ import annotations

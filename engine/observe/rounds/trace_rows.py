@@ -1,5 +1,5 @@
 """What was observed as rows of the trace: one row of `rounds` per verification, one of `tokens`
-per token. What a server does not tell stays empty."""
+per token. What a server does not report stays empty."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.linear.dequant import decode_with_llvm
+from kernels.linear import decode_with_llvm
 from kernels.llvm import F32X16, Code, Value, vector
 from kernels.llvm.values import BF16
 from kernels.processor import has_feature

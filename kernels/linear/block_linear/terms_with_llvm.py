@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from kernels.linear.block_linear.operands_with_llvm import BF16X32
-from kernels.linear.dequant.decode_with_llvm import Numbers, k_scales
+from kernels.linear.decode_with_llvm import Numbers, k_scales
 from kernels.llvm import Code, Value, vector
 from kernels.llvm.values import F16, I8, I16
 

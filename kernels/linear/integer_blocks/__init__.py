@@ -21,9 +21,7 @@ TYPES = tuple(SPLITTERS)
 """The types that have such a product."""
 
 _run = pick(
-    naive.integer_linear,
-    naive.integer_linear,
-    llvm_module="kernels.linear.integer_blocks.with_llvm",
+    naive.integer_linear, naive.integer_linear, llvm="kernels.linear.integer_blocks.with_llvm"
 )
 
 

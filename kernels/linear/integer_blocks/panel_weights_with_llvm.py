@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernels.linear.dequant.decode_with_llvm import sizes
+from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.integers_with_llvm import (
     FORMS,
     PER_STRETCH,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.linear.dequant.decode_with_llvm import sizes
+from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH
 from kernels.linear.integer_blocks.integers_with_llvm import PER_STRETCH
 from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel, panel

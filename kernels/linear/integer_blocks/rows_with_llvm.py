@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.linear.dequant.decode_with_llvm import sizes
+from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import LINE, STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.integers_with_llvm import (
     BYTES,

@@ -217,7 +217,7 @@ def test_a_script_plays_on_the_demo(
     window = make_window(Bridge())
     window.open_demo()
     wait(qtbot, window, State.READY)
-    window.control.open_scenario(read_script(MEMORY_SCRIPTS / "1-save-after-rollback.memory"))
+    window.control.open_scenario(read_script(MEMORY_SCRIPTS / "1-save-after-rollback.toml"))
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     qtbot.waitUntil(lambda: verdicts(window) == ["reference", "reference", "passed"])

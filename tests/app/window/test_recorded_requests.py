@@ -75,7 +75,7 @@ def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow)
         ]
         for i in range(len(table(opened).rows))
     }
-    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not told"]
+    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not reported"]
     assert cells["sglang · sglang-generate.json"] == ["29", "0.444", NOT_OBSERVED, "stop"]
     assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50", "eosFound"]
     assert cells["vllm · vllm-metrics.prom"][0] == NOT_OBSERVED
@@ -92,7 +92,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert NOT_OBSERVED in chips(opened)["path"]
     plots = opened.panels.plots
     assert plots.rollback.empty.words[0] == "Not observed"
-    assert "sglang does not tell" in plots.rollback.empty.words[1]
+    assert "sglang does not report" in plots.rollback.empty.words[1]
     assert not plots.rollback.has_rounds
     (acceptance,) = opened.findChildren(AcceptanceView)
     assert acceptance.has_rounds
@@ -105,7 +105,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
-    assert tokens.currentWidget().words == ("Not observed", "sglang does not tell the tokens.")
+    assert tokens.currentWidget().words == ("Not observed", "sglang does not report the tokens.")
     (what_if,) = opened.findChildren(WhatIfView)
     assert what_if.empty.words[0] == "Not observed"
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
@@ -119,7 +119,7 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     assert len(opened.panels.tokens.areas) == 1
     (timing,) = opened.findChildren(TimingView)
     assert not timing.has_rounds
-    assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
+    assert timing.empty.words[1] == "vllm does not report how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
     qtbot.waitUntil(lambda: table(opened).overlaid == other)
@@ -140,4 +140,4 @@ def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) ->
     assert "source: vllm, read from a file, vllm-summary.json" in brief
     assert "kept, but not used: body.choices, body.created" in brief
     assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
-    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed
+    assert "token ids" not in detailed and "reported: num_draft_tokens" in detailed

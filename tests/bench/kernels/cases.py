@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels import norm, rope
 from kernels.attention import attend
 from kernels.attention import naive as attention_law
 from kernels.dispatch import uses_llvm
@@ -21,17 +22,20 @@ from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
 from kernels.moe import naive as moe_law
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
-from kernels.norm import naive as norm_law
 from kernels.pointwise import delta_gates, swiglu
 from kernels.pointwise import naive as pointwise_law
+from kernels.recurrence import conv
 from kernels.recurrence.conv import causal_conv
-from kernels.recurrence.conv import naive as conv_law
 from kernels.rope import apply_rope, rope_table
-from kernels.rope import naive as rope_law
 from tests.bench.kernels import delta_cases, ssd_cases
 from tests.bench.kernels import sizes as count
 from tests.bench.kernels.measure import KernelCase
 from tests.bench.kernels.sizes import Sizes
+from tests.support.implementations import Implementation
+
+conv_law = Implementation(conv, "naive")
+rope_law = Implementation(rope, "naive")
+norm_law = Implementation(norm, "naive")
 
 # numbers in a block of a K-quant
 LARGEST_BLOCK = 256

@@ -191,6 +191,15 @@ def test_any_text_survives_the_way_to_the_child_and_back() -> None:
     assert render("{{ messages[0].content }}", [{"content": content}]) == content
 
 
+def test_a_message_larger_than_a_pipe_arrives_though_the_child_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "LOOK_S", 0.001)  # the first look comes before the child reads
+    monkeypatch.setattr(chat, "MAX_WALL", 20.0)
+    content = "long " * 200_000
+    assert render("{{ messages[0].content }}", [{"content": content}]) == content
+
+
 @pytest.mark.parametrize(
     ("source", "named"),
     [
@@ -291,12 +300,12 @@ def test_time_in_which_everything_is_stopped_does_not_count(
     """One look that takes longer than all may take: as after SIGSTOP and SIGCONT."""
     communicate, answers = subprocess.Popen.communicate, []
 
-    def look(worker: subprocess.Popen[bytes], question: bytes | None, seconds: float) -> Any:
+    def look(worker: subprocess.Popen[bytes], timeout: float) -> Any:
         if answers:
             return answers[0]
-        answers.append(communicate(worker, question))
+        answers.append(communicate(worker))
         time.sleep(chat.MAX_WALL)
-        raise subprocess.TimeoutExpired("", seconds)
+        raise subprocess.TimeoutExpired("", timeout)
 
     monkeypatch.setattr(chat, "MAX_WALL", 3 * chat.LOOK_S)
     monkeypatch.setattr(subprocess.Popen, "communicate", look)

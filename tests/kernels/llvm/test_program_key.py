@@ -12,7 +12,7 @@ from kernels import processor
 from kernels.linear import bytes_with_llvm
 from kernels.llvm import program_key as module
 from kernels.llvm.program_key import program_key
-from kernels.norm.with_llvm import _body as norm
+from kernels.norm import _body as norm
 from kernels.pointwise.with_llvm import _body as swiglu
 
 

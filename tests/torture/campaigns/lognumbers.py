@@ -58,9 +58,9 @@ def _draw(random: np.random.Generator, number: int) -> Case:
     how = str(random.choice(hows)) if n else "import"
     steps = [draw(random) for _ in range(n)]
     if number % 5 == 2:
-        of_slots = [name for name in names if name.endswith(".log")]
+        of_slots = sorted(name for name in _KNOWN if name.endswith(".log"))
         name = of_slots[number // 5 % len(of_slots)]
-        steps = [draw_huge(random) for _ in range(12)]
+        steps = [draw_huge(random) for _ in range(int(random.integers(1, 4)))]
     return {"base": name, "how": how, "steps": steps}
 
 

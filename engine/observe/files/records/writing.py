@@ -24,7 +24,7 @@ MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 16 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
-_NO_STOP = "not told"
+_NO_STOP = "not reported"
 _LONGEST_PLACE = 1000
 _OF_STEPS = {
     "rounds": {
