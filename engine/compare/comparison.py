@@ -50,11 +50,11 @@ class Comparison:
     the facts that engine.compare.lane names, and its differences are rows of the divergence table.
 
     drafter: used instead of those that the options name, within their limits. draft_accept: draft
-    by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
+    by script, with this many right tokens in the first, second, … draft (engine.draft.scripted).
     bound: NMSE that a lane may reach, None = what the noise lanes explain. llama_library: a build
     of llama.cpp, for its lanes. Raises OptionError and what Session.start raises; with lanes of
     other compute modes also what Session.model_in raises, with lanes of llama.cpp PeerLibraryError.
-    Runs begun by then end with that error.
+    Runs that have started end with that error.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Comparison:
 
     @property
     def emitted(self) -> list[list[int]]:
-        """Ids of the tokens that the reference lane has emitted behind each prompt."""
+        """Ids of the tokens that the reference lane has emitted after each prompt."""
         return [list(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
@@ -150,7 +150,7 @@ class Comparison:
 
     @property
     def tokens(self) -> list[int]:
-        """Ids of the tokens that the reference lane has emitted behind the first prompt."""
+        """Ids of the tokens that the reference lane has emitted after the first prompt."""
         return self.emitted[0]
 
     @property
@@ -193,7 +193,7 @@ class Comparison:
 
     def results(self) -> list[LaneVerdict]:
         """Verdicts so far: the reference lane first, then the lanes in the order given, those of
-        another compute mode behind the reference and noise lanes of that mode."""
+        another compute mode after the reference and noise lanes of that mode."""
         return judge_lanes(self.trace, [lane.run_id for lane in self._lanes], self._bound)
 
     @property

@@ -81,7 +81,7 @@ class ReferenceLogits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
-    """One sequence in two memories that stand behind the same token.
+    """One sequence in two memories that hold the same tokens.
 
     state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
     recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none.
@@ -147,7 +147,7 @@ def _norms(states: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _ratio(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """error / size, where nothing over nothing is no error."""
+    """error / size, where nothing over nothing counts as none."""
     return torch.where(error == 0, error, error / size)
 
 
@@ -168,7 +168,7 @@ class DivergenceRows:
     ) -> None:
         """A row per chosen token, at first_pos, first_pos + 1, …
 
-        memories: what differs behind the last but one of these positions, put into the last row.
+        memories: what differs after the last but one of these positions, put into the last row.
         """
         n = len(chosen)
         state = conv = math.nan

@@ -181,7 +181,7 @@ class Lane:
 class EngineLane(Lane):
     """A lane with a memory, decoding with the session's model in some compute mode.
 
-    taps: layers whose rows are wanted beside the hidden ones.
+    taps: layers whose rows are wanted next to the hidden ones.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ every row some are rounded the other way."""
 class ReferenceLane(EngineLane):
     """Decodes each sequence alone: prompts in the usual ubatches, every further token by itself.
 
-    `round` is what it did last, set by whoever chooses the tokens.
+    `round` is what it did last, set by the owner, which chooses the tokens.
     """
 
     round: ReferenceRound
@@ -48,7 +48,7 @@ class ReferenceLane(EngineLane):
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
     ) -> tuple[torch.Tensor, TargetRows]:
-        """Logits [1, n_vocab] behind the last of the tokens, and the rows of all."""
+        """Logits [1, n_vocab] after the last of the tokens, and the rows of all."""
         self._holders[span.seq] = seq_id
         logits, of_tokens = self._run(number, [span], is_prompt=is_prompt)
         return logits[span.seq], of_tokens[span.seq]
@@ -141,7 +141,7 @@ class NoiseLane(EngineFollower):
             self._drafting.mirror(part.seq, self.memory, part.pos0)
 
     def _logits(self, round_: ReferenceRound) -> RowsBySequence:
-        """Rows behind the first rejected token are not looked at: a token's logits do not depend
+        """Rows after the first rejected token are not looked at: a token's logits do not depend
         on later ones."""
         found: RowsBySequence = {}
         spans = [part.span for part in round_.parts]

@@ -1,7 +1,7 @@
 """Scripts of memory operations on llama.cpp's own memory, where its C interface has them.
 
-Of a sequence it tells the last position; pending planes, truthful depths, cells and places are not
-told and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
+Of a sequence it gives the last position; pending planes, valid depths, cells and places are unknown
+and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LlamaScriptContext:
             )
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
-        """One batch, each sequence behind what it holds: logits [n_tokens, n_vocab] of each."""
+        """One batch, each sequence after what it holds: logits [n_tokens, n_vocab] of each."""
         spans = [
             TokenSpan(seq, self._engine.pos_max(self._number, seq) + 1, tokens, len(tokens))
             for seq, tokens in sorted(batch.items())
@@ -88,7 +88,7 @@ class LlamaScriptContext:
         self._engine.seq_rm(self._number, seq, checkpoint.pos + 1)
 
     def fact(self, seq: int, name: str) -> int | None:
-        """The last position; nothing else is told."""
+        """The last position; nothing else is known."""
         return self._engine.pos_max(self._number, seq) if name == "pos" else None
 
     def apart(

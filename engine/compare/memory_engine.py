@@ -3,7 +3,7 @@
 Every context is a run of the trace with its rounds, ubatches and snapshot slots. The checks of a
 context on their left sides are its rows of the divergence table, measured against the right sides,
 which all together are the reference lane. Where two checks look at the same position, the worse
-one stands there.
+one is there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
 FILLS = {"00": 0.0, "3E": torch.full((4,), 0x3E, dtype=torch.uint8).view(torch.float32).item()}
-"""What storage may hold before it is written, by the byte; `nan` besides."""
+"""What storage may hold before it is written, by the byte; or `nan`."""
 FILLS["nan"] = float("nan")
 
 

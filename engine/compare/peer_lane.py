@@ -100,7 +100,7 @@ class LlamaLane(Follower):
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
     def prompt_of(self, part: Round) -> torch.Tensor:
-        """Decode a prompt alone: logits [1, n_vocab] behind it."""
+        """Decode a prompt alone: logits [1, n_vocab] after it."""
         return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
 
 

@@ -91,7 +91,7 @@ _FIRST, _EVERY = 2, 4
 _NOTED = (1e-9, 1e-4)
 """NMSE of logits and error of a state from which on it is noted who had it."""
 _MORE = 4.0
-"""So many times the last one noted is noted again."""
+"""How often the last one noted is noted again."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class ForkLane(PolicyLane):
         self._short = VerifyLoop(forward, short, self._take_over)
         self._members: dict[int, list[_Member]] = {}
         self._waiting: deque[_OpenRound] = deque()
-        self._n_rounds = -1  # the first copies are made behind a draft
+        self._n_rounds = -1  # the first copies are made after a draft
         self._largest: dict[int, tuple[float, float]] = {}
         self._notes: list[dict[str, Any]] = []
         self.facts["lane_copies"] = self._notes

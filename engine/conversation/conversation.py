@@ -64,9 +64,9 @@ class Conversation:
         *,
         audit: MakeAudit | None = None,
     ) -> TurnRun:
-        """Begin a turn behind another one (None: as a first turn).
+        """Begin a turn after another one (None: as a first turn).
 
-        To edit a turn, begin one with other messages behind its parent. answer: what was answered,
+        To edit a turn, begin one with other messages after its parent. answer: what was answered,
         if the model is not to write; its tokens are then processed with the next turn. One
         sequence is decoded; options.parallel says how many texts are kept in memory. audit:
         makes what checks the run. Raises OptionError for a turn that is not there or has no answer
@@ -102,7 +102,7 @@ class Conversation:
             what = "does not exist" if turn is None else "has no answer yet"
             raise OptionError(
                 f"Turn {parent + 1} of conversation {self.number + 1} {what}.",
-                "Go on behind another turn.",
+                "Go on after another turn.",
             )
         return tree.messages(parent)
 
@@ -123,7 +123,7 @@ class Conversation:
 
 
 class TurnRun:
-    """The run of a turn; at its end the answer is noted beside the messages."""
+    """The run of a turn; at its end the answer is noted next to the messages."""
 
     def __init__(
         self, run: Run, prompt: Prompt, written: dict[int, list[int]], number: int

@@ -30,7 +30,7 @@ class Turn:
     is_recorded: whether the answer was given, not written here. is_chat: whether a chat template
     made the prompt. start: where the tokens of its messages begin in its prompt. rewritten_at:
     where the prompt parts from the tokens of the turn before, although its text goes on from
-    there; None where it does not, or nobody knows those. given: tokens that are the recorded
+    there; None where it does not, or those are unknown. given: tokens that are the recorded
     answer of the turn before, which a server would have written and not processed.
     record: what the prompt found in memory, None until it is looked at.
     """
@@ -119,7 +119,7 @@ def content_of(message: Message) -> str:
 
 
 def turn_of(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
-    """The turn that a run answered, None where it is no turn's."""
+    """The turn that a run answered, None where it is not a turn's."""
     told = facts.get(FACT)
     if not isinstance(told, dict):
         return None

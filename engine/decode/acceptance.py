@@ -240,7 +240,7 @@ def cut_draft(slots: SlotAssignment, index: int, draft: Draft) -> None:
 def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
     """End a draft before the first token that the grammar forbids.
 
-    Where tokens were drawn, a forbidden one is no draft at all, so what is drafted is distributed
+    Where tokens were drawn, a forbidden one is never drafted, so what is drafted is distributed
     over the allowed ones: each q is divided among them.
     """
     if not draft.q:

@@ -30,7 +30,7 @@ from engine.trace.prompt_reuse import (
 @dataclass(frozen=True, slots=True)
 class PromptReuse:
     """n_tokens: tokens of a new prompt that need no processing. checkpoint: what to restore for
-    it; None: removing the tokens behind them is enough."""
+    it; None: removing the tokens after them is enough."""
 
     n_tokens: int
     checkpoint: SequenceCheckpoint | None = None
@@ -67,7 +67,7 @@ class HeldSequences:
 
     def reuse(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
         """What a sequence can give to a prompt; changes nothing. The prompt's last token is always
-        decoded again, because nobody keeps logits."""
+        decoded again, because no one keeps logits."""
         held, recurrent = self.tokens[seq], self.memory.recurrent
         n = min(n_common(held, tokens), len(tokens) - 1)
         depth = len(held) - n
@@ -151,7 +151,7 @@ class HeldSequences:
         return [*parts, ProcessedPart(n, n_prompt, why)]
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Note that a sequence's memory now holds these tokens behind the earlier ones."""
+        """Note that a sequence's memory now holds these tokens after the earlier ones."""
         self.tokens[seq].extend(tokens)
 
     def part_end(self, prompt: Prompt, n_done: int) -> int:
@@ -164,7 +164,7 @@ class HeldSequences:
         return next((at for at in places if at > n_done), n_prompt)
 
     def checkpoint(self, seq: int, prompt: Prompt, n_done: int) -> int:
-        """Save the state behind n_done tokens of a prompt if that place is worth it; bytes."""
+        """Save the state after n_done tokens of a prompt if that place is worth it; bytes."""
         kept = self.checkpoints[seq]
         if not self._makes_any or not kept.wants(
             n_done, len(prompt.tokens), self._n_ubatch, prompt.message_starts

@@ -125,7 +125,7 @@ class Recorder:
     ) -> None:
         """Close a round: token, memory and round rows of its sequences, one at least.
 
-        Without a memory, as of another program, nothing is observed of it but what is told:
+        Without a memory, as of another program, nothing is observed of it but what it reports:
         columns of every row.
 
         Each row carries the time spent on its sequence; what was spent on several is divided

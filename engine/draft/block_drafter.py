@@ -29,12 +29,12 @@ from engine.model.taps import TargetRows
 from kernels.rows.top_k import top_k
 
 N_CANDIDATES = 10
-"""Over so many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
+"""Over this many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
 
 
 @dataclass(slots=True)
 class _Context:
-    """What the target has decoded. n_injected: positions in memory. tokens, rows: those behind,
+    """What the target has decoded. n_injected: positions in memory. tokens, rows: the later ones,
     float32 [n, n_taps * n_embd] a part."""
 
     n_injected: int = 0

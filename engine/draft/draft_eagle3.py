@@ -1,4 +1,4 @@
-"""draft-eagle3: an EAGLE-3 block beside the target drafts.
+"""draft-eagle3: an EAGLE-3 block drafts from rows of the target.
 
 Position p of its memory holds the pair of the token at p + 1 and the feature row of p, fused of
 rows inside the target; it gives the token at p + 2. While drafting, it feeds on what its block

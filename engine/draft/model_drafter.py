@@ -197,7 +197,7 @@ class ModelDrafter(ABC):
 
 
 def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
-    """A token for every sequence, n_drafted positions behind `pos0`, as one ubatch with outputs.
+    """A token for every sequence, n_drafted positions after `pos0`, as one ubatch with outputs.
 
     Which tokens these are, only the device knows.
     """

@@ -64,8 +64,8 @@ def most_likely(
 ) -> int | None:
     """The next token by the longest n-gram at the end of `tail` with enough evidence.
 
-    Among the tokens behind an n-gram the largest count wins, times 100 for each time that the
-    static table saw the token behind the last two.
+    Among the tokens after an n-gram the largest count wins, times 100 for each time that the
+    static table saw the token after the last two.
     """
     for n in range(min(N_LONGEST, len(tail)), 0, -1):
         counts = find(tuple(tail[-n:]))
@@ -100,7 +100,7 @@ class LookupCache:
         return len(self._records)
 
     def find(self, ngram: tuple[int, ...]) -> Counts | None:
-        """Counts behind an n-gram of 1..4 tokens; of a token given twice the first one counts."""
+        """Counts after an n-gram of 1..4 tokens; of a token given twice the first one counts."""
         at = self._records.get(ngram)
         if at is None:
             return None
@@ -142,7 +142,7 @@ def _ngram(path: Path, values: np.ndarray, at: int, n_vocab: int) -> tuple[int, 
     *tokens, n_pairs = values[at : at + _HEAD].tolist()
     length = next((i for i, token in enumerate(tokens) if token < 0), N_LONGEST)
     if not length or any(token != -1 for token in tokens[length:]):
-        raise _wrong(path, at, f"{tokens} is no n-gram")
+        raise _wrong(path, at, f"{tokens} is not an n-gram")
     if max(tokens) >= n_vocab:
         raise _wrong(path, at, f"token {max(tokens)} is outside the vocabulary of {n_vocab}")
     if not 0 < n_pairs <= (len(values) - at - _HEAD) // 2:

@@ -97,7 +97,7 @@ class History:
         return len(self._tokens)
 
     def write(self, pos0: int, tokens: Sequence[int]) -> None:
-        """Put tokens at pos0, which is at most the length; what was there and behind is lost."""
+        """Put tokens at pos0, which is at most the length; what was there and after it is lost."""
         added = array("i", tokens)
         del self._tokens[pos0:]
         del self._bytes[pos0 * _SIZE :]
@@ -109,11 +109,11 @@ class History:
         return self._tokens[start:stop].tolist()
 
     def holds(self, ngram: Sequence[int], start: int) -> bool:
-        """Whether the n-gram stands at `start`."""
+        """Whether the n-gram is at `start`."""
         return self.part(start, start + len(ngram)) == list(ngram)
 
     def find_last(self, ngram: Sequence[int], low: int, high: int) -> int:
-        """The largest start in low..high where the n-gram stands, -1 if there is none."""
+        """The largest start in low..high where the n-gram is, -1 if there is none."""
         pattern = array("i", ngram).tobytes()
         end = (high + len(ngram)) * _SIZE
         while high >= low:
@@ -126,7 +126,7 @@ class History:
         return -1
 
     def find_all(self, ngram: Sequence[int], low: int, high: int) -> Iterator[int]:
-        """All starts in low..high where the n-gram stands, ascending; they may overlap."""
+        """All starts in low..high where the n-gram is, ascending; they may overlap."""
         pattern = array("i", ngram).tobytes()
         # not below zero, which would count from the end
         end = max(high + len(ngram), 0) * _SIZE

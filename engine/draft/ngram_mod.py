@@ -50,7 +50,7 @@ class NgramModOptions:
 
 
 class NgramPool:
-    """int32 [N_ENTRIES]: the token behind the n-gram that hashed to an entry, -1 = empty.
+    """int32 [N_ENTRIES]: the token after the n-gram that hashed to an entry, -1 = empty.
 
     The hash folds n tokens, h = h * factor + token in 64 bits, modulo the number of entries. As
     that is a power of two, arithmetic modulo the number of entries gives the same.

@@ -65,7 +65,7 @@ class TokenDraws:
     """Draws from the candidates' softmax at the run's temperature, temp > 0.
 
     Every sequence has random numbers of its own, apart from its sampler's and the same whatever
-    runs beside it. All model drafters of a run share them, so that none repeats another's.
+    runs at the same time. All model drafters of a run share them, so that none repeats another's.
     """
 
     def __init__(self, temp: float, seed: int) -> None:
@@ -83,7 +83,7 @@ class TokenDraws:
     def q(self, ids: Sequence[int], logits: Sequence[float], passed: np.ndarray) -> Distribution:
         """What a token that was kept was drawn from: the candidates that `passed`, bool [k].
 
-        A drawn token that does not pass is no draft at all, so what is drafted is distributed
+        A drawn token that does not pass is never drafted, so what is drafted is distributed
         over the others alone.
         """
         return Distribution.of_weights(np.array(ids), np.where(passed, self._weights(logits), 0))

@@ -26,10 +26,10 @@ _ROUNDING = 1e-6
 NO_MATCH, TEXT_END, SHORT_MATCH, LOW_SHARE = "no-match", "text-end", "short-match", "low-share"
 REASONS = {
     TEXT_END: "nothing stored goes on further, or not within the tree's depth",
-    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more behind so short a match",
+    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after so short a match",
     LOW_SHARE: "too few of the matched places went the same way (min_token_prob)",
 }
-"""Why a draft has no more tokens, beside NO_MATCH."""
+"""Why a draft has no more tokens, in addition to NO_MATCH."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ class SuffixLimits:
     min_prob: float = 0.1
 
     def longest(self, n_match: int) -> int:
-        """Most tokens behind a match of n_match tokens."""
+        """Most tokens after a match of n_match tokens."""
         return max(0, min(self.n_max, int(n_match * self.factor + self.offset + _ROUNDING)))
 
 
@@ -450,7 +450,7 @@ class SuffixDrafter:
         self._n_started += 1
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Take over what was decoded behind the prompt."""
+        """Take over what was decoded after the prompt."""
         if seq in self._requests:
             self._take(seq, pos0, tokens)
 

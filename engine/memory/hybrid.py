@@ -174,13 +174,13 @@ class HybridMemory:
         return self.attention.prepare(ubatches)
 
     def takes_parts(self, n_tokens: int) -> bool:
-        """Whether a ubatch of one sequence and so many tokens may be computed in parts."""
+        """Whether a ubatch of one sequence and this many tokens may be computed in parts."""
         on_processor = self.attention.device.type == "cpu"
         return self.recurrent is None and on_processor and self._by_index(n_tokens)
 
     def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the ubatch that has begun; see
-        `takes_parts`. Cells of tokens behind them are there, but hidden."""
+        """Show layers tokens first .. first + n - 1 of the ubatch that has started; see
+        `takes_parts`. Cells of tokens after them are there, but hidden."""
         self.attention.part(first, n)
 
     def begin(self, ubatch: UBatch) -> None:
@@ -197,7 +197,7 @@ class HybridMemory:
         return self.recurrent.inputs(seqs, by_index=self._by_index(len(seqs)))
 
     def _by_index(self, n_tokens: int) -> bool:
-        """Whether a pass of so many tokens finds cells and rows by numbers on the device."""
+        """Whether a pass of this many tokens finds cells and rows by numbers on the device."""
         return self._graphs is not None and self._graphs.takes(n_tokens)
 
     def run(
@@ -206,7 +206,7 @@ class HybridMemory:
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
     ) -> tuple[torch.Tensor, ...]:
-        """compute(*arguments), or a recording of an earlier pass like the one that has begun.
+        """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.
         """

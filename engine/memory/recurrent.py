@@ -31,7 +31,7 @@ from kernels.rows import put_rows, take_rows
 
 
 class SnapshotSlot(NamedTuple):
-    """One snapshot slot as the trace shows it. age: tokens behind the newest state written."""
+    """One snapshot slot as the trace shows it. age: tokens after the newest state written."""
 
     slot: int
     state: str
@@ -69,7 +69,7 @@ class SnapshotPolicy(ABC):
     """One interface for all policies; positions count tokens, -1 is empty.
 
     n_rs_seq (R) bounds every rollback; what is truthful may be less. A rollback makes tokens
-    pending without touching storage; the next ubatch starts behind them. A sequence without tokens
+    pending without touching storage; the next ubatch starts after them. A sequence without tokens
     has zero states, whatever its storage holds. `faults` are switched on on purpose, to show what
     they do (engine.options.FAULTS).
     """
@@ -112,7 +112,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def pass_inputs(self) -> PassInputs | None:
-        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        """Key and input tensors of a recording of the pass that has started; None if it cannot be
         recorded."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
-        """The states that the pass which has begun starts from, read as `advance` reads them: one
+        """The states that the pass which has started starts from, read as `advance` reads them: one
         for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class SnapshotPolicy(ABC):
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint.
 
-        Negative p0 is 0, negative p1 is no end. p0 = 0 without end, or an end above the last
+        Negative p0 is 0, negative p1 means no end. p0 = 0 without end, or an end above the last
         position, forgets the sequence. A range that does not touch the last position is True and
         changes nothing.
         """
@@ -316,7 +316,7 @@ class SnapshotPolicy(ABC):
             tensor.fill_(value)
 
     def _zeros(self, *size: int) -> torch.Tensor:
-        """New storage, float32; behind `renew` what the same call returned the first time."""
+        """New storage, float32; after `renew` what the same call returned the first time."""
         zeros = self._again.pop().zero_() if self._again else torch.zeros(size, device=self.device)
         self._storage.append(zeros)
         return zeros

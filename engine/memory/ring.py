@@ -6,7 +6,7 @@ the same slots: no state is ever copied.
 
 Slot `column * (R + 1) + lane` of the pool is on lane `lane`. The states of a sequence lie on
 consecutive lanes, each on one of its own. So with a column for every sequence, a lane always has
-a slot to spare for whoever needs one.
+a slot to spare for a sequence that needs one.
 """
 
 from __future__ import annotations

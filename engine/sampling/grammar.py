@@ -122,7 +122,7 @@ class GrammarState:
         return other
 
     def allowed(self) -> AllowedTokens:
-        """What may come next: end tokens alone behind an end or an error."""
+        """What may come next: end tokens alone after an end or an error."""
         if not self._ended and not self.error:
             found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
@@ -137,7 +137,7 @@ class GrammarState:
         return AllowedTokens(bits)
 
     def accept(self, token: int) -> None:
-        """A token was chosen. Behind an end or an error nothing changes any more."""
+        """A token was chosen. After an end or an error nothing changes any more."""
         if self._ended or self.error:
             return
         if token in self._tokens.end_tokens and self._matcher.is_accepting():

@@ -212,12 +212,15 @@ def test_a_plain_lane_that_fails_stops_those_that_it_leads(fake: FakeLlama) -> N
     ("text", "says"),
     [
         ("llama.cpp,rollback=ring", "rollback 'ring' is unknown"),
-        ("llama.cpp,rollback=checkpoint,n_rs_seq=3", "'n_rs_seq' is no setting of rollback=check"),
+        (
+            "llama.cpp,rollback=checkpoint,n_rs_seq=3",
+            "'n_rs_seq' is not a setting of rollback=check",
+        ),
         ("llama.cpp,rollback=planes,n_rs_seq=0", "no whole number from 1"),
-        ("llama.cpp,rollback=planes,n_rs_seq", "'n_rs_seq' is no setting"),
+        ("llama.cpp,rollback=planes,n_rs_seq", "'n_rs_seq' is not a setting"),
         ("llama.cpp,rollback=planes,undo=all", "undo 'all' is unknown"),
         ("llama.cpp,device", "rollback '' is unknown"),
-        ("llama.cpp,rollback=checkpoint,device=1", "'device=1' is no setting"),
+        ("llama.cpp,rollback=checkpoint,device=1", "'device=1' is not a setting"),
         ("llama.cpp,rollback=planes,rollback=planes", "given twice"),
     ],
 )

@@ -211,9 +211,9 @@ def test_the_first_of_two_records_or_counts_holds(tmp_path: Path) -> None:
     [
         ([1, 2, -1], "byte 0: the file ends inside a record"),
         ([*GOOD, 1], "byte 92: the file ends inside a record"),
-        ([-1, -1, -1, -1, 1, 3, 7], r"byte 0: \[-1, -1, -1, -1\] is no n-gram"),
-        ([1, -1, 2, -1, 1, 3, 7], "is no n-gram"),
-        ([1, -2, -1, -1, 1, 3, 7], "is no n-gram"),
+        ([-1, -1, -1, -1, 1, 3, 7], r"byte 0: \[-1, -1, -1, -1\] is not an n-gram"),
+        ([1, -1, 2, -1, 1, 3, 7], "is not an n-gram"),
+        ([1, -2, -1, -1, 1, 3, 7], "is not an n-gram"),
         ([1, 10, -1, -1, 1, 3, 7], "token 10 is outside the vocabulary of 10"),
         ([1, 2, -1, -1, 0, 3, 7], "byte 0: 0 pairs do not fit the file"),
         ([1, 2, -1, -1, -3, 3, 7], "-3 pairs do not fit"),
