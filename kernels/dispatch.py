@@ -22,8 +22,8 @@ def pick(naive: F, with_torch: F, triton: str | None = None, llvm: F | str | Non
     """The implementation that the environment variable DRAFTSCOPE_KERNELS asks for.
 
     triton, llvm: the versions for a GPU and for a CPU; None where there is none, and torch runs.
-    A string names a module that has one under the name of `with_torch`, without "_with_torch"; it
-    is imported at the first call that needs it.
+    A string names a module that has one under the name of `with_torch` without its suffix; it is
+    imported at the first call that needs it.
 
     Unset or empty, the device decides on every call: Triton for a first argument on a CUDA
     device, LLVM for one of float32 on the processor. Neither has gradients, so torch runs
@@ -79,7 +79,7 @@ def runs_llvm(x: torch.Tensor) -> bool:
 def _by_device(
     with_torch: F, triton: str | None, llvm: F | str | None, *, always_triton: bool
 ) -> F:
-    name = with_torch.__name__.removesuffix("_with_torch")
+    name = with_torch.__name__.removesuffix("_with_torch").removesuffix("_naive")
     with_triton = with_torch if triton is None else _when_called(triton, name)
     with_llvm = _when_called(llvm, name) if isinstance(llvm, str) else llvm or with_torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -142,6 +143,7 @@ class Docks:
     def __init__(self, window: QMainWindow) -> None:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
+        self._makers: dict[str, Callable[[], object]] = {}
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
@@ -166,7 +168,23 @@ class Docks:
 
     def fill(self, name: str, widget: QWidget) -> None:
         """Put a view into its dock."""
+        self._makers.pop(name, None)
         self._docks[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
+
+    def fill_when_seen(self, name: str, make: Callable[[], object]) -> None:
+        """Have the view of a dock made, by a call that fills it, once the dock is in sight."""
+        dock = self._docks[name]
+        if dock.widget() is not None:
+            return
+        self._makers[name] = make
+        dock.visibilityChanged.connect(lambda seen: self._make(name) if seen else None)
+        if dock.isVisible() and dock.geometry().right() >= 0:
+            self._make(name)
+
+    def _make(self, name: str) -> None:
+        make = self._makers.pop(name, None)
+        if make is not None:
+            make()
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
@@ -310,6 +328,7 @@ class Docks:
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
         size = window.size()
+        self._make(names[0])
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()

@@ -11,11 +11,8 @@ from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
 from app.panels.findings.finding_rows import FindingTable
-from app.panels.plots.acceptance_view import AcceptanceView
-from app.panels.plots.timing_view import TimingView
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
-from app.panels.what_if.what_if_view import WhatIfView
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.observed_facts import observed_text
 from app.window.window import MainWindow
@@ -94,7 +91,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert plots.rollback.empty.words[0] == "Not observed"
     assert "sglang does not report" in plots.rollback.empty.words[1]
     assert not plots.rollback.has_rounds
-    (acceptance,) = opened.findChildren(AcceptanceView)
+    acceptance = plots["acceptance"]
     assert acceptance.has_rounds
     dock = opened.findChild(QDockWidget, "dock.acceptance")
     dock.show()
@@ -106,8 +103,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
     assert tokens.currentWidget().words == ("Not observed", "sglang does not report the tokens.")
-    (what_if,) = opened.findChildren(WhatIfView)
-    assert what_if.empty.words[0] == "Not observed"
+    assert plots["what_if"].empty.words[0] == "Not observed"
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]
@@ -117,13 +113,13 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     show(opened, qtbot, "vllm-detailed-stream.json")
     assert opened.panels.plots.rollback.has_rounds
     assert len(opened.panels.tokens.areas) == 1
-    (timing,) = opened.findChildren(TimingView)
+    timing = opened.panels.plots["timing"]
     assert not timing.has_rounds
     assert timing.empty.words[1] == "vllm does not report how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
     qtbot.waitUntil(lambda: table(opened).overlaid == other)
-    opened.findChildren(AcceptanceView)[0].grab()
+    opened.panels.plots["acceptance"].grab()
 
 
 def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot) -> None:

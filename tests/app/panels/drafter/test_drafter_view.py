@@ -128,7 +128,7 @@ def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
 
 
 def test_out_of_sight_it_neither_reads_nor_draws(window: MainWindow, qtbot: QtBot) -> None:
-    view = window.plots.drafter
+    view = window.plots["drafter"]
     store, run = begun()
     add_drafts(store, 0, 1, 9)
     window.feed.show_run(run)

@@ -1,21 +1,19 @@
-"""The choice on a processor, in three programs: where the tokens of blocks are, the keys of blocks,
-and for every query scores, the best of them and the cells in these.
-"""
+"""Which cells a query looks at where an indexer chooses among blocks of tokens (QSA)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from kernels.attention.block_choice.indexer import Indexer
+from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.rows import vectors
 from kernels.llvm.values import I8, I32, I64
-
-# numbers that are multiplied before a second thread has woken up
-_ALONE = 1 << 15
+from kernels.norm import rms_norm
+from kernels.rope import apply_rope
 
 
 def choose_blocks(
@@ -26,8 +24,155 @@ def choose_blocks(
     weight: torch.Tensor,
     table: torch.Tensor,
     indexer: Indexer,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.attention.block_choice.choose_blocks."""
+    """The cells of `mask` that lie in the best blocks of a query or behind the last whole one.
+
+    A block is `ratio` positions one after the other, whole for a query that sees all of them. Its
+    key is the mean of its cells' keys, RMS-normed with `weight` and turned as the block's first
+    position; its score is the sum over heads of what is positive of q . key. Of equal scores that
+    of the earlier block is the larger one.
+
+    q: f32 [B, T, H, d], turned; keys: f32 [B, N, d], neither normed nor turned; positions: int64
+    [B, N], whatever they are in cells that the last of the tokens does not see; mask: bool
+    [B, T, N]; weight: f32 [d]; table: f32 [n_positions, n_rot], cosines, then sines. Any strides.
+    Returns bool [B, T, N]. The host of a processor looks at no number.
+
+    invariant: a token's choice is the same whatever tokens stand beside it.
+    """
+    given = q, keys, positions, mask, weight, table, indexer
+    return (_invariant if invariant else _run)(*given)
+
+
+class Indexer(NamedTuple):
+    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm."""
+
+    ratio: int
+    n_blocks: int
+    eps: float
+
+
+def choose_blocks_naive(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    weight: torch.Tensor,
+    table: torch.Tensor,
+    indexer: Indexer,
+) -> torch.Tensor:
+    """The choice query by query. Keeps the dtype of its inputs."""
+    ratio, n_blocks, _ = indexer
+    seen = torch.zeros_like(mask)
+    for b in range(len(q)):
+        at = positions[b].tolist()
+        for t in range(q.shape[1]):
+            cells = {at[i]: i for i in mask[b, t].nonzero().flatten().tolist()}
+            whole = (max(cells, default=-1) + 1) // ratio
+            scores = []
+            for block in range(whole):
+                own = [keys[b, cells[block * ratio + i]] for i in range(ratio)]
+                key = _turned(torch.stack(own).mean(0), weight, table[block * ratio], indexer.eps)
+                scores.append(float((q[b, t] @ key).clamp(min=0).sum()))
+            best = sorted(range(whole), key=lambda block: -scores[block])[:n_blocks]
+            for position, cell in cells.items():
+                seen[b, t, cell] = position >= whole * ratio or position // ratio in best
+    return seen
+
+
+def _turned(
+    key: torch.Tensor, weight: torch.Tensor, angles: torch.Tensor, eps: float
+) -> torch.Tensor:
+    key = key / ((key**2).mean() + eps) ** 0.5 * weight
+    cos, sin = angles.chunk(2)
+    half = len(cos)
+    a, b = key[:half], key[half : 2 * half]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, key[2 * half :]))
+
+
+def choose_blocks_with_torch(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    weight: torch.Tensor,
+    table: torch.Tensor,
+    indexer: Indexer,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """The choice of all queries at once."""
+    ratio, n_blocks, _ = indexer
+    own = torch.where(mask, positions[:, None], -1).amax(2)
+    positions = torch.where(mask[:, -1], positions, -1)  # of all that any token sees
+    n_whole = (own + 1) // ratio
+    most = int(n_whole.max())
+    if most <= n_blocks:
+        return mask
+    scores = _scores(q, _block_keys(keys, positions, most, weight, table, indexer), invariant)
+    is_whole = torch.arange(most, device=q.device) < n_whole[..., None]
+    chosen = _best(scores.masked_fill(~is_whole, -torch.inf), n_blocks) & is_whole
+    block = (positions // ratio).clamp(0, most - 1)
+    in_chosen = chosen.gather(2, block[:, None].expand(-1, q.shape[1], -1))
+    in_tail = positions[:, None] >= (n_whole * ratio)[..., None]
+    return mask & (in_chosen | in_tail)
+
+
+def _block_keys(
+    raw: torch.Tensor,
+    positions: torch.Tensor,
+    n: int,
+    weight: torch.Tensor,
+    table: torch.Tensor,
+    indexer: Indexer,
+) -> torch.Tensor:
+    """Keys of the first n blocks [B, n, d] of cells' raw keys [B, N, d] at these positions, -1
+    where a cell is not seen."""
+    n_seqs, ratio = len(raw), indexer.ratio
+    # the last place takes what belongs to no block
+    place = torch.where(positions < 0, n * ratio, positions).clamp(max=n * ratio)
+    cell_of = positions.new_zeros(n_seqs, n * ratio + 1)
+    numbers = torch.arange(raw.shape[1], device=raw.device).expand(n_seqs, -1)
+    cell_of.scatter_(1, place, numbers)
+    rows = torch.arange(n_seqs, device=raw.device)[:, None]
+    first, *others = raw[rows, cell_of[:, :-1]].unflatten(1, (n, ratio)).unbind(2)
+    for other in others:  # in this order whatever the batch
+        first = first + other
+    normed = rms_norm((first / ratio)[:, :, None], weight, indexer.eps)
+    cos, sin = table[: n * ratio : ratio].expand(n_seqs, -1, -1).chunk(2, -1)
+    return apply_rope(normed, cos, sin)[:, :, 0]
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor, invariant: bool) -> torch.Tensor:
+    """q [B, T, H, d], keys [B, n, d] -> sums over heads of what is positive, [B, T, n]."""
+    if invariant:  # the order of sums differs between batches by less than what float32 keeps
+        q, keys = q.double(), keys.double()
+    products = torch.einsum("bthd,bnd->bthn", q, keys)
+    return products.relu().sum(2).float()
+
+
+def _best(scores: torch.Tensor, n: int) -> torch.Tensor:
+    """Which of the last axis are the n largest, bool; of equal ones the first."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :n]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
+
+
+# numbers that are multiplied before a second thread has woken up
+_ALONE = 1 << 15
+
+
+def choose_blocks_with_llvm(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    weight: torch.Tensor,
+    table: torch.Tensor,
+    indexer: Indexer,
+) -> torch.Tensor:
+    """The choice on a CPU, in three programs: where the tokens of blocks are, the keys of blocks,
+    and for every query scores, the best of them and the cells in these."""
     n_seqs, n_tokens, n_heads, d = q.shape
     n_cells = mask.shape[2]
     n = n_cells // indexer.ratio
@@ -79,9 +224,6 @@ def choose_blocks(
         threads=_threads(q.numel() * n),
     )
     return seen
-
-
-choose_blocks_invariant = choose_blocks
 
 
 def _threads(work: int) -> int:
@@ -243,3 +385,7 @@ def _threshold(code: Code, scores: Value, n: Value, n_best: int) -> tuple[Value,
         low.set(code.choose(is_few | (middle.equal(low.value)), low.value, middle))
         high.set(code.choose(is_few & is_open, middle, high.value))
     return high.value, best - above(high.value)
+
+
+_run = pick(choose_blocks_naive, choose_blocks_with_torch, None, choose_blocks_with_llvm)
+_invariant = pick_invariant(choose_blocks_with_torch, choose_blocks_with_llvm)
