@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -21,13 +20,6 @@ from engine.compare.state_blob import RecurrentState, decode_state, state_differ
 from engine.errors import OptionError, RollbackRefusedError
 from engine.model.mixers import layout_of
 from engine.session import Session
-
-
-class LlamaCheckpoint(NamedTuple):
-    """pos: the last position of the recurrent states in the blob."""
-
-    pos: int
-    blob: bytes
 
 
 class LlamaScriptContext:
@@ -79,13 +71,15 @@ class LlamaScriptContext:
     def load(self, seq: int, path: Path) -> None:
         self._engine.load(self._number, seq, path.read_bytes(), WHOLE)
 
-    def checkpoint(self, seq: int) -> LlamaCheckpoint:
+    def checkpoint(self, seq: int) -> tuple[int, bytes]:
+        """The last position of the recurrent states, and the states."""
         pos = self._engine.pos_max(self._number, seq)
-        return LlamaCheckpoint(pos, self._engine.save(self._number, seq, PARTIAL))
+        return pos, self._engine.save(self._number, seq, PARTIAL)
 
-    def restore(self, seq: int, checkpoint: LlamaCheckpoint) -> None:
-        self._engine.load(self._number, seq, checkpoint.blob, PARTIAL)
-        self._engine.seq_rm(self._number, seq, checkpoint.pos + 1)
+    def restore(self, seq: int, checkpoint: tuple[int, bytes]) -> None:
+        pos, blob = checkpoint
+        self._engine.load(self._number, seq, blob, PARTIAL)
+        self._engine.seq_rm(self._number, seq, pos + 1)
 
     def fact(self, seq: int, name: str) -> int | None:
         """The last position; nothing else is known."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
@@ -23,8 +23,10 @@ from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
-from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 MOST_BYTES = 128 << 20
 """Longest capture that is read, unpacked: twice what is kept of a run."""
@@ -94,7 +96,7 @@ def replay(
     attachment: Attachment = "record",
     log: str = "",
     file: str = "",
-    vocabulary: ObservedVocabulary | None = None,
+    vocabulary: Tokenizer | None = None,
 ) -> int:
     """Write a capture as a run of a trace; returns its id.
 
@@ -115,7 +117,7 @@ def _replayed(
     log: str,
     file: str,
     known: ObservedRun | None,
-    vocabulary: ObservedVocabulary | None,
+    vocabulary: Tokenizer | None,
 ) -> ObservedRun:
     server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign_numbers import is_whole
 from engine.observe.rounds.kept_requests import RawRequest, RawStore
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
-from engine.observe.rounds.trace_rows import ObservedVocabulary, PromptPart, ReadyRow, told_figures
+from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 _MOST_PARTS = 1 << 16
 MOST_TEXT = 1 << 28
@@ -23,7 +26,7 @@ class RequestRun(Protocol):
     """The run that requests and their answers are part of. raw: what is kept of them as it came,
     None for nothing."""
 
-    vocabulary: ObservedVocabulary | None
+    vocabulary: Tokenizer | None
     raw: RawStore | None
 
     @property

@@ -1,4 +1,4 @@
-"""ngram-cache: what it learns, which table speaks, how much evidence each length needs."""
+"""ngram-cache: what it learns, which table predicts, how much evidence each length needs; files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""suffix as a drafter: what its trees are told, what they forget, and what it says of a draft."""
+"""suffix: its tree against a naive one, what its trees learn and forget, reasons of its drafts."""
 
 from __future__ import annotations
 

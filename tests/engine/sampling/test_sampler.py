@@ -1,4 +1,4 @@
-"""The sampler chain against a naive one, its order, its random numbers and its history."""
+"""The sampler chain against a naive one, its filters, penalties, biases and random numbers."""
 
 from __future__ import annotations
 
