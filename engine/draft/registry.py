@@ -18,8 +18,8 @@ from engine.draft.spec import (
     MTP_HEAD,
     DrafterInputs,
     DrafterSpec,
+    ModelDraftOptions,
 )
-from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:

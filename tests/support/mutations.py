@@ -24,11 +24,9 @@ from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import acceptance, held_sequences
 from engine.decode.acceptance import Judge, with_bonus
 from engine.decode.forward import Forward
-from engine.decode.held_sequences import HeldSequences, PromptReuse
-from engine.decode.prompt_cache import PromptCache
-from engine.decode.rollback import Rollback
+from engine.decode.held_sequences import HeldSequences, PromptCache, PromptReuse
 from engine.decode.round import Round
-from engine.decode.verify_loop import VerifyLoop
+from engine.decode.verify_loop import Rollback, VerifyLoop
 from engine.memory import planes as plane_memory
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.kv import AttentionKV

@@ -11,7 +11,7 @@ import torch
 from engine.decode.acceptance import reject
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
-from engine.draft.with_model import TokenDraws
+from engine.draft.spec import TokenDraws
 from engine.options import SamplerOptions, SpecOptions
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.sampler import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.draft.history import History
+from engine.draft.ngram_drafter import History
 
 # ids whose bytes look like parts of one another, so that matches across borders are tempting
 TOKENS = st.sampled_from([0, 1, 256, 65536, 1 << 24, 257, 0x01010101])

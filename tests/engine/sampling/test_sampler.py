@@ -1,4 +1,4 @@
-"""The sampler chain against a naive one, its order, its random numbers and its history."""
+"""The sampler chain against a naive one, its filters, penalties, biases and random numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.options import SamplerOptions
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import LogitBias, Penalties, Sampler, min_p, top_p, typical
 from tests.support import naive_sampler as naive
 
 LOGITS = torch.log(torch.tensor([[0.02, 0.5, 0.08, 0.3, 0.1]]))
@@ -163,3 +163,107 @@ def test_rows_do_not_change_the_logits() -> None:
     logits = LOGITS.clone()
     Sampler(replace(PENALISED, logit_bias=((0, 1.0),)), [1], [2]).rows(logits)(0)
     assert torch.equal(logits, LOGITS)
+
+
+P = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
+LEFT = np.log(P)
+
+
+@pytest.mark.parametrize(("mass", "n"), [(0.01, 1), (0.39, 1), (0.45, 2), (0.69, 2), (0.75, 3)])
+def test_top_p_keeps_the_most_probable(mass: float, n: int) -> None:
+    assert top_p(LEFT, mass).tolist() == [i < n for i in range(5)]
+
+
+@pytest.mark.parametrize(("share", "n"), [(1.0, 1), (0.7, 2), (0.45, 3), (0.12, 4), (0.05, 5)])
+def test_min_p_is_relative_to_the_best(share: float, n: int) -> None:
+    assert min_p(LEFT, share).tolist() == [i < n for i in range(5)]
+
+
+def test_typical_prefers_the_expected_surprise_to_the_best_token() -> None:
+    # entropy 1.35 nats; surprises 0.92, 1.20, 1.61, 2.81, 3.22: nearest is 0.3, then 0.2, 0.4
+    assert typical(LEFT, 0.2).tolist() == [False, True, False, False, False]
+    assert typical(LEFT, 0.45).tolist() == [False, True, True, False, False]
+    assert typical(LEFT, 0.6).tolist() == [True, True, True, False, False]
+
+
+def test_impossible_candidates_do_no_harm() -> None:
+    logits = np.array([1.0, 0.0, -np.inf])
+    for keep, parameter in ((typical, 0.9), (top_p, 0.9), (min_p, 0.1)):
+        kept = keep(logits, parameter)
+        assert kept[0] and not kept[2]
+
+
+BIASED = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 5.0]])
+
+
+def test_biases_of_a_token_add_up_in_every_row() -> None:
+    biased = LogitBias([(1, 0.5), (2, -4.0), (1, 1.0)]).apply(BIASED)
+    assert biased.tolist() == [[1.0, 3.5, -1.0], [0.0, 0.5, 1.0]]
+    assert BIASED[0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_banned_token_has_no_way_back() -> None:
+    biased = LogitBias([(2, 100.0)], banned=[2]).apply(BIASED)
+    assert biased[:, 2].tolist() == [-torch.inf] * 2
+
+
+def test_nothing_to_do_costs_nothing() -> None:
+    assert LogitBias([]).apply(BIASED) is BIASED
+
+
+SCORES = torch.tensor([3.0, -2.0, 1.0, 0.0])
+
+
+def penalised(history: list[int], **options: float) -> list[float]:
+    return Penalties(SamplerOptions(**options), history).apply(SCORES).tolist()
+
+
+def test_repeat_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    assert penalised([0, 1, 1, 3], repeat_penalty=2.0) == [1.5, -4.0, 1.0, 0.0]
+
+
+def test_presence_counts_once_and_frequency_every_time() -> None:
+    assert penalised([0, 1, 1], presence_penalty=0.5) == [2.5, -2.5, 1.0, 0.0]
+    assert penalised([0, 1, 1], frequency_penalty=0.5) == [2.5, -3.0, 1.0, 0.0]
+    both = penalised([0, 1, 1], repeat_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
+    assert both == [0.0, -6.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("last_n", "changed"), [(1, {2}), (2, {2, 3}), (3, {0, 2, 3}), (9, {0, 2, 3}), (-1, {0, 2, 3})]
+)
+def test_only_the_newest_tokens_count(last_n: int, changed: set[int]) -> None:
+    values = penalised([0, 3, 2], presence_penalty=1.0, repeat_last_n=last_n)
+    now = {token for token in range(4) if values[token] != SCORES[token]}
+    assert now == changed
+
+
+def test_the_window_moves_with_accepted_tokens() -> None:
+    penalties = Penalties(SamplerOptions(presence_penalty=1.0, repeat_last_n=2), [0])
+    penalties.accept(1)
+    penalties.accept(2)
+    assert penalties.apply(SCORES).tolist() == [3.0, -3.0, 0.0, 0.0]
+    penalties.retract()
+    assert penalties.apply(SCORES).tolist() == [2.0, -3.0, 1.0, 0.0]
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    options = SamplerOptions(presence_penalty=1.0)
+    one, other = Penalties(options, [0]), Penalties(options)
+    other.copy_from(one)
+    one.accept(2)
+    assert other.apply(SCORES).tolist() == [2.0, -2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"repeat_penalty": 1.5, "repeat_last_n": 0}])
+def test_penalties_without_effect_are_not_in_force(options: dict[str, float]) -> None:
+    assert not Penalties(SamplerOptions(**options), [1, 2]).active
+
+
+def test_logits_of_other_callers_stay_and_minus_infinity_too() -> None:
+    before = SCORES.clone()
+    penalised([0], repeat_penalty=2.0)
+    assert torch.equal(SCORES, before)
+    banned = torch.tensor([-torch.inf, 1.0])
+    penalties = Penalties(SamplerOptions(repeat_penalty=2.0), [0])
+    assert penalties.apply(banned).tolist() == [-torch.inf, 1.0]
