@@ -141,7 +141,7 @@ class LocalSession:
         from engine.audit.run_audit import audit_of, note_why_not
 
         prompts, options = self._prompts(request), request.options
-        audit = audit_of(self._session, prompts, options, asked=None)
+        audit = audit_of(self._session, prompts, options, asked=None, in_background=True)
         run = self._session.start(prompts, options, trace, audit=audit)
         note_why_not(trace.runs[run.run_id], prompts, options)
         self._learn_content(run)
@@ -166,7 +166,7 @@ class LocalSession:
         if held is None:
             held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
         message = {"role": "user", "content": request.text}
-        audit = partial(audit_of, self._session, asked=None, can_repeat=False)
+        audit = partial(audit_of, self._session, asked=None, can_repeat=False, in_background=True)
         turn = held.start([*request.before, message], request.parent, request.options, audit=audit)
         note_why_not(trace.runs[turn.run_id], [turn.prompt], request.options)
         self._held[id(trace), held.number, how] = held

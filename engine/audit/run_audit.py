@@ -51,6 +51,8 @@ SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
 SHARE_OF_RUN = 0.03
 """Of a run's time, what decoding its text again may take where the audit was not asked for."""
+SHARE_IN_BACKGROUND = 1.0
+"""The same where a user looks at the result meanwhile and a new run ends the audit."""
 _SHARE_OF_TEXT = 0.6
 """Of that time, where drafts are made again in the rest."""
 _LEAST_PART = 8
@@ -87,12 +89,15 @@ def audit_of(
     *,
     asked: bool | None = True,
     can_repeat: bool = True,
+    in_background: bool = False,
 ) -> RunAudit | None:
     """The audit of a run that is about to start. asked: None = only of a short run, and within a
-    small part of its time. can_repeat: the run begins with an empty memory."""
+    part of its time, SHARE_IN_BACKGROUND or SHARE_OF_RUN. can_repeat: the run begins with an empty
+    memory."""
     if asked is False or (asked is None and why_not_by_default(prompts, options)):
         return None
-    return RunAudit(session, prompts, options, can_repeat=can_repeat, is_whole=asked is not None)
+    share = math.inf if asked else SHARE_IN_BACKGROUND if in_background else SHARE_OF_RUN
+    return RunAudit(session, prompts, options, can_repeat=can_repeat, share=share)
 
 
 class RunAudit:
@@ -109,13 +114,13 @@ class RunAudit:
         options: RunOptions,
         *,
         can_repeat: bool = True,
-        is_whole: bool = True,
+        share: float = math.inf,
     ) -> None:
-        """can_repeat: the run began with an empty memory, so that it can be repeated. is_whole:
-        all of the text is decoded again, and drafts are made again; else as much of the text, and
-        as many of a few drafts, as SHARE_OF_RUN of the run's time allows."""
+        """can_repeat: the run began with an empty memory, so that it can be repeated. share: of
+        the run's time, in which as much of the text is decoded again, and as many of a few drafts
+        are made again, as it allows; without a limit all of it."""
         self._session, self._prompts, self._options = session, list(prompts), options
-        self._can_repeat, self._is_whole = can_repeat, is_whole
+        self._can_repeat, self._share, self._is_whole = can_repeat, share, share == math.inf
         self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
         self._samples: StateSamples | None = None
         self._check: SamplerCheck | None = None
@@ -187,7 +192,7 @@ class RunAudit:
             rows = emitted_rows(trace, run_id)
             if not self._is_whole:
                 t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
-                self._limit_s = SHARE_OF_RUN * float(np.nanmax(t_ms, initial=0.0)) / 1e3
+                self._limit_s = self._share * float(np.nanmax(t_ms, initial=0.0)) / 1e3
                 # a first pass, with its memory, takes up to twice as long as the prompt did
                 if 2 * float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
                     self._limit_s = 0.0

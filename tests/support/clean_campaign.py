@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from engine.analysis.findings.check import recorded
 from engine.analysis.verdict import LaneVerdict
-from engine.audit.run_audit import RunAudit
+from engine.audit.run_audit import SHARE_OF_RUN, RunAudit
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.held_sequences import PromptCache
@@ -144,7 +145,8 @@ def _ran(random: np.random.Generator, name: str, mode: str) -> Played:
     if has_turns:
         options = replace(options, n_predict=12, parallel=1)
     for _ in range(3 if has_turns else 1):
-        audit = RunAudit(session, given, options, can_repeat=not has_turns, is_whole=is_whole)
+        share = inf if is_whole else SHARE_OF_RUN
+        audit = RunAudit(session, given, options, can_repeat=not has_turns, share=share)
         run = session.start(given, options, None, cache, audit=audit)
         while run.step():
             pass

@@ -68,7 +68,7 @@ def _endless(*_: object) -> Iterator[None]:
 @pytest.fixture
 def audited(bridge: Bridge, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Bridge:
     """With a run that is audited without an end."""
-    monkeypatch.setattr(run_audit, "SHARE_OF_RUN", 1e6)
+    monkeypatch.setattr(run_audit, "SHARE_IN_BACKGROUND", 1e6)
     monkeypatch.setattr(run_audit.RunAudit, "_pass", _endless)
     bridge.ask(StartRun(["def f"], RunOptions(n_predict=N)))
     qtbot.waitUntil(lambda: bridge.state is State.AUDITING, timeout=60_000)

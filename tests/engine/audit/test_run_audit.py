@@ -14,7 +14,7 @@ from engine.analysis.audit_text import audit_sentence, audit_text
 from engine.analysis.findings.check import Finding, find, recorded, with_consequences
 from engine.audit import run_audit
 from engine.audit.drafts import FEW_DRAFTS
-from engine.audit.run_audit import RunAudit, audit_of, note_why_not
+from engine.audit.run_audit import audit_of, note_why_not
 from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance
@@ -277,7 +277,8 @@ def test_tokens_are_not_drawn_again_where_rounding_is_coarse() -> None:
 
 def _default_audit(options: RunOptions) -> Run:
     opened, prompts = session(MODEL), [Prompt(prompt_of(MODEL).tokens[:14])]
-    run = opened.start(prompts, options, audit=RunAudit(opened, prompts, options, is_whole=False))
+    audit = audit_of(opened, prompts, options, asked=None)
+    run = opened.start(prompts, options, audit=audit)
     while run.step():
         pass
     return run
