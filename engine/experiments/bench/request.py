@@ -11,7 +11,7 @@ from engine.trace.records import MISSING
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.run import Run
     from engine.session import Session
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.machine.device import CPU, wait_for
 from engine.memory.hybrid import HybridMemory
-from engine.model.feed_forward.mixture import MixtureOfExperts
+from engine.model.feed_forward import MixtureOfExperts
 from engine.model.hybrid import HybridModel
 from engine.model.mixers.attention import Attention
 from engine.model.weights import Projection

@@ -14,8 +14,7 @@ from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, Relu2Part, RouterPart, SwigluPart
-from engine.model.parts.mamba2 import Mamba2Part
-from engine.model.parts.short_conv import ShortConvPart
+from engine.model.parts.recurrent import Mamba2Part, ShortConvPart
 from engine.model.rope import RopeConfig
 
 # numbers that f32 holds exactly

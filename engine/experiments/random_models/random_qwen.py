@@ -7,8 +7,8 @@ from gguf import GGUFValueType, GGUFWriter
 from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, MtpParts
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.rope import RopeConfig
 
 # every n-th layer has attention; the others are recurrent
