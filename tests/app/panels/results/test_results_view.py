@@ -105,7 +105,7 @@ def test_what_is_no_result_file_is_one_sentence(
     window.opened_results.open(path)
     qtbot.waitUntil(lambda: bool(messages(window)))
     (message,) = messages(window)
-    assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
+    assert message.startswith(f"error: {path}: row 2, predicted_n is not a number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
     qtbot.waitUntil(lambda: "is not a result file" in "".join(messages(window)))
