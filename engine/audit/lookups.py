@@ -16,8 +16,7 @@ import torch
 
 from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit
 from engine.draft.drafter import Drafter, DraftRequest
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
 from engine.model.taps import TargetRows
 from engine.trace.records import MISSING

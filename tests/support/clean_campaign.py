@@ -28,7 +28,7 @@ from engine.analysis.verdict import LaneVerdict
 from engine.audit.run_audit import RunAudit
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.errors import OptionError
 from engine.options import (
     CHECKPOINT_DEVICES,

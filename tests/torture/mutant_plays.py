@@ -24,7 +24,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_script_parser import memory_scripts
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.options import CacheOptions, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session

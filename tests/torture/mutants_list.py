@@ -15,13 +15,13 @@ _PLANES = "engine.memory.planes:PlaneMemory"
 _RING = "engine.memory.ring:RingMemory"
 _REPLAY = "engine.memory.replay:ReplayMemory"
 _HYBRID = "engine.memory.hybrid:HybridMemory"
-_UNDO = "engine.decode.rollback:Rollback"
+_UNDO = "engine.decode.verify_loop:Rollback"
 _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
 _SAMPLER = "engine.sampling.sampler:Sampler"
-_WINDOW = "engine.model.conv_window:InputWindow"
+_WINDOW = "engine.model.windows:InputWindow"
 
 
 WEAK = ("engine-failed", "batch-differs", "state-wrong")
@@ -738,7 +738,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows keep the token before",
-        "engine.model.token_window:TokenWindow.rows",
+        "engine.model.windows:TokenWindow.rows",
         "(inputs.x + 1)",
         "(inputs.x.roll(1, 1) + 1)",
         "lane replay @tokens",
@@ -749,7 +749,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows log the whole history",
-        "engine.model.token_window:TokenWindow.log",
+        "engine.model.windows:TokenWindow.log",
         "history[:, self.shape[0] :]",
         "history[:, : inputs.x.shape[1]]",
         "lane replay @tokens",
@@ -759,7 +759,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "delta states written in reverse",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @kda",
@@ -769,7 +769,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "only the newest state is written",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=slots[:1]",
         "lane planes",
@@ -779,7 +779,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's gate",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(g=inputs.g[:, :1].expand_as(inputs.g).contiguous())), start",
         "lane planes",
@@ -789,7 +789,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's beta",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(beta=inputs.beta[:, :1].expand_as(inputs.beta).contiguous())), start",
         "lane planes",
@@ -799,7 +799,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the fold forgets the decay",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay",
@@ -809,7 +809,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the log keeps keys of the token before",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(entries[0].roll(1, 1), *entries[1:])",
         "lane replay",
@@ -819,7 +819,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "mamba states written in reverse",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @ssd",
@@ -829,7 +829,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "a verify batch takes the first token's step size",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(dt=inputs.dt[:, :1].expand_as(inputs.dt).contiguous())), start",
         "lane planes @ssd",
@@ -839,7 +839,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "the fold of mamba forgets the decay",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries)",
         "SsdLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay @ssd",
@@ -849,7 +849,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "one mamba token is folded too few",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries), n_tokens",
         "SsdLog(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
         "lane replay @ssd",

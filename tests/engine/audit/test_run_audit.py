@@ -19,7 +19,7 @@ from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance
 from engine.decode.acceptance import match
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
