@@ -197,9 +197,9 @@ def audit_drafts(
     texts: prompt and emitted tokens of each sequence, or their beginnings. target_rows: the
     target's rows of such a text, all but perhaps the last, as a pass over it gives them: hidden and
     the taps that `engine.audit.draft_models.taps_of` names. It is asked only for drafters that read
-    rows. has_time: whether there is time for so many seconds of drafting, as in the run, and for
-    entries of so many tokens; then FEW_DRAFTS are made again at most, and nothing is looked up.
-    Raises what the models' passes raise.
+    rows. has_time: whether there is time for this many seconds of drafting, as in the run, and for
+    the entries of this many tokens; then FEW_DRAFTS are made again at most, and nothing is looked
+    up. Raises what the models' passes raise.
     """
     recorded = RecordedDrafts(trace, run_id)
     for drafter in model_drafters():

@@ -1093,7 +1093,7 @@ MUTANTS = (
     ),
     Mutant(
         "carry",
-        "carry forgets the depth behind a rollback",
+        "carry forgets the depth after a rollback",
         "engine.memory.planes:CarryMemory.guaranteed_depth",
         "max(0, self._depth[seq] - self._pending[seq]) + n_last",
         "self._depth[seq] + n_last",
@@ -1235,7 +1235,7 @@ MUTANTS = (
     ),
     Mutant(
         "mask",
-        "queries see the token behind them",
+        "queries see the token after them",
         f"{_TABLE}.visible",
         "own & (held <= seen_from)",
         "own & (held <= seen_from + 1)",

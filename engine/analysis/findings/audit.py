@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from engine.analysis.audit_text import NOT_AUDITED
 from engine.analysis.findings.rule import (
     ERROR,
     INFO,
@@ -142,7 +143,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 
 def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
     reasons = run.audit.get("not_judged")
-    if isinstance(reasons, list) and reasons:
+    if isinstance(reasons, list) and reasons and run.audit.get("verdict") != NOT_AUDITED:
         yield RuleHit(
             None, None, "The audit did not judge everything.", "; ".join(map(str, reasons))
         )

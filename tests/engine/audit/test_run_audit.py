@@ -331,6 +331,14 @@ def test_why_a_run_is_not_audited_is_noted(n: int, why: str) -> None:
     assert list(audit_text(facts)) == ([why] if why else [])
 
 
+def test_a_run_that_is_not_audited_has_no_finding_for_that() -> None:
+    run = session(MODEL).start([Prompt(prompt_of(MODEL).tokens[:14])], drafting(4))
+    note_why_not(run.trace.runs[0], [Prompt(prompt_of(MODEL).tokens[:14])], drafting(4))
+    while run.step():
+        pass
+    assert "audit-incomplete" not in {one.rule for one in recorded(run.trace)}
+
+
 def test_a_run_after_a_cached_one_is_audited_from_its_beginning() -> None:
     """The state that a prompt goes on from is wrong, and the prompt itself is not recorded."""
     opened, tokens, cache = session(MODEL), prompt_of(MODEL).tokens, PromptCache()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from engine.analysis.noise_ceiling import tipped_share
 from engine.analysis.verdict import band, judge, judge_lanes, noise_bound
 from engine.trace.store import TraceStore
 
@@ -285,3 +286,20 @@ def test_states_in_a_shorter_type_are_rounded_at_other_tokens(
     trace = TraceStore()
     noise = described(trace, "noise", [1e-12] * 4, "noise", options={"state_types": types})
     assert noise_bound(trace, [noise]) == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "rounds_states", "share"),
+    [
+        ("f32", False, False, 0.0),
+        ("f32", True, False, 0.25),
+        ("int8", False, False, 0.25),
+        ("int8", True, False, 0.5),
+        ("bf16", True, True, 1.0),
+        ("bf16", False, True, 0.25),
+    ],
+)
+def test_how_many_rows_ties_may_tip(
+    mode: str, ranks: bool, rounds_states: bool, share: float
+) -> None:
+    assert tipped_share(mode, ranks=ranks, rounds_states=rounds_states) == share
