@@ -15,7 +15,7 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.model.drafters.info import DrafterInfo
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
     from engine.observe.rounds.observed_run import ServerFacts
 

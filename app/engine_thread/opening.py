@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.memory_player import MemoryPlay
     from engine.conversation.conversation import Conversation, TurnRun
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.run import Run
     from engine.session import Session
 
@@ -150,9 +150,8 @@ class LocalSession:
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Begin a turn; all conversations share what memory holds, as on a server."""
         from engine.audit.run_audit import audit_of, note_why_not
-        from engine.conversation.conversation import Conversation
-        from engine.conversation.rendering import Rendering
-        from engine.decode.prompt_cache import PromptCache
+        from engine.conversation.conversation import Conversation, Rendering
+        from engine.decode.held_sequences import PromptCache
 
         if self._cache is None or self._cache.options != request.cache:
             self._cache = PromptCache(request.cache)

@@ -135,9 +135,9 @@ _TURN = (
     "engine.conversation.conversation:Conversation.start",
     "engine.conversation.conversation:Conversation._rewritten_at",
     "engine.conversation.conversation:TurnRun._close",
-    "engine.conversation.rendering:Rendering.behind",
-    "engine.decode.prompt_cache:PromptCache.take",
-    "engine.decode.prompt_cache:PromptCache.put",
+    "engine.conversation.conversation:Rendering.behind",
+    "engine.decode.held_sequences:PromptCache.take",
+    "engine.decode.held_sequences:PromptCache.put",
     "engine.decode.held_sequences:HeldSequences.resume",
     "engine.decode.held_sequences:HeldSequences.checkpoint",
     "engine.decode.held_sequences:HeldSequences.observe",
@@ -187,7 +187,7 @@ ACTS: dict[str, _Act] = {
     "open results": _Act(
         lambda idle: idle.real.window.bridge.ask(ReadResults(idle.folder / "out")),
         "ReadResults",
-        ("engine.experiments.sweep.reader:_read", "app.trace_models.results:of_sweep"),
+        ("engine.experiments.results.reader:_read", "app.trace_models.results:of_experiment"),
     ),
     "tune": _Act(
         _tune,
@@ -216,7 +216,7 @@ ACTS: dict[str, _Act] = {
     "begin a conversation": _Act(
         idle_runs.begin_conversation,
         "run_ended",
-        (*_TURN, "engine.decode.prompt_cache:PromptCache.keep"),
+        (*_TURN, "engine.decode.held_sequences:PromptCache.keep"),
         idle_runs.is_answered,
     ),
     "go on in a conversation": _Act(

@@ -11,8 +11,7 @@ from app.engine_thread.jobs.start_comparison import StartComparison
 from app.engine_thread.jobs.start_turn import StartTurn
 from app.engine_thread.requests import ScriptRequest, TurnRequest
 from engine.compare.memory_script_parser import read_script
-from engine.conversation.conversation import Conversation
-from engine.conversation.rendering import Rendering
+from engine.conversation.conversation import Conversation, Rendering
 from engine.conversation.turns import TurnTree, conversations
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

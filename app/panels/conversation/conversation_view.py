@@ -25,8 +25,14 @@ from app.trace_models.position import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
-from engine.conversation.checkpoint_history import CheckpointHistory
-from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
+from engine.conversation.turns import (
+    CheckpointHistory,
+    Message,
+    Turn,
+    TurnTree,
+    content_of,
+    conversations,
+)
 from engine.option_fields import build, options_in
 from engine.options import CacheOptions
 from engine.size_text import size_text

@@ -86,7 +86,7 @@ def test_a_wrong_lane_is_said_in_its_place(
     assert loaded.bridge.state is State.READY
     assert engine.compared == []
     assert loaded.divergence.header.editor.isVisible()
-    assert "'rings' is no rollback policy" in loaded.divergence.header.editor.error
+    assert "'rings' is not a rollback policy" in loaded.divergence.header.editor.error
 
 
 def test_what_the_engine_refuses_is_a_banner(loaded: MainWindow, qtbot: QtBot) -> None:

@@ -18,7 +18,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.jobs.read_results import ReadResults
 from app.panels.results.results_view import ResultsView
 from app.window.window import MainWindow
-from engine.experiments.sweep.schema import trace_folder
+from engine.experiments.results.schema import trace_folder
 from engine.trace.export import export_csv
 from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results
@@ -108,7 +108,7 @@ def test_what_is_no_result_file_is_one_sentence(
     assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
-    qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)))
+    qtbot.waitUntil(lambda: "is not a result file" in "".join(messages(window)))
     assert window.panels.results.results is None
 
 
