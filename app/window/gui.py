@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
 from app.saved.folders import data_folder
 from app.saved.settings import Settings
-from app.window.collector import Collector
 from app.window.dialogs.unexported import QuitChoice
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
@@ -114,3 +114,36 @@ def run_window(
     if not window.bridge.close(0):  # stuck in a round, for whose end Python would wait
         os._exit(status)
     return status
+
+
+YOUNG_MS = 1_000
+FULL_MS = 20_000
+
+
+class Collector(QObject):
+    """Collects young objects often and all objects seldom, on the window's thread, until `stop`.
+
+    A cyclic collection that happens to run on the engine's thread may destroy Qt objects there,
+    which Qt does not allow. So automatic collection is off and timers collect here instead.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._timers = []
+        for generation, period in ((1, YOUNG_MS), (2, FULL_MS)):
+            timer = QTimer(self)
+            timer.setInterval(period)
+            timer.timeout.connect(lambda g=generation: gc.collect(g))
+            self._timers.append(timer)
+
+    def start(self) -> None:
+        """Take over from Python's own collection."""
+        gc.disable()
+        for timer in self._timers:
+            timer.start()
+
+    def stop(self) -> None:
+        """Give it back."""
+        for timer in self._timers:
+            timer.stop()
+        gc.enable()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
@@ -10,8 +14,10 @@ from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.position import Position
-from app.window.why_not import WhyNotReason, why_not
+from engine.draft.registry import DRAFTERS, meaning
+from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 
 _PERIOD_MS = 500
 _ICON = 14
@@ -145,3 +151,146 @@ class WhyNotStrip(QFrame):
         painter.fillRect(self.rect(), self._theme.color("ui.raised"))
         painter.fillRect(0, 0, self.width(), 1, self._theme.color("ui.border"))
         painter.end()
+
+
+_ORDINARY = ("limit", "n_max")
+"""Reasons for an empty draft that every run has at its end."""
+_MOSTLY_EMPTY = 0.5
+"""A drafter that looks tokens up finds nothing often; above this share it is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNotReason:
+    """One sentence. topic: what it is about, the same while its figures grow.
+    place: (sequence, round) where it happened first, None for the whole run.
+    """
+
+    topic: str
+    severity: str
+    sentence: str
+    place: tuple[int, int] | None = None
+
+
+def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
+    """All there is to say about a run so far, errors first, then warnings, then the rest."""
+    run = store.runs.get(run_id, {})
+    options = _section(run, "options")
+    found = _invalid(run, options) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
+    if run.get("speculative_types") == ["none"]:
+        sentence = "Speculation is off: the server was started without a drafter."
+        found.append(WhyNotReason("off", "info", sentence))
+    drafters = _section(options, "spec").get("types")
+    lane = str(run.get("lane", "")).partition(",")[0]
+    if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):
+        found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
+    return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
+
+
+def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of the facts about a run, which may come from a file; empty if it is not an object."""
+    found = facts.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[WhyNotReason]:
+    found = []
+    if run.get("synthetic"):
+        found.append(
+            WhyNotReason(
+                "synthetic",
+                "warning",
+                "Synthetic acceptance: chance accepts the drafts, output invalid.",
+            )
+        )
+    faults = [str(fault) for fault in options.get("faults") or ()]
+    if faults:
+        what = "Fault is" if len(faults) == 1 else f"{len(faults)} faults are"
+        sentence = f"{what} switched on: {', '.join(faults)}. The output may be wrong."
+        found.append(WhyNotReason(f"faults {sorted(faults)}", "warning", sentence))
+    return found
+
+
+def _rollbacks(store: TraceStore, run_id: int) -> list[WhyNotReason]:
+    table, n = store.rounds, len(store.rounds)
+    paths = table.column("rollback_path", 0, n)
+    mine = table.column("run_id", 0, n) == run_id
+    find = store.text_pool.find
+    found = []
+    for path, severity, what in (
+        ("refused", "error", "was refused"),
+        ("restore_depth", "warning", "fell back to a checkpoint"),
+    ):
+        code = find(path)
+        rows = np.flatnonzero(mine & (paths == code)) if code >= 0 else np.zeros(0, np.int64)
+        if not len(rows):
+            continue
+        first = table.row(int(rows[0]))
+        place = f"round {first['round']:,}, sequence {first['seq_id']}"
+        why = _bound(first)
+        what = f"{what}: {why}" if why else what
+        if len(rows) == 1:
+            sentence = f"A rollback {what}, in {place}."
+        else:
+            sentence = f"{len(rows):,} rollbacks {what.replace('was', 'were')}, first in {place}."
+        found.append(WhyNotReason(path, severity, sentence, (first["seq_id"], first["round"])))
+    return found
+
+
+def _bound(facts: dict[str, Any]) -> str:
+    """The bound that the depth of a rollback broke."""
+    depth, padded = facts["rollback_depth"], ""
+    if facts["memory_rollback"] is not None and facts["memory_rollback"] != depth:
+        depth, padded = facts["memory_rollback"], " with padding"
+    for name, bound in (("n_rs_seq", facts["n_rs_seq"]), ("valid depth", facts["valid_depth"])):
+        if depth is not None and bound is not None and depth > bound:
+            return f"depth {depth}{padded} > {name} {bound}"
+    return ""
+
+
+def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[WhyNotReason]:
+    table, n = store.drafts, len(store.drafts)
+    spec = _section(options, "spec")
+    lengths = table.column("num_draft_tokens", 0, n)
+    drafters, reasons = (table.column(name, 0, n) for name in ("drafter", "reason"))
+    mine = (table.column("run_id", 0, n) == run_id) & (lengths != MISSING)
+    found = []
+    for drafter in np.unique(drafters[mine]).tolist():
+        asked = mine & (drafters == drafter)
+        empty = np.flatnonzero(asked & (lengths == 0))
+        name, n_asked = store.text_pool.text(drafter), int(asked.sum())
+        known = DRAFTERS.get(name)
+        counts = np.unique(reasons[empty], return_counts=True)
+        by_reason = dict(zip(store.text_pool.decode(counts[0]), counts[1].tolist(), strict=True))
+        for reason, how in (("p_min", "at length 0"), ("n_min", "as too short")):
+            times = by_reason.pop(reason, 0)
+            if times:
+                value = _section(spec, known.field) if known and known.field else spec
+                bound = f" {value[reason]}" if reason in value else ""
+                verb = "ended" if reason == "p_min" else "discarded"
+                what = f"{times:,} of {n_asked:,} drafts of {name}"
+                row = empty[reasons[empty] == store.text_pool.find(reason)][0]
+                sentence = f"{reason}{bound} {verb} {what} {how}."
+                found.append(
+                    WhyNotReason(f"{name} {reason}", "info", sentence, _place(store, int(row)))
+                )
+        rest = {reason: n for reason, n in by_reason.items() if reason not in _ORDINARY}
+        share = 0 if known and known.needs else _MOSTLY_EMPTY
+        if sum(rest.values()) > share * n_asked:
+            most = max(rest, key=lambda reason: rest[reason])
+            why = f": {meaning(most)}" if meaning(most) else ""
+            row = empty[reasons[empty] == store.text_pool.find(most)][0]
+            sentence = f"{name} found no draft in {sum(rest.values()):,} of {n_asked:,} rounds"
+            found.append(
+                WhyNotReason(
+                    f"{name} empty",
+                    "info",
+                    f"{sentence}, mostly {most}{why}.",
+                    _place(store, int(row)),
+                )
+            )
+    return found
+
+
+def _place(store: TraceStore, row: int) -> tuple[int, int]:
+    seq_id, round_ = (store.drafts.column(name)[row] for name in ("seq_id", "round"))
+    return int(seq_id), int(round_)

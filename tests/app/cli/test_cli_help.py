@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.markdown_text import plain_text
+from app.cli.help import plain_text
 from resources import help_page, help_topics
 from tests.app.cli.conftest import ROOT, Outcome
 

@@ -11,8 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
 from app.trace_models.position import Position
-from app.window.why_not import why_not
-from app.window.why_not_strip import WhyNotStrip
+from app.window.why_not_strip import WhyNotStrip, why_not
 from engine.options import RunOptions, SpecOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -13,13 +13,13 @@ from pathlib import Path
 from PySide6.QtCore import QEventLoop, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.cli.display import check_display
+from app.cli.launch import check_display
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.opening import LocalEngine, LocalSession
 from app.engine_thread.requests import Decoding, Engine, OpenRequest, RunRequest
 from app.saved.settings import Settings
-from app.window.collector import Collector
 from app.window.dialogs.unexported import QuitChoice
+from app.window.gui import Collector
 from app.window.window import MainWindow
 from engine.errors import DraftscopeError
 from engine.progress import ReportProgress

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 from PySide6.QtCore import QByteArray, QSettings
 
-import app.cli.scenarios
+import app.cli.compare
 from app.saved.settings import Settings
 from engine.compare.scenario import read_scenario
 from engine.errors import DraftscopeError
@@ -116,7 +116,7 @@ def _scenario(case: Case, folder: Path) -> Said:
             options = None
         if options and options.n_predict <= _N_DECODED:
             words = ["compare", str(DEMO_TARGET), "--scenario", path.stem]
-    with patch.object(app.cli.scenarios, "SCENARIOS", folder):
+    with patch.object(app.cli.compare, "SCENARIOS", folder):
         return said_by(words)
 
 

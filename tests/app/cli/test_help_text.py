@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.cli.markdown_text import plain_text
+from app.cli.help import plain_text
 from resources import help_page, help_topics
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.window import collector
-from app.window.collector import Collector
+from app.window import gui
+from app.window.gui import Collector
 
 
 class Loop:
@@ -28,7 +28,7 @@ class Loop:
 
 @pytest.fixture
 def running(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setattr(collector, "YOUNG_MS", 10)
+    monkeypatch.setattr(gui, "YOUNG_MS", 10)
     running = Collector()
     running.start()
     yield running
