@@ -37,7 +37,7 @@ from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
-from engine.model.drafters.info import DrafterInfo
+from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.hybrid import HybridModel

@@ -113,7 +113,7 @@ class NoiseLane(EngineFollower):
         self._drafting = session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
         rounds_states = options.state_types != StateTypes()
         mode = max(model.compute, "bf16" if rounds_states else "f32", key=logits_ceiling)
-        share = tipped_share(mode, ranks=session.config.ranks)
+        share = tipped_share(mode, ranks=session.config.ranks, rounds_states=rounds_states)
         self._check = NoiseCheck(session, exact, options, logits_ceiling(mode), share)
         self.facts["noise_check"] = self._check.facts
         holder = self._holders.__getitem__

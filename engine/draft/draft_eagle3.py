@@ -21,8 +21,7 @@ from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3
-from engine.model.drafters.loading import LoadedDrafter
-from engine.model.drafters.vocabulary import DraftVocabulary
+from engine.model.drafters.loading import DraftVocabulary, LoadedDrafter
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
 

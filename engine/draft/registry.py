@@ -23,7 +23,7 @@ from engine.draft.spec import (
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
-    from engine.model.drafters.info import DrafterInfo
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
 
 

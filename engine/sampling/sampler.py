@@ -58,6 +58,11 @@ class Sampler:
         """Of the latest `rows`, the first row looked at whose largest logit is not finite, and that
         logit: NaN if any of the row is."""
 
+    @property
+    def depends_on_text(self) -> bool:
+        """Whether a distribution depends on the tokens before it, not on logits alone."""
+        return self.grammar is not None or self._penalties.active
+
     def clone(self) -> Sampler:
         """A sampler that will draw the same tokens."""
         other = Sampler(self._options)

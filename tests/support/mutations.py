@@ -34,8 +34,8 @@ from engine.memory.planes import CarryMemory, PlaneMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
-from engine.model.delta_state import DeltaState
 from engine.model.recurrence import StateKey
+from engine.model.recurrent_states import DeltaState
 from engine.model.taps import join_rows
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of

@@ -56,8 +56,8 @@ _TUNING = (
     "engine.experiments.tune.tune:verdict",
     "engine.experiments.tune.tune:_data",
     "engine.experiments.tune.report:_recommended",
-    "engine.experiments.tune.results_file:result_rows",
-    "engine.experiments.sweep.writer:ResultsWriter.add",
+    "engine.experiments.tune.tune:tune_rows",
+    "engine.experiments.results.writer:ResultsWriter.add",
 )
 STAGES = {
     "running": DECODING,

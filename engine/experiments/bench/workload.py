@@ -26,7 +26,7 @@ class WorkloadTurn:
 
     prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
     verification steps. drafted = accepted + rejected. restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position, scanned behind every round.
+    duplicate_cells: most attention cells beyond one per position, scanned after every round.
     """
 
     turn: str

@@ -51,7 +51,7 @@ def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
 
 
 def findings(report: Report) -> Report:
-    """The report without what a terminal need not be told: settings, model, machine, command."""
+    """The report without what a terminal does not need: settings, model, machine, command."""
     names = ("Settings", "Model", "Machine and versions", "How to repeat it")
     return Report(
         report.title,

@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest, ScriptRequest
+from app.engine_thread.requests import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.widgets.scroll_page import ScrollPage
 from app.window.window import MainWindow
