@@ -133,7 +133,7 @@ def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
             raise wrong(path, key, "is far too large") from error
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise wrong(path, key, f"is {value!r}, which is not a {wanted}")
+        raise wrong(path, key, f"is {value!r}, not {wanted}")
     return value
 
 

@@ -207,7 +207,7 @@ def test_lines_are_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = 'x'\nsteps = 3", "s.toml: steps is 3, which is not a str"),
+        ("title = 'x'\nsteps = 3", "s.toml: steps is 3, not str"),
         ("title = 'x'\nsteps = 'context A'", "s.toml: steps is not a text between ''' and '''"),
         ("steps = '''context A'''", "is incomplete"),
         ("title = 'x'\n\nsteps = '''\ncontext A\njump A'''", "s.toml, line 5: 'jump'"),
