@@ -48,7 +48,7 @@ from engine.report.compare import (
 )
 from engine.report.headline import headline
 from engine.report.run import run_report
-from engine.trace.export import strict_json
+from engine.trace.facts import strict_json
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ def start_report(
 
             if overlaid is not None:
                 report = _report_on_two((runs[0], overlaid), environment)
-            elif runs[0].facts.get("lane"):
+            elif runs[0].facts.lane:
                 report = compare_report(runs, environment)
             else:
                 report = run_report(runs[0], environment)

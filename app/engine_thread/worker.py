@@ -154,9 +154,9 @@ class EngineWorker:
             run = session.start(request, self._store)
             facts = self._store.runs[run.run_id]
             if self._fidelity is not None:
-                facts["fidelity"] = asdict(self._fidelity)
+                facts.update(fidelity=asdict(self._fidelity))
             if request.chat is not None:
-                facts["chat"] = json.dumps(request.chat.kwargs)
+                facts.chat = json.dumps(request.chat.kwargs)
             return run
 
         self._submit(lambda: self._start(begin, flags, rounds))
@@ -167,7 +167,7 @@ class EngineWorker:
         def begin(session: EngineSession) -> Job:
             turn = session.say(request, self._store)
             if self._fidelity is not None:
-                self._store.runs[turn.run_id]["fidelity"] = asdict(self._fidelity)
+                self._store.runs[turn.run_id].update(fidelity=asdict(self._fidelity))
             return turn
 
         self._submit(lambda: self._start(begin, flags, None))
@@ -339,8 +339,8 @@ class EngineWorker:
         if session is not None:
             self._fidelity = session.measure(text, throttled(self._post), cancelled.is_set)
             for facts in self._store.runs.values():
-                if facts.get("compute") == session.compute:
-                    facts["fidelity"] = asdict(self._fidelity)
+                if facts.compute == session.compute:
+                    facts.update(fidelity=asdict(self._fidelity))
             self._post(FidelityMeasured(self._fidelity))
         return self._rest()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,7 +229,7 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
-        if listens_at := run.facts.get("listens_at"):
+        if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",
                 f"Programs that use {listens_at} in place of the server are recorded here.",
@@ -270,7 +269,7 @@ class EngineNews(QObject):
 
     def _show_fidelity(self, found: Fidelity) -> None:
         self._panels.banners.add(
-            "info", f"Fidelity: {fidelity_text(asdict(found))}. It is kept with its runs."
+            "info", f"Fidelity: {fidelity_text(found)}. It is kept with its runs."
         )
 
     def _show_break(self, hit: BreakHit) -> None:
@@ -314,9 +313,9 @@ class EngineNews(QObject):
         elif bridge.connecting:
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:
-            facts = known_facts(bridge.server.facts)
+            told = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
-            parts = [server_name(bridge.server.facts), facts["model"], facts["build"], state]
+            parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
             parts += self._other_on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")

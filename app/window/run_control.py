@@ -163,7 +163,7 @@ class RunControl:
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of
         the run that they were estimated from."""
-        types = run.facts.get("options", {}).get("spec", {}).get("types", ())
+        types = run.facts.options.spec.types if run.facts.options else ()
         self._docks.reveal("run")
         told = self._panels.run_panel.use_setting(types, n_max, p_min)
         self._panels.status.showMessage(told, _TOLD_MS)

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-FACT, GOING_ON = "audit", "going on"
+from engine.trace.facts import RunFacts
+
+GOING_ON = "going on"
 """Where the facts of a run have the result of its audit, and the verdict until there is one."""
 
 
-def audit_goes_on(facts: Mapping[str, Any]) -> bool:
+def audit_goes_on(facts: RunFacts) -> bool:
     """Whether a run has all its tokens and is being compared with plain decoding."""
-    audit = facts.get(FACT)
-    return isinstance(audit, dict) and audit.get("verdict") == GOING_ON
+    return facts.audit is not None and facts.audit.verdict == GOING_ON
 
 
-def audit_text(facts: Mapping[str, Any]) -> Iterator[str]:
+def audit_text(facts: RunFacts) -> Iterator[str]:
     """A line on the audit of a run with these facts, and one for each thing that it did not judge;
     nothing of a run without one."""
-    audit = facts.get(FACT)
-    if not isinstance(audit, dict):
+    audit = facts.audit
+    if audit is None:
         return
-    verdict, seconds = audit.get("verdict"), audit.get("seconds")
-    took = f" ({seconds:.1f} s)" if isinstance(seconds, int | float) else ""
-    names = ("n_tokens", "n_text", "n_drawn", "n_rounds_sampled")
-    counted = "{} of {} tokens against plain decoding, {} drawn again, states of {} rounds".format(
-        *(audit.get(name) for name in names)
+    took = "" if audit.seconds is None else f" ({audit.seconds:.1f} s)"
+    yield (
+        f"audit: {audit.verdict}, {audit.n_tokens} of {audit.n_text} tokens against plain "
+        f"decoding, {audit.n_drawn} drawn again, states of {audit.n_rounds_sampled} rounds{took}"
     )
-    yield f"audit: {verdict}, {counted}{took}"
-    reasons = audit.get("not_judged")
-    for reason in reasons if isinstance(reasons, list) else ():
+    for reason in audit.not_judged:
         yield f"  not judged: {reason}"

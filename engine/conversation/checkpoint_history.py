@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from engine.trace.prompt_reuse import ReuseSource, WhyProcessed, reuse_records
+from engine.trace.facts import RunFacts
+from engine.trace.prompt_reuse import ReuseSource, WhyProcessed
 
 _MISSES = (WhyProcessed.NO_CHECKPOINT, WhyProcessed.EVICTED, WhyProcessed.OFF, WhyProcessed.ERASED)
 
@@ -44,13 +44,11 @@ class CheckpointHistory:
     n_erased: int = 0
 
     @classmethod
-    def of(
-        cls, runs: Mapping[int, Mapping[str, Any]], slot: int, last_run: int
-    ) -> CheckpointHistory:
+    def of(cls, runs: Mapping[int, RunFacts], slot: int, last_run: int) -> CheckpointHistory:
         """Of a slot of the memory, from the facts of all runs up to one."""
         found, marks = cls(), dict[int, CheckpointMark]()
         for run_id, facts in list(runs.items()):
-            for record in reuse_records(facts) if run_id <= last_run else ():
+            for record in facts.prompt_reuse or () if run_id <= last_run else ():
                 if record.slot != slot:
                     continue
                 if record.n_held == 0:  # a new memory

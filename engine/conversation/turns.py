@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.trace.prompt_reuse import PromptReuseRecord, reuse_records
-
-FACT = "turn"
+from engine.trace.facts import RunFacts
+from engine.trace.prompt_reuse import PromptReuseRecord
 
 Message = dict[str, Any]
 """A role, a content, and whatever else a chat template reads, as OpenAI's messages have them."""
@@ -60,7 +59,7 @@ class TurnTree:
         self.turns = {turn.number: turn for turn in turns}
 
     @classmethod
-    def of(cls, runs: Mapping[int, Mapping[str, Any]], conversation: int) -> TurnTree:
+    def of(cls, runs: Mapping[int, RunFacts], conversation: int) -> TurnTree:
         """From the facts of a trace's runs. A turn whose parent is not there is left out."""
         found: dict[int, Turn] = {}
         for run_id, facts in list(runs.items()):
@@ -104,7 +103,7 @@ class TurnTree:
         return len(self.turns)
 
 
-def conversations(runs: Mapping[int, Mapping[str, Any]]) -> list[int]:
+def conversations(runs: Mapping[int, RunFacts]) -> list[int]:
     """Numbers of the conversations of a trace, the first one first."""
     turns = (turn_of(run_id, facts) for run_id, facts in list(runs.items()))
     return list(dict.fromkeys(turn.conversation for turn in turns if turn))
@@ -117,22 +116,22 @@ def content_of(message: Message) -> str:
     return text + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
-def turn_of(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
+def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
     """The turn that a run answered, None where it is no turn's."""
-    told = facts.get(FACT)
-    if not isinstance(told, dict):
+    turn = facts.turn
+    if turn is None:
         return None
     return Turn(
         run_id,
-        told["conversation"],
-        told["number"],
-        told["parent"],
-        tuple(told["messages"]),
-        told.get("answer"),
-        bool(told.get("is_recorded")),
-        bool(told.get("is_chat")),
-        told.get("start", 0),
-        told.get("rewritten_at"),
-        told.get("given", 0),
-        next(reuse_records(facts), None),
+        turn.conversation,
+        turn.number,
+        turn.parent,
+        tuple(turn.messages),
+        turn.answer,
+        turn.is_recorded,
+        turn.is_chat,
+        turn.start,
+        turn.rewritten_at,
+        turn.given,
+        next(iter(facts.prompt_reuse or ()), None),
     )

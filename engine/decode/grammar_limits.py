@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.decode.sequences import SlotAssignment
 from engine.draft.drafter import Draft
 from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState
+from engine.trace.facts import RunFacts
 
 REASON = "grammar"
 """Why a draft ends, of engine.draft.spec.COMMON_REASONS, and why a sequence does."""
@@ -41,7 +40,6 @@ def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
         at.accept(token)
 
 
-def note_grammar_error(facts: dict[str, Any], round_: int, seq_id: int, pos: int, why: str) -> None:
-    """Note under facts["grammar_errors"] why a sequence ended. pos: where a token is missing."""
-    rows = facts.setdefault("grammar_errors", [])
-    rows.append({"round": round_, "seq_id": seq_id, "pos": pos, "why": why})
+def note_grammar_error(facts: RunFacts, round_: int, seq_id: int, pos: int, why: str) -> None:
+    """Note under the fact `grammar_errors` why a sequence ended. pos: where a token is missing."""
+    facts.add_to("grammar_errors", {"round": round_, "seq_id": seq_id, "pos": pos, "why": why})

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.ngram_drafter import GROUP
 from engine.draft.spec import DrafterSpec
 from engine.draft.suffix_tree import REASONS, StoredSequence, SuffixDraft, SuffixLimits, SuffixTree
 from engine.option_fields import FormRow, NumberRange, option
-from engine.trace.records import N_TOP
 
 if TYPE_CHECKING:
     from engine.model.taps import TargetRows

@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.files import written_whole
-from engine.trace.export import SESSION_FILE, strict_json
+from engine.trace.export import SESSION_FILE
+from engine.trace.facts import strict_json
 from engine.trace.session_file import read_json
 
 

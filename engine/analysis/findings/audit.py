@@ -141,11 +141,8 @@ _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 
 
 def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
-    reasons = run.audit.get("not_judged")
-    if isinstance(reasons, list) and reasons:
-        yield RuleHit(
-            None, None, "The audit did not judge everything.", "; ".join(map(str, reasons))
-        )
+    if reasons := run.audit.not_judged:
+        yield RuleHit(None, None, "The audit did not judge everything.", "; ".join(reasons))
 
 
 RULES = (

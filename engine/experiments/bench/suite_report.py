@@ -91,12 +91,12 @@ def _configuration(
 
 
 def _row(request: RequestResult, plain: RequestResult | None) -> dict[str, Any]:
-    facts = asdict(request)
-    del facts["configuration"]
+    known = asdict(request)
+    del known["configuration"]
     timed = plain is not None and plain.predicted_per_second > 0
     return {
-        "name": facts.pop("prompt"),
-        **facts,
+        "name": known.pop("prompt"),
+        **known,
         "accept_rate": request.draft_n_accepted / request.draft_n if request.draft_n else None,
         "speed_up": request.predicted_per_second / plain.predicted_per_second
         if plain is not None and timed

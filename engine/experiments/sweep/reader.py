@@ -71,7 +71,7 @@ def check_tables(path: Path, opened: sqlite3.Connection) -> None:
 
 
 def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
-    facts = {name: value for _, name, value in _rows(path, opened, "facts", ("name", "value"))}
+    head = {name: value for _, name, value in _rows(path, opened, "facts", ("name", "value"))}
     described, texts = {}, _TextBudget(path)
     for at, number, text in _rows(path, opened, "descriptions", ("id", "text")):
         described[number] = checked_text(path, "a description", text, at)
@@ -85,8 +85,8 @@ def _read(path: Path, opened: sqlite3.Connection) -> SweepResults:
     order = sorted(range(len(rows)), key=lambda i: (rows[i][NUMBER_AT], rows[i][0]))
     return results_of(
         path,
-        facts.get("title", ""),
-        _planned(facts.get("planned")),
+        head.get("title", ""),
+        _planned(head.get("planned")),
         [rows[i] for i in order],
         described,
         [places[i] for i in order],

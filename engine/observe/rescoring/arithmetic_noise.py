@@ -10,8 +10,7 @@ one than twice that is a near tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from engine.observe.rescoring.identity import is_observed
 from engine.observe.rescoring.teacher_forcing import Teacher
 from engine.progress import ReportProgress
 from engine.session import Session
+from engine.trace.facts import RunFacts
 
 _SEEDS = (1, 2, 3)
 _ENOUGH = 4096
@@ -33,7 +33,7 @@ _FINE = 3
 
 def noise_of_gaps(
     session: Session,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     texts: Sequence[Sequence[int]],
     progress: ReportProgress,
     cancelled: Callable[[], bool],
@@ -65,10 +65,10 @@ def noise_of_gaps(
     return 2 * worst
 
 
-def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel]:
+def _models_like(session: Session, facts: RunFacts) -> list[HybridModel]:
     """Models with the arithmetic of the engine that made the run, a little off in several ways."""
     if not is_observed(facts):
-        compute = str(facts.get("compute", session.compute))
+        compute = facts.compute or session.compute
         model = session.model_in(compute)
         jitters = [JITTER.get(model.compute, JITTER_ROUNDED)] * len(_SEEDS)
     else:
