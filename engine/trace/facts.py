@@ -465,6 +465,13 @@ def strict_json(value: Any) -> Any:
 # -- reading -----------------------------------------------------------------------------------
 
 
+def options_of(value: Any) -> RunOptions | None:
+    """Options as a file has them, not checked; those that are missing or cannot be read have their
+    defaults. None for what is no object."""
+    options: RunOptions | None = _read_or(RunOptions, value, None)
+    return options
+
+
 def _read_or(hint: Any, value: Any, default: Any) -> Any:
     try:
         return _read(hint, value)

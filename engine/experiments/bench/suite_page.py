@@ -14,6 +14,7 @@ from engine.report.common import (
     shown,
 )
 from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
+from engine.trace.facts import options_of
 
 OVERVIEW_HEADS = ("configuration", "tok/s", "speed-up", "rate", "tokens/round", "wall s", "same")
 _SAME = {True: "yes", False: "NO", None: "n/a"}
@@ -32,7 +33,9 @@ def suite_page(result: Mapping[str, Any], command: Sequence[str] = ()) -> Report
         [
             Section("Configurations", list(_overview(configurations))),
             Section("Prompts", list(_prompts(configurations))),
-            settings_section(last["options"], {"runs of each request": result["repeat"]}),
+            settings_section(
+                options_of(last["options"]), {"runs of each request": result["repeat"]}
+            ),
             model_section(model),
             machine_section(
                 result["environment"], {"device": result["device"], "compute": result["compute"]}
