@@ -15,7 +15,7 @@ from pathlib import Path
 
 from app.cli import output
 from app.cli.interruption import Interrupted, interrupt, on_signal
-from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import module_of, new_parser, split_command
 from engine.errors import DraftscopeError, OptionError
 
 EXIT_FAILED = 1
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    name = argv[0] if argv and argv[0] in SUBCOMMANDS else ""
+    name, words = split_command(argv)
     module = import_module(module_of(name))
     parser = new_parser(name)
     module.add_arguments(parser)
@@ -65,7 +65,7 @@ def _dispatch(argv: list[str]) -> int:
     # cannot be interrupted half-way, where it fails to put its parser back
     came: list[int] = []
     with on_signal(came.append):
-        args = parser.parse_intermixed_args(argv[1:] if name else argv)
+        args = parser.parse_intermixed_args(words)
     if came:
         interrupt(came[0])
     args.words = argv

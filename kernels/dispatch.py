@@ -18,14 +18,12 @@ CHOICES = ("naive", "torch", "llvm", "triton")
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def pick(
-    naive: F, with_torch: F, triton_module: str | None = None, llvm_module: str | None = None
-) -> F:
+def pick(naive: F, with_torch: F, triton: str | None = None, llvm: F | str | None = None) -> F:
     """The implementation that the environment variable DRAFTSCOPE_KERNELS asks for.
 
-    triton_module, llvm_module: the modules that hold versions for a GPU and for a processor under
-    the name that `with_torch` has; None where there is none, and torch runs. They are imported at
-    the first call that needs them.
+    triton, llvm: the versions for a GPU and for a CPU; None where there is none, and torch runs.
+    A string names a module that has one under the name of `with_torch` without its suffix; it is
+    imported at the first call that needs it.
 
     Unset or empty, the device decides on every call: Triton for a first argument on a CUDA
     device, LLVM for one of float32 on the processor. Neither has gradients, so torch runs
@@ -48,12 +46,22 @@ def pick(
             f"{VARIABLE}=llvm needs the package llvmlite and a torch with GNU's OpenMP: use torch"
         )
     if not (name == "triton" or (not name and _has_cuda() and _has_triton())):
-        triton_module = None
+        triton = None
     if not uses_llvm():
-        llvm_module = None
-    if triton_module is None and llvm_module is None:
+        llvm = None
+    if triton is None and llvm is None:
         return with_torch
-    return _by_device(with_torch, triton_module, llvm_module, always_triton=name == "triton")
+    return _by_device(with_torch, triton, llvm, always_triton=name == "triton")
+
+
+def pick_invariant(with_torch: F, llvm: F | str | None) -> F:
+    """`pick` for calls whose results have the same bits whatever numbers are next to them.
+
+    with_torch has a keyword `invariant` for that, which the function returned sets. The naive
+    version and the one for a GPU do not promise it; LLVM's always has it.
+    """
+    run = cast(F, functools.wraps(with_torch)(functools.partial(with_torch, invariant=True)))
+    return pick(run, run, None, llvm)
 
 
 def uses_llvm() -> bool:
@@ -61,12 +69,19 @@ def uses_llvm() -> bool:
     return os.environ.get(VARIABLE) in (None, "", "llvm") and _has_llvm()
 
 
+def runs_llvm(x: torch.Tensor) -> bool:
+    """Whether an operation on numbers of any type, so that `pick` cannot choose for it, runs in its
+    LLVM version."""
+    needs_gradient = torch.is_grad_enabled() and x.requires_grad
+    return x.device.type == "cpu" and uses_llvm() and not needs_gradient
+
+
 def _by_device(
-    with_torch: F, triton_module: str | None, llvm_module: str | None, *, always_triton: bool
+    with_torch: F, triton: str | None, llvm: F | str | None, *, always_triton: bool
 ) -> F:
-    name = with_torch.__name__
-    with_triton = with_torch if triton_module is None else _when_called(triton_module, name)
-    with_llvm = with_torch if llvm_module is None else _when_called(llvm_module, name)
+    name = with_torch.__name__.removesuffix("_with_torch").removesuffix("_naive")
+    with_triton = with_torch if triton is None else _when_called(triton, name)
+    with_llvm = _when_called(llvm, name) if isinstance(llvm, str) else llvm or with_torch
 
     @functools.wraps(with_torch)
     def run(*args: Any, **kwargs: Any) -> object:

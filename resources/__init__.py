@@ -14,7 +14,7 @@ DESKTOP = ROOT / "desktop"
 DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
-MEMORY_SCRIPTS = ROOT / "memory_scripts"
+MEMORY_SCRIPTS = SCENARIOS / "memory"
 HELP = ROOT / "help"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 

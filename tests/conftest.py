@@ -33,16 +33,29 @@ if "DRAFTSCOPE_KERNEL_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, _kernels, ignore_errors=True)
 
 _LONG = (
-    "test_triton_interpreter.py",
     "test_triton_compile.py",
-    "test_family_runs.py",
-    "test_rollback_runs.py",
-    "test_blocks_mode.py",
-    "test_rounds_on_cuda.py",
-    "test_scenario.py",
-    "test_family_faults.py",
     "test_clean_campaign.py",
     "test_comparison.py",
+    "test_family_runs.py",
+    "test_rollback_runs.py",
+    "test_app_bench.py",
+    "test_torture_frame.py",
+    "test_triton_interpreter.py",
+    "test_faults.py",
+    "test_scheduler.py",
+    "test_scenarios.py",
+    "test_foreign_traces.py",
+    "test_layouts.py",
+    "test_servers.py",
+    "test_torture_corpus.py",
+    "test_cli_check_rollback.py",
+    "test_cli_changing_files.py",
+    "test_family_faults.py",
+    "test_policies.py",
+    "test_grammar_runs.py",
+    "test_scenario.py",
+    "test_rounds_on_cuda.py",
+    "test_clean_runs.py",
 )
 
 

@@ -20,7 +20,7 @@ def test_every_module_is_imported_and_commands_run(system, tmp_path):
         f"run --demo -p def -n 8 --spec-type draft-mtp --trace {trace}",
         f"export {trace} --aiperf {records}",
         f"import {ROOT / 'tests/data/captures/mtp.json.gz'}",
-        f"memory {ROOT / 'resources/memory_scripts/1-save-after-rollback.memory'} --demo",
+        f"memory {ROOT / 'resources/scenarios/memory/1-save-after-rollback.toml'} --demo",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.other_system", system, *commands],

@@ -30,6 +30,9 @@ _loader.exec_module(words)
         ('"x is no trace"\n"there is no trace"\n"it is no longer there"\n', [1]),
         ('"-a goes not with -b"\n', [1]),
         ('"untold, standstill, left"\n', []),
+        ('f"{told} is in `told`: " + facts["told"]\n', []),
+        ('def f(told):\n    """Text.\n\n    told: what was told.\n    """\n', [4]),
+        ('"what it stands for is left behind"\n', []),
     ],
 )
 def test_words_of_python(tmp_path: Path, text: str, lines: list[int]) -> None:

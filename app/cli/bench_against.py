@@ -1,4 +1,4 @@
-"""`draftscope bench MODEL --against FOLDER`: this engine and llama.cpp on the same file."""
+"""`draftscope bench against`: this engine and llama.cpp on the same file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.cli.bench_requests import progress, prompt_set
-from app.cli.common import positive, target_path
+from app.cli.bench_requests import add_decoding, progress, prompt_set
+from app.cli.common import add_compute, add_model, positive, target_path
 from app.cli.files import open_session
 from app.cli.output import print_json, print_lines
+from app.cli.reports import add_markdown
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -32,8 +33,31 @@ _BUSY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench against (MODEL | --demo) [--llama-cpp FOLDER] [options]"
+    parser.epilog = (
+        "example:\n  draftscope bench against model.gguf --llama-cpp ~/llama.cpp/build/bin"
+    )
+    model = add_model(parser)
+    model.add_argument(
+        "--llama-cpp",
+        dest="against",
+        default="",
+        metavar="FOLDER",
+        help="folder with llama-bench and llama-server (default: those of $PATH), which run in "
+        "alternation with this engine, on the same file and threads",
+    )
+    add_compute(model)
+    add_decoding(parser)
+    add_details(parser)
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_markdown(output)
+
+
+def add_details(parser: argparse.ArgumentParser) -> None:
     """--pairs and --depth."""
-    group = parser.add_argument_group("--against")
+    group = parser.add_argument_group("against")
     group.add_argument(
         "--pairs",
         type=positive,
@@ -48,17 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def refuse(args: argparse.Namespace) -> None:
-    """Raises OptionError if any of the options is given."""
-    if args.pairs is not None or args.depth is not None:
-        raise OptionError("--pairs and --depth go with --against only.", "Leave them out.")
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure and print; after Ctrl-C, what was finished by then."""
+    if args.markdown and args.json:
+        raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
     target = target_path(args)
     if args.device not in ("auto", "cpu"):
-        raise OptionError("--against compares on the processor.", "Leave --device out.")
+        raise OptionError("llama.cpp is compared on the processor.", "Leave --device out.")
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
     args.device = "cpu"

@@ -1,4 +1,4 @@
-"""`draftscope bench --splits` and `--steps`: forward passes of a model."""
+"""`draftscope bench forward`: forward passes of a model, by width or by how they are split."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import loading_line, target_path
+from app.cli.bench_requests import REPEAT, add_number, add_repeat, numbers
+from app.cli.common import add_compute, add_model, loading_line, target_path
 from app.cli.files import check_files
 from app.cli.output import print_json, print_lines
+from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
@@ -21,12 +23,64 @@ if TYPE_CHECKING:
     from engine.model.hybrid import HybridModel
 
 _MOST = 64
+_USUAL = (1, 2, 4, 8, 16)
 _SPLIT = "{:<6} {:>6} {:>9} {:>9}  |"
 _STEP = "{:>5} {:>9} {:>9} {:>11} {:>9}"
 
 
-def splits(args: argparse.Namespace) -> int:
-    """`--splits`: several sequences in one forward pass against one sequence per pass."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench forward (MODEL | --demo) [--steps N[,N] | --splits] [options]"
+    parser.epilog = (
+        "examples:\n"
+        "  draftscope bench forward random.gguf --steps 1,2,4,8,16,128,512\n"
+        "  draftscope bench forward random.gguf --splits"
+    )
+    add_compute(add_model(parser))
+    what = parser.add_argument_group("what to measure")
+    one = what.add_mutually_exclusive_group()
+    one.add_argument(
+        "--steps",
+        type=numbers,
+        metavar="N[,N]",
+        help=f"steps of these numbers of tokens (default {','.join(map(str, _USUAL))})",
+    )
+    one.add_argument(
+        "--splits",
+        action="store_true",
+        help="several sequences in one forward pass against one sequence per pass",
+    )
+    add_details(parser)
+    output = parser.add_argument_group("repetitions and results")
+    add_batch_invariant(output)
+    add_repeat(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_details(parser: argparse.ArgumentParser) -> None:
+    """What --splits and --steps are set by."""
+    group = parser.add_argument_group("forward: splits and steps")
+    add_number(group, "--sequences", 5, "splits: sequences side by side")
+    add_number(group, "--draft", 3, "splits: drafted tokens per sequence, verified with one more")
+    group.add_argument(
+        "--outputs",
+        choices=("last", "all"),
+        default="last",
+        help="steps: rows whose logits are computed (default %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Raises OptionError."""
+    args.repeat = args.repeat or REPEAT
+    if args.splits:
+        return _splits(args)
+    args.steps = args.steps or _USUAL
+    return _steps(args)
+
+
+def _splits(args: argparse.Namespace) -> int:
+    """Several sequences in one forward pass against one sequence per pass."""
     if args.sequences > _MOST or args.draft > _MOST:
         raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
     model, facts = _model(args)
@@ -41,8 +95,8 @@ def splits(args: argparse.Namespace) -> int:
     return 0
 
 
-def steps(args: argparse.Namespace) -> int:
-    """`--steps`: the time of a forward pass by its number of tokens."""
+def _steps(args: argparse.Namespace) -> int:
+    """The time of a forward pass by its number of tokens."""
     model, facts = _model(args)
     from engine.experiments.bench.steps import bench_steps
 

@@ -1,4 +1,4 @@
-"""`draftscope bench MODEL --recording`: the share of a run that recording its trace takes."""
+"""`draftscope bench recording`: the share of a run that recording its trace takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
+from app.cli.bench_requests import (
+    REPEAT,
+    add_decoding,
+    add_models,
+    add_repeat,
+    add_rollback,
+    deliver,
+    facts,
+    open_bench,
+    progress,
+    prompt_set,
+)
 from app.cli.run import make_prompt
 from resources import SUITES
 
@@ -18,8 +29,24 @@ if TYPE_CHECKING:
 _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench recording (MODEL | --demo) [options]"
+    parser.epilog = (
+        "The first prompt over and over, -n tokens whatever they are.\n\n"
+        "example:\n  draftscope bench recording --demo -n 60 --spec-type draft-mtp"
+    )
+    add_models(parser)
+    add_decoding(parser)
+    output = parser.add_argument_group("repetitions and results")
+    add_rollback(output)
+    add_repeat(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and print; after Ctrl-C, what was finished by then."""
+    args.repeat = args.repeat or REPEAT
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_bench(args)

@@ -1,4 +1,4 @@
-"""Shared by the bench modes that decode requests: prompts, configurations, session, report."""
+"""What the kinds of `draftscope bench` share: options, prompts, configurations, results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_paths, output_file, target_path
+from app.cli.common import (
+    add_compute,
+    add_model,
+    check_output,
+    draft_paths,
+    output_file,
+    positive,
+    target_path,
+)
 from app.cli.files import open_session
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
-from app.cli.run_arguments import add_chat, run_options
+from app.cli.run_arguments import (
+    add_chat,
+    add_draft_model,
+    add_memory_details,
+    add_sampling,
+    add_sizes,
+    add_speculation,
+    add_synthetic,
+    run_options,
+)
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
 from engine.files import written_whole
-from engine.options import DRAFTERS, RunOptions
+from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -25,14 +42,94 @@ DEFAULT_DRAFTERS = ("draft-mtp", "draft-simple", "ngram-mod")
 """Measured where --spec-type does not choose, as far as the model files allow."""
 
 
-def add_requests(parser: argparse.ArgumentParser) -> None:
-    """--prompts, --chat and --out."""
-    group = parser.add_argument_group("prompts and results (suite and --w1)")
+N_PREDICT = 192
+"""Tokens per request, as in llama.cpp #22400."""
+REPEAT = 7
+"""Repetitions of what takes milliseconds."""
+_MOST_REPEATS = 1000
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The model, -md and what it is computed with."""
+    model = add_model(parser)
+    add_draft_model(model)
+    add_compute(model)
+
+
+def add_decoding(parser: argparse.ArgumentParser) -> None:
+    """The prompts and everything that decides how they are decoded."""
+    group = parser.add_argument_group("prompts")
     add_prompt_set(group)
     add_chat(group)
-    group.add_argument(
-        "--out", type=output_file, metavar="FILE", help="write the results as JSON, for --compare"
+    add_sampling(parser)
+    add_speculation(
+        parser, default="each that the model makes possible, none among them", repeatable=True
     )
+    add_synthetic(parser)
+    memory = parser.add_argument_group("memory and batches")
+    add_sizes(memory)
+    add_memory_details(memory)
+    parser.set_defaults(n_predict=N_PREDICT, parallel=1, out=None, repeat=None)
+
+
+def add_rollback(group: argparse._ArgumentGroup) -> None:
+    """--rollback, of several policies."""
+    group.add_argument(
+        "--rollback",
+        type=_policies,
+        metavar="A[,B]",
+        help=f"policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
+    )
+
+
+def add_repeat(group: argparse._ArgumentGroup) -> None:
+    """--repeat."""
+    group.add_argument(
+        "--repeat",
+        "--rounds",
+        type=_repeat,
+        metavar="N",
+        help=f"repetitions; medians count (default {REPEAT}; 1 in the suite and with slots)",
+    )
+
+
+def add_out(group: argparse._ArgumentGroup) -> None:
+    """--out."""
+    group.add_argument(
+        "--out",
+        type=output_file,
+        metavar="FILE",
+        help="write the results as JSON; `bench compare` compares two of the suite",
+    )
+
+
+def numbers(text: str) -> Sequence[int]:
+    """Numbers from 1, separated by commas, each once, as an argparse type."""
+    return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
+
+
+def add_number(group: argparse._ArgumentGroup, name: str, default: int, about: str) -> None:
+    """An option that takes a number from 1."""
+    group.add_argument(
+        name, type=positive, default=default, metavar="N", help=f"{about} (default {default})"
+    )
+
+
+def _repeat(text: str) -> int:
+    number = positive(text)
+    if number > _MOST_REPEATS:
+        raise argparse.ArgumentTypeError(f"{number} is above {_MOST_REPEATS}")
+    return number
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(ROLLBACK_POLICIES)
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in ROLLBACK_POLICIES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a policy")
+    return names
 
 
 def add_prompt_set(group: argparse._ArgumentGroup) -> None:

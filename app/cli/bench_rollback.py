@@ -1,4 +1,4 @@
-"""`draftscope bench --rollback` without a model: rounds of made-up states."""
+"""`draftscope bench rollback`: policies on rounds of made-up states, without a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from app.cli.bench_requests import REPEAT, add_number, add_repeat, add_rollback, numbers
+from app.cli.common import add_threads, positive
+from app.cli.option_arguments import add_options
 from app.cli.output import print_json, print_line
 from engine.errors import OptionError
+from engine.option_fields import options_in
+from engine.options import ROLLBACK_POLICIES, RunOptions
 from engine.size_text import size_text
 
 if TYPE_CHECKING:
@@ -23,8 +28,46 @@ _LINE = (
 _PHASES = ("save", "verify", "rollback", "restore", "replay", "total")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench rollback [--rollback A[,B]] [options]"
+    parser.epilog = "example:\n  draftscope bench rollback --widths 1,4,8 --threads 1"
+    what = parser.add_argument_group("what to measure")
+    add_rollback(what)
+    add_options(what, [one for one in options_in(RunOptions) if one.field == "n_rs_seq"])
+    add_details(parser)
+    output = parser.add_argument_group("repetitions and results")
+    add_threads(output)
+    add_repeat(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
+
+
+def add_details(parser: argparse.ArgumentParser) -> None:
+    """The sizes of the states, and the widths."""
+    group = parser.add_argument_group("rollback: made-up states")
+    add_number(group, "--heads", 16, "value heads of a layer")
+    add_number(group, "--dim", 128, "dimension of a head; a state is dim x dim")
+    add_number(group, "--layers", 18, "recurrent layers")
+    add_number(group, "--conv-dim", 6144, "channels of the convolution: queries, keys and values")
+    group.add_argument(
+        "--widths",
+        type=numbers,
+        default=(1, 4, 8, 16, 64),
+        metavar="N[,N]",
+        help="tokens verified in one round (default 1,4,8,16,64)",
+    )
+    group.add_argument(
+        "--keep",
+        type=positive,
+        metavar="N",
+        help="how many of them are accepted (default: half, at least one)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure the policies of --rollback and print a row for each at every width."""
+    args.repeat = args.repeat or REPEAT
     if max(args.widths) > _MOST_STATES + 1:
         raise OptionError(
             f"--widths {max(args.widths)} is above {_MOST_STATES + 1}.",

@@ -1,4 +1,4 @@
-"""`draftscope bench MODEL --slots 1,5`: aggregate speed by number of slots."""
+"""`draftscope bench slots`: aggregate speed by number of slots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
+from app.cli.bench_requests import (
+    add_decoding,
+    add_models,
+    add_out,
+    add_repeat,
+    add_rollback,
+    deliver,
+    facts,
+    numbers,
+    open_bench,
+    progress,
+    prompt_set,
+)
 from engine.errors import OptionError
 from resources import SUITES
 
@@ -15,7 +27,29 @@ if TYPE_CHECKING:
     from engine.experiments.bench.slots import SlotRow
 
 _MOST = 64
+_USUAL = (1, 4)
 _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench slots (MODEL | --demo) [--slots N[,N]] [options]"
+    parser.epilog = "example:\n  draftscope bench slots --demo --slots 1,5 --spec-type draft-mtp"
+    add_models(parser)
+    add_decoding(parser)
+    output = parser.add_argument_group("repetitions and results")
+    output.add_argument(
+        "--slots",
+        type=numbers,
+        default=_USUAL,
+        metavar="N[,N]",
+        help="requests side by side: aggregate speed, and its ratio to the first number "
+        f"(default {','.join(map(str, _USUAL))})",
+    )
+    add_rollback(output)
+    add_repeat(output)
+    add_out(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

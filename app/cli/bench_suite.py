@@ -1,36 +1,57 @@
-"""`draftscope bench MODEL`: the prompt suite, and `--compare` for two of its results."""
+"""`draftscope bench suite`: a set of prompts, with and without speculation."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
-from app.cli.output import print_json, print_lines
-from app.cli.reports import deliver_report
+from app.cli.bench_requests import (
+    add_decoding,
+    add_models,
+    add_out,
+    add_repeat,
+    add_rollback,
+    deliver,
+    facts,
+    open_bench,
+    progress,
+    prompt_set,
+)
+from app.cli.reports import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
-from engine.experiments.bench.suite_compare import (
-    SUITE_KIND,
-    SUITE_VERSION,
-    SuiteDiff,
-    compare_results,
-    read_result,
-)
+from engine.experiments.bench.suite_compare import SUITE_KIND, SUITE_VERSION
 from engine.experiments.bench.suite_page import OVERVIEW_HEADS, overview_cells, suite_page
 from resources import SUITES
 
-N_PREDICT = 192
-"""Tokens per request, as in llama.cpp #22400."""
 _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
-_DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench suite (MODEL | --demo) [options]"
+    parser.epilog = (
+        "examples:\n"
+        "  draftscope bench suite --demo\n"
+        "  draftscope bench suite model.gguf --spec-type draft-mtp --out a.json\n"
+        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all"
+    )
+    add_models(parser)
+    add_decoding(parser)
+    output = parser.add_argument_group("repetitions and results")
+    add_rollback(output)
+    add_repeat(output)
+    add_out(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_report(output)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
+    check_report(args)
+    args.repeat = args.repeat or 1
     set_name, named = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
@@ -66,18 +87,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Print what differs between two result files."""
-    a, b = (read_result(path) for path in args.compare)
-    diff = compare_results(a, b)
-    if args.json:
-        print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **asdict(diff)})
-    else:
-        first, second = args.compare
-        print_lines(diff_lines(str(first), str(second), diff))
-    return 0
-
-
 def suite_lines(report: dict[str, Any]) -> Iterator[str]:
     """One block per configuration, then one line for each."""
     configurations = report["configurations"]
@@ -105,9 +114,9 @@ def row_line(row: dict[str, Any]) -> str:
     same = {True: "yes", False: "NO", None: "n/a"}[row["same"]]
     return (
         f"{row['name']:<18} pred={row['predicted_n']:>4} draft={row['draft_n']:>4} "
-        f"acc={row['draft_n_accepted']:>4} rate={_number(row['accept_rate'], 3):>5} "
-        f"tok/s={_number(row['predicted_per_second'], 1):>6} "
-        f"speed-up={_number(row['speed_up'], 2):>5} same={same}"
+        f"acc={row['draft_n_accepted']:>4} rate={number(row['accept_rate'], 3):>5} "
+        f"tok/s={number(row['predicted_per_second'], 1):>6} "
+        f"speed-up={number(row['speed_up'], 2):>5} same={same}"
     )
 
 
@@ -136,34 +145,6 @@ def split_lines(one: dict[str, Any]) -> Iterator[str]:
         yield "not every text is that of plain decoding: `draftscope match` tells what differs"
 
 
-def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
-    """Two result files, named a and b: aggregate fields, then a line per prompt of both."""
-    yield f"A: {a}"
-    yield f"B: {b}"
-    for pair in diff.pairs:
-        yield ""
-        same_name = pair.a_name == pair.b_name
-        yield f"{pair.a_name}:" if same_name else f"{pair.a_name} (A), {pair.b_name} (B):"
-        for name, (own, other) in pair.aggregate.items():
-            yield f"{name:<21} {_plain(own):>10} {_plain(other):>10}"
-        yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
-        for row in pair.prompts:
-            yield _DIFF.format(
-                row.name,
-                f"{row.a_tok_s:.1f}",
-                f"{row.b_tok_s:.1f}",
-                _number(row.ratio, 2),
-                _number(row.a_rate, 3),
-                _number(row.b_rate, 3),
-            )
-    for file, names in (("A", diff.only_a), ("B", diff.only_b)):
-        if names:
-            yield f"only in {file}: {', '.join(names)}"
-
-
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """A figure with its decimals, "n/a" for None."""
     return "n/a" if value is None else f"{value:.{digits}f}"
-
-
-def _plain(value: float | None) -> str:
-    return "n/a" if value is None else str(value)

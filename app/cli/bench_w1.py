@@ -1,4 +1,4 @@
-"""`draftscope bench MODEL --w1`: a conversation with counters per turn."""
+"""`draftscope bench w1`: a conversation of four turns with a growing history, counters per turn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import deliver, facts, open_bench, progress, prompt_set
-from app.cli.run_arguments import cache_options
+from app.cli.bench_requests import (
+    add_decoding,
+    add_models,
+    add_out,
+    add_rollback,
+    deliver,
+    facts,
+    open_bench,
+    progress,
+    prompt_set,
+)
+from app.cli.run_arguments import add_cache, cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
 
@@ -32,10 +42,21 @@ _HEADS = (
 )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench w1 (MODEL | --demo) [options]"
+    parser.epilog = "example:\n  draftscope bench w1 --demo --spec-type draft-mtp"
+    add_models(parser)
+    add_decoding(parser)
+    add_cache(parser, "on by default")
+    output = parser.add_argument_group("results")
+    add_rollback(output)
+    add_out(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation in every configuration, print and write what was finished."""
-    if args.repeat is not None:
-        raise OptionError("--repeat cannot be combined with --w1.", "Leave it out.")
     cached = cache_options(args)
     set_name, messages = prompt_set(args, CONVERSATIONS)
     opened = open_bench(args)

@@ -53,14 +53,17 @@ class _Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope memory (SCRIPT … | --all | --list) (-m MODEL | --demo) [options]"
-    parser.epilog = (
-        f"A script:\n\n{_indented(FORMAT)}\n\n"
+    parser.add_argument_group(
+        "a script",
+        f"{FORMAT}\n\n"
         "In compute modes other than f32 the kernels run in the forms whose bits do not depend on\n"
-        "the shape of a batch.\n\n"
+        "the shape of a batch.",
+    )
+    parser.epilog = (
         "exit status: 0 every script passed, 1 one failed, 2 wrong usage\n\n"
         "examples:\n"
         "  draftscope memory --all --demo\n"
-        "  draftscope memory mine.memory model.gguf --rollback ring\n"
+        "  draftscope memory mine.toml model.gguf --rollback ring\n"
         "  draftscope memory --all --demo --engine llama.cpp"
     )
     parser.add_argument(
@@ -153,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _script(name: str) -> MemoryScript:
     """A bundled script by its name, else a file."""
-    bundled = MEMORY_SCRIPTS / f"{name}.memory"
+    bundled = MEMORY_SCRIPTS / f"{name}.toml"
     known = bundled.parent == MEMORY_SCRIPTS and bundled.is_file()
     return read_script(bundled if known else Path(name))
 
@@ -259,7 +262,3 @@ def _policies(text: str) -> tuple[str, ...]:
                 f"{name!r} is not one of {', '.join(ROLLBACK_POLICIES)}, all"
             )
     return tuple(names)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())

@@ -17,6 +17,7 @@ from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
 from app.cli.output import (
+    end_text,
     is_coloured,
     is_terminal,
     note,
@@ -295,7 +296,7 @@ class _Stream:
     def end(self) -> None:
         """Print what came last, and an empty line."""
         self.show()
-        print_text("\n\n")
+        end_text()
 
 
 def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,8 @@ _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _CLEAR_LINE = "\r\x1b[K"
 _BELOW, _BACK = "\x1bD\x1b[A\x1b7\r\n", "\x1b8"
 """From the cursor to the line below, which is made if need be, and back."""
+_is_open = False
+"""Whether the text of a run has left the terminal's cursor within a line."""
 
 
 @contextmanager
@@ -134,7 +136,16 @@ def print_texts(texts: Iterable[tuple[str, str]]) -> None:
     for text, style in texts:
         piece = terminal_text(text, TEXT) if has_terminal else text
         pieces.append(f"\x1b[{style}m{piece}\x1b[0m" if style and has_colours else piece)
-    print("".join(pieces), end="", flush=True)
+    written = "".join(pieces)
+    print(written, end="", flush=True)
+    global _is_open
+    if written and has_terminal:
+        _is_open = not written.endswith("\n")
+
+
+def end_text() -> None:
+    """End the text of a run: its line, unless a message has done so, and an empty one."""
+    print_text("\n\n" if _is_open or not is_terminal(sys.stdout) else "\n")
 
 
 def print_pages(text: str) -> None:
@@ -171,7 +182,9 @@ def _json_character(char: str) -> str:
 
 
 def tell(line: str, name: str = "draftscope: ") -> None:
-    """A line on standard error, which may be gone."""
+    """A line on standard error, which may be gone; after the line that a run writes."""
+    if _is_open and is_terminal(sys.stderr):
+        print_text("\n")
     if sys.stderr is not None:
         with suppress(OSError):
             print(f"{name}{terminal_text(line)}", file=sys.stderr, flush=True)

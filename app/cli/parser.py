@@ -36,13 +36,40 @@ SUBCOMMANDS = {
     "help": "pages on drafting, rollback, the window, other engines, and what words mean",
 }
 
+KINDS = {
+    "bench": {
+        "suite": "a set of prompts, each alone, with and without speculation",
+        "w1": "a conversation of four turns with a growing history, counters per turn",
+        "slots": "requests side by side: aggregate speed by number of slots",
+        "recording": "the share of a run's time that recording its trace takes",
+        "forward": "forward passes alone, by number of tokens or by how sequences are split",
+        "against": "llama-bench and llama-server of a build of llama.cpp against this engine",
+        "rollback": "rollback policies on rounds of made-up states, without a model",
+        "compare": "two result files of the suite, side by side",
+        "random-model": "write a model with random weights to measure with",
+    }
+}
+"""Subcommands of subcommands: a module of its own each."""
+
 FIRST_OPTIONS = {
     "run": "--demo -md -p -n --temp --spec-type --spec-draft-n-max --rollback --trace --json",
     "compare": "--demo -p -n --lane --scenario --list-scenarios --spec-type --draft-accept "
     "--trace --json",
     "observe": "-p -n --temp --parallel --listen --log --rescore --capture --trace --json",
-    "bench": "--demo -md --spec-type --rollback --steps --slots --against --write-random-model "
-    "--compare --json",
+    "bench": "--demo -md --prompts -n --spec-type --rollback --repeat --out --json --report",
+    "bench suite": "--demo -md --prompts -n --spec-type --rollback --repeat --out --json --report",
+    "bench w1": "--demo -md --prompts -n --spec-type --rollback --cache-prompt --chat --out --json",
+    "bench slots": "--demo -md --slots --prompts -n --spec-type --rollback --repeat --out --json",
+    "bench recording": "--demo -md --compute --prompts -n --temp --spec-type --rollback --repeat "
+    "--json",
+    "bench against": "--demo --llama-cpp --pairs --depth --prompts -n --spec-synth-rates -t --json "
+    "--markdown",
+    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp-lib --compute --json "
+    "--trace",
+    "sweep": "--demo --out --list --retry-failed --no-traces --ray --ship --json --report "
+    "--markdown",
+    "rescore": "-m --demo --run --assume-same --server --probe --compute -t --json --trace",
+    "triage": "--run-a --run-b --rescore --demo --assume-same --server --probe --compute -t --json",
     "tune": "--demo -md --prompts --limit -n --spec-type --rollback --out --report --json",
     "match": "--demo --steps --prompts --parallel -n --spec-type --spec-draft-n-max --rollback "
     "--exact --json",
@@ -51,8 +78,8 @@ FIRST_OPTIONS = {
 
 
 def module_of(subcommand: str) -> str:
-    """The module that runs a subcommand, or the window for none."""
-    name = subcommand.replace("-", "_") or "launch"
+    """The module that runs a subcommand (or "bench suite"), or the window for none."""
+    name = subcommand.replace("-", "_").replace(" ", "_") or "launch"
     return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
 
 
@@ -159,7 +186,8 @@ def new_parser(subcommand: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     if subcommand:
-        summary = SUBCOMMANDS[subcommand]
+        name, _, kind = subcommand.partition(" ")
+        summary = KINDS[name][kind] if kind else SUBCOMMANDS[name]
         parser.description = f"{summary[0].upper()}{summary[1:]}."
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     if subcommand in FIRST_OPTIONS:
@@ -168,6 +196,15 @@ def new_parser(subcommand: str) -> argparse.ArgumentParser:
             "--help-all", action=_FullHelp, nargs=0, help="show all options, and exit"
         )
     return parser
+
+
+def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The subcommand that words begin with, with its kind (`bench suite`), and the words after it;
+    the empty name for the window."""
+    name = words[0] if words and words[0] in SUBCOMMANDS else ""
+    if len(words) > 1 and words[1] in KINDS.get(name, {}):
+        return f"{name} {words[1]}", words[2:]
+    return name, words[1:] if name else words
 
 
 def unknown_command(word: str) -> str:

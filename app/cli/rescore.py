@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope rescore TRACE (MODEL | --demo) [--run N] [--trace OUT] [options]"
-    parser.epilog = (
+    parser.add_argument_group(
+        "how tokens are judged",
         "Prompt and emitted tokens of a run are decoded once with the model that made them. Each\n"
         "gets the target's probability, rank, entropy and most probable tokens, and is judged: at\n"
         "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
-        "request's sampler can draw. What rounding moves is measured on the same text.\n\n"
+        "request's sampler can draw. What rounding moves is measured on the same text.",
+    )
+    parser.epilog = (
         "exit status: 0 every token is the target's choice, 1 one is not, or the run is of\n"
         "another model, 2 wrong usage, or it is unknown whether the model is the same\n\n"
         "example:\n"

@@ -12,6 +12,7 @@ from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
 from app.cli.option_notes import print_notes
 from app.cli.output import (
+    end_text,
     is_coloured,
     print_json,
     print_line,
@@ -155,7 +156,8 @@ class _Stream:
 
     def end(self) -> None:
         """Print what is left of an unfinished character, and an empty line."""
-        print_text(self._decoder.flush() + "\n\n")
+        print_text(self._decoder.flush())
+        end_text()
 
 
 def _report(

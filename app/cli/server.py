@@ -33,7 +33,7 @@ def add_key(group: argparse._ArgumentGroup) -> None:
 def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerClient, ServerFacts]:
     """The client, and what the server says of itself once it has loaded its model. key_env: the
     variable with the API key, None for the keyring's. Raises OptionError and ServerError."""
-    from engine.observe.server.api_keys import stored_key
+    from engine.observe.server.address import stored_key
     from engine.observe.server.client import ServerClient
 
     key = None

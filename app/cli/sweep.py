@@ -27,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope sweep (PLAN | --demo) [--out DIR] [options]"
     about = "\n".join(f"  {key:<17} {one.about}" for key, one in JOB_KEYS.items())
+    parser.add_argument_group(
+        "a plan",
+        "A TOML file: [settings] for every job, [[grid]] for every combination of the values in\n"
+        "lists, [[jobs]] for single ones. Keys are the long options of `draftscope run` without\n"
+        f"dashes, and these:\n{about}",
+    )
     parser.epilog = (
-        "A plan is a TOML file: [settings] for every job, [[grid]] for every combination of the\n"
-        "values in lists, [[jobs]] for single ones. Keys are the long options of `draftscope run`\n"
-        "without dashes, and these:\n"
-        f"{about}\n\n"
         "The same command goes on where an earlier one stopped: finished jobs are rows of\n"
         "results.sqlite in the folder of --out, their traces are next to it.\n\n"
         "examples:\n"

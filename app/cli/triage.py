@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope triage TRACE_A TRACE_B [--rescore MODEL] [options]"
-    parser.epilog = (
+    parser.add_argument_group(
+        "what is compared",
         "With and without speculation, two builds, two servers: sequences of the same prompt are\n"
         "compared token by token. With the model, both runs are re-scored first: the two tokens\n"
-        "at the first mismatch are a near tie if rounding turns them, else one is wrong.\n\n"
+        "at the first mismatch are a near tie if rounding turns them, else one is wrong.",
+    )
+    parser.epilog = (
         "exit status: 0 the same texts, or parted by near ties or by drawing; 1 parted\n"
         "otherwise, or for unknown reasons; 2 wrong usage\n\n"
         "example:\n"

@@ -7,7 +7,7 @@ Tokens do not pass through here: the views read them from the trace store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +136,8 @@ class Bridge(QObject):
         self._cancelled = threading.Event()
         """The way out of the load, or of the measure."""
         self._flags = RunFlags()
+        self._next: tuple[Callable[[RunFlags], None], State] | None = None
+        """What begins when the audit that goes on has ended, and the state it brings."""
         self._asked: RunRequest | None = None
         self._requests: dict[RunRef, RunRequest] = {}
         """What runs of the trace in use were asked for."""
@@ -197,13 +199,13 @@ class Bridge(QObject):
 
     @property
     def can_start(self) -> bool:
-        """Whether a session is open and no run goes on in it."""
-        return self.state is State.READY
+        """Whether a session is open and no run goes on in it, but for its audit."""
+        return self.state in (State.READY, State.AUDITING)
 
     @property
     def has_run(self) -> bool:
-        """Whether a run goes on or is paused."""
-        return self.state in (State.RUNNING, State.PAUSED)
+        """Whether a run goes on, is paused, or is audited."""
+        return self.state in (State.RUNNING, State.PAUSED, State.AUDITING)
 
     def start(
         self,
@@ -213,11 +215,13 @@ class Bridge(QObject):
         chat: ChatWrap | None = None,
     ) -> None:
         """Begin a run, one sequence for each text; with `rounds`, pause after so many."""
-        if self.can_start:
-            self._flags = RunFlags()
-            self._set_state(State.RUNNING)
-            request = self._asked = RunRequest(tuple(texts), options, chat)
-            self._worker.start(request, self._flags, rounds)
+        request = RunRequest(tuple(texts), options, chat)
+
+        def begin(flags: RunFlags) -> None:
+            self._asked = request
+            self._worker.start(request, flags, rounds)
+
+        self._begin(begin)
 
     def request_of(self, run: RunRef) -> RunRequest | None:
         """What a run of the model in use was asked for, None for any other and for lanes."""
@@ -225,28 +229,20 @@ class Bridge(QObject):
 
     def converse(self, request: TurnRequest) -> None:
         """Begin a turn of a conversation; it pauses, goes on and stops like a run."""
-        if self.can_start:
-            self._flags = RunFlags()
-            self._set_state(State.RUNNING)
-            self._worker.say(request, self._flags)
+        self._begin(lambda flags: self._worker.say(request, flags))
 
     def compare(self, request: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
         """Begin a comparison of lanes; it pauses, goes on and stops like a run."""
-        if self.can_start:
-            self._flags = RunFlags()
-            self._set_state(State.RUNNING)
-            self._worker.compare(request, self._flags, rounds)
+        self._begin(lambda flags: self._worker.compare(request, flags, rounds))
 
     def watch(self, listen: str) -> None:
         """Record what other programs ask of the server in use through host:port, until `stop`."""
-        if self.can_start and self.server is not None:
-            self._flags = RunFlags()
-            self._set_state(State.RUNNING)
-            self._worker.watch(listen, self._flags)
+        if self.server is not None:
+            self._begin(lambda flags: self._worker.watch(listen, flags))
 
     def rescore(self, run: RunRef, target: Path, *, assume_same: bool = False) -> None:
         """Let a model judge the tokens of a run; `rescored` tells, or `rescore_unsure` asks."""
-        if self.state not in (State.LOADING, State.RUNNING, State.PAUSED):
+        if self.state is not State.LOADING and not self.has_run:
             request = RescoreRequest(run, target, self.compute_asked, assume_same)
             self._cancelled = request.cancelled
             self._set_state(State.LOADING)
@@ -254,10 +250,12 @@ class Bridge(QObject):
 
     def measure(self, text: str) -> None:
         """Measure the compute mode in use against f32; `measured` tells, `cancel` gives up."""
-        if self.can_start:
+
+        def begin(_: RunFlags) -> None:
             self._cancelled = threading.Event()
-            self._set_state(State.LOADING)
             self._worker.measure(text, self._cancelled)
+
+        self._begin(begin, State.LOADING)
 
     def resume(self, rounds: int | None = None) -> None:
         """Continue the paused run; with `rounds`, pause it again after that many rounds."""
@@ -272,6 +270,7 @@ class Bridge(QObject):
 
     def stop(self) -> None:
         """End the run before the next round."""
+        self._next = None
         self._flags.stop.set()
         self._worker.end_questions()
         if self.state is State.PAUSED:
@@ -437,7 +436,19 @@ class Bridge(QObject):
 
     # -- internals -------------------------------------------------------------------------
 
+    def _begin(self, begin: Callable[[RunFlags], None], state: State = State.RUNNING) -> None:
+        """Begin something now, or as soon as the audit that goes on has ended, which is ended for
+        it; nothing where none can begin."""
+        if self.state is State.AUDITING:
+            self._next = begin, state
+            self._flags.stop.set()
+        elif self.can_start:
+            self._flags = RunFlags()
+            self._set_state(state)
+            begin(self._flags)
+
     def _give_up(self) -> None:
+        self._next = None
         self._cancelled.set()
         self._flags.stop.set()
 
@@ -459,6 +470,9 @@ class Bridge(QObject):
                 if state not in (State.LOADING, State.RUNNING):
                     self._asked = None  # what was asked for last could not begin
                 self._set_state(state)
+                if state is State.READY and self._next is not None:
+                    following, self._next = self._next, None
+                    self._begin(*following)
                 if state is State.PAUSED and self._flags.stop.is_set():
                     self._worker.finish()  # stop was asked for while the pause was on its way
             case events.FilesInspected(files):

@@ -33,7 +33,8 @@ PROGRESS_PERIOD = 0.05
 
 
 class State(enum.Enum):
-    """What the engine is doing, as far as the window needs to know."""
+    """What the engine is doing, as far as the window needs to know. AUDITING: a run has all its
+    tokens and is compared with plain decoding, which ends for whatever is asked for next."""
 
     EMPTY = "no model"
     INSPECTED = "not loaded"
@@ -41,6 +42,7 @@ class State(enum.Enum):
     READY = "ready"
     RUNNING = "running"
     PAUSED = "paused"
+    AUDITING = "auditing"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class ServerSeen:
     """How the server in use is now.
 
     gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
-    None where it does not tell. counters: what its speculative counters have grown by since the
+    None where it does not report. counters: what its speculative counters have grown by since the
     connection, by the server's names, None where it has none.
     """
 

@@ -55,8 +55,11 @@ class Feed(QObject):
         self._painted.timeout.connect(self._pace)
 
     def add(self, views: Sequence[TraceView]) -> None:
-        """Refresh these views too, from the next `show_run` on."""
+        """Refresh these views too, and show them the run and the position on show."""
         self._views.extend(views)
+        for view in views if self._run is not None else ():
+            view.show_run(self._run)
+            view.set_cursor(self._cursor)
 
     def show_run(self, run: RunRef | None) -> None:
         """From now on the views show this run, or nothing. A second run of the same trace stays

@@ -189,17 +189,18 @@ class LocalSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Job:
         """Begin a run, one sequence for each text."""
-        from engine.audit.run_audit import audit_of
+        from engine.audit.run_audit import audit_of, note_why_not
 
         prompts, options = self._prompts(request), request.options
         audit = audit_of(self._session, prompts, options, asked=None)
         run = self._session.start(prompts, options, trace, audit=audit)
+        note_why_not(trace.runs[run.run_id], prompts, options)
         self._learn_content(run)
         return run
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Job:
         """Begin a turn; all conversations share what memory holds, as on a server."""
-        from engine.audit.run_audit import audit_of
+        from engine.audit.run_audit import audit_of, note_why_not
         from engine.conversation.conversation import Conversation
         from engine.conversation.rendering import Rendering
         from engine.decode.prompt_cache import PromptCache
@@ -219,6 +220,7 @@ class LocalSession:
         message = {"role": "user", "content": request.text}
         audit = partial(audit_of, self._session, asked=None, can_repeat=False)
         turn = held.start([*request.before, message], request.parent, request.options, audit=audit)
+        note_why_not(trace.runs[turn.run_id], [turn.prompt], request.options)
         self._held[id(trace), held.number, how] = held
         self._learn_content(turn)
         return turn

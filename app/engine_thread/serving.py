@@ -19,7 +19,7 @@ from app.engine_thread.jobs import (
     TurnRequest,
 )
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
-from engine.observe.server.api_keys import store_key, stored_key
+from engine.observe.server.address import store_key, stored_key
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 

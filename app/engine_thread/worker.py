@@ -369,9 +369,12 @@ class EngineWorker:
         job = None if going is None else going.job
         if going is None or job is None:
             return self._rest()
-        done = 0
+        done, is_audited = 0, False
         while not flags.stop.is_set():
+            was_audited = is_audited
             is_audited = going.run is not None and audit_goes_on(going.run.facts)
+            if is_audited and not was_audited:
+                self._post(StateChanged(State.AUDITING))
             if flags.pause.is_set() or (done == rounds and not is_audited):
                 return State.PAUSED
             self._cancel_sequences()

@@ -47,7 +47,7 @@ class Pacer(QObject):
         self._work()
         self._since.start()
         self._count()
-        self._painted.start(0)  # which comes behind the painting of what has changed
+        self._painted.start(0)  # which comes after the painting of what has changed
 
     def _count(self) -> None:
         """Set the time to the next call by what this one has taken by now."""

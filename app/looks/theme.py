@@ -135,8 +135,8 @@ def _palette(theme: Theme) -> QPalette:
 
 
 def _box_palette(palette: QPalette, theme: Theme) -> QPalette:
-    """Fusion draws the edge of a check box darker than its Window, which on a dark window nobody
-    sees; nothing else of a check box has that role."""
+    """Fusion draws the edge of a check box darker than its Window, which cannot be seen on a
+    dark window; nothing else of a check box has that role."""
     boxes = QPalette(palette)
     boxes.setColor(QPalette.ColorRole.Window, theme.color("ui.muted"))
     boxes.setColor(

@@ -2,7 +2,7 @@
 
 A window writes each of them into a folder of its own, held by a lock file that names its process.
 A clean end leaves them for the next start, but for those that the user discards; a folder whose
-lock nobody holds is one of an earlier session (`app.saved.library`).
+lock is not held is one of an earlier session (`app.saved.library`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JOIN_TIMEOUT = 5.0
 @dataclass
 class _SavedTrace:
     """The autosave of one trace. saved, exported: how much of it the folder and exports hold.
-    is_earlier: the trace is one of an earlier session, which nobody needs to be asked about."""
+    is_earlier: the trace is one of an earlier session, about which the user is not asked."""
 
     folder: Path
     lock: QLockFile | None = None
@@ -52,7 +52,7 @@ class Autosave(QObject):
     whether a run goes on."""
 
     saved = Signal()
-    failed = Signal(object)  # events.CommandFailed; told once, until something could be saved again
+    failed = Signal(object)  # events.CommandFailed; sent once, until something could be saved again
     _posted = Signal(object)
 
     def __init__(
@@ -93,7 +93,7 @@ class Autosave(QObject):
         self._soon.start()
 
     def save_early(self) -> None:
-        """A run has begun: save it before the half minute is over, if it still goes on by then;
+        """A run has started: save it before the half minute is over, if it still goes on by then;
         `save_soon` is for one that has ended."""
         self._early.start()
 
@@ -244,7 +244,7 @@ class Autosave(QObject):
 
 
 def discard(folder: Path) -> None:
-    """Delete an autosave that nobody holds."""
+    """Delete an autosave whose lock is not held."""
     shutil.rmtree(folder, ignore_errors=True)
     lock_path(folder).unlink(missing_ok=True)
 

@@ -38,7 +38,7 @@ class ErrorCatcher:
 
     folder: where `draftscope.log` and a crash note of this process are written, if it takes them.
     `on_error(summary)` is called, possibly on another thread, for each uncaught exception.
-    `last_crash` is the stack dump of earlier processes that died hard, else empty; it is told
+    `last_crash` is the stack dump of earlier processes that died hard, else empty; it is given
     once. Notes of processes that live are left alone.
     """
 
@@ -120,7 +120,7 @@ def _make_handlers(path: Path, lines: deque[str]) -> list[logging.Handler]:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """What cannot be written is still in memory, so a full disk is no reason to complain at every
+    """What cannot be written is still in memory, so a full disk is not reported at every
     line."""
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -34,7 +34,7 @@ def unwritable(folder: Path) -> str:
 
 
 def lock_path(path: Path) -> Path:
-    """The lock file of a file or folder, beside it."""
+    """The lock file of a file or folder, next to it."""
     return path.with_name(f"{path.name}.lock")
 
 

@@ -1,7 +1,7 @@
 """The runs of earlier sessions: traces that windows left in the data folder, whatever their end.
 
-Each is an exported trace in a folder of its own, beside those that windows write now. What a list
-says of its runs stands in session.json; the rows are read when one of them is to be shown.
+Each is an exported trace in a folder of its own, next to those that windows write now. What a list
+says of its runs is in session.json; the rows are read when one of them is to be shown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def start_reading_library(folder: Path, post: Post) -> TraceJob:
                 break
             try:
                 found = read_saved(path)
-            except BaseException as error:  # nobody waits for what a thread raises
+            except BaseException as error:  # what a thread raises is lost
                 post(DamagedTrace(path, failure(error)))
                 continue
             if found is None:

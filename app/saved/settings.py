@@ -266,7 +266,7 @@ _UNNAMED_S = 0.5
 
 
 def free_settings(settings: Path) -> None:
-    """Take the lock beside a settings file away if it is empty and stays so."""
+    """Remove the lock of a settings file if it is empty and stays so."""
     lock = settings.with_name(f"{settings.name}.lock")
     with suppress(OSError):
         found = lock.stat()
@@ -298,7 +298,7 @@ STEPS: dict[int, Callable[[QSettings], None]] = {1: _named_layouts}
 def bring_up_to_date(store: QSettings) -> str:
     """Take the file to VERSION; a sentence for the user where that cannot be done, else empty.
 
-    A file that is newer, or that names no version that ever was, is copied beside itself and
+    A file that is newer, or that names no version that ever was, is copied next to itself and
     replaced by an empty one: guessing at its meaning could spoil it for the program that wrote it.
     """
     if not store.allKeys() and store.status() is QSettings.Status.NoError:
@@ -335,7 +335,7 @@ def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
             shutil.copyfile(path, part)
         where = f"They are kept as {kept}."
     except OptionError:
-        where = f"They could not be kept beside {path}."
+        where = f"They could not be copied next to {path}."
     store.clear()
     store.setValue(VERSION_KEY, VERSION)
     return f"The settings {what}, so defaults are used. {where}"

@@ -16,7 +16,7 @@ _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 
 class TableColumn(NamedTuple):
-    """name: what the code calls it. Text stands at the left, figures at the right."""
+    """name: what the code calls it. Text is aligned left, figures right."""
 
     name: str
     title: str

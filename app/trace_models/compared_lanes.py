@@ -31,7 +31,7 @@ def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
 
 
 def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
-    """The lanes of the comparison begun last, () without any."""
+    """The lanes of the newest comparison, () without any."""
     for run_id in range(len(store.runs) - 1, -1, -1):
         if lanes := lanes_of(RunRef(store, run_id)):
             return lanes
@@ -155,7 +155,7 @@ class ComparedLanes:
     def measure(self, run_id: int, name: str, pos: int) -> float | None:
         """One value of a lane at a position, None where it was not recorded.
 
-        state_error, conv_error, cells_differ: those behind the round of that position.
+        state_error, conv_error, cells_differ: those after the round of that position.
         """
         row = self.row_at(run_id, pos)
         if row is None:

@@ -18,7 +18,7 @@ _LEAST = 0.1
 @dataclass(frozen=True)
 class HeatMap:
     """values: float [n_y, n_x], NaN where there is none; row 0 is drawn at the bottom. y_name:
-    empty for a single row without a name. texts: what stands in the cells, [n_y][n_x]. marks: BEST
+    empty for a single row without a name. texts: of the cells, [n_y][n_x]. marks: BEST
     or CURRENT by (row, column); a cell may be both."""
 
     x_name: str

@@ -1,5 +1,5 @@
 """What is known of a run of another engine, in words: where it was observed, what was asked, and
-which columns were told."""
+which columns were reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WAYS = {
     "light-log": "read from the server's log, counts only",
     "record": "read from a file",
 }
-_STATES = {"observed": "told", "derived": "derived"}
+_STATES = {"observed": "reported", "derived": "derived"}
 _LOOKED_FOR = (
     ("rollback path", "rounds", "rollback_path"),
     ("phase times", "rounds", "verify_ms"),

@@ -1,4 +1,4 @@
-"""How fast a run was beside the plain run of the same prompt, wherever in the library that is."""
+"""The speed of a run relative to the plain run of the same prompt, found in the whole library."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LOWER_IS_BETTER = ("_ms", "_bytes", "_s")
 _FEWER_IS_BETTER = ("n_rs_seq", "num_restores", "num_findings")
 
 _LONGEST, _LONGEST_TIP = 60, 600
-"""Characters of a text in a cell, and of one that is told whole."""
+"""Characters of a text in a cell, and in its tooltip."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read(path: Path) -> Results:
 
 
 def of_sweep(found: SweepResults, row: str = "job") -> Results:
-    """The results of a sweep. Settings that do not vary are told once, in the note. row: what a
+    """The results of a sweep. Settings that do not vary are listed once, in the note. row: what a
     row is called."""
     values = found.columns
     columns = [ResultColumn("number", row, f"Number of the {row}", values["number"] * 1.0)]

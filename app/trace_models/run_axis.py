@@ -81,7 +81,7 @@ class RunAxis:
         return np.where(np.asarray(x) < 0, -1, np.append(rounds, beyond)[found])
 
     def between(self, left: float, right: float) -> tuple[int, int]:
-        """The first round in this part of the axis, and the one behind the last; the last may not
+        """The first round in this part of the axis, and the one after the last; the last may not
         exist yet."""
         first, last = self.rounds_at(np.array([left, right])).tolist()
         return max(first, 0), max(0, last + 1)

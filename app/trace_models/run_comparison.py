@@ -70,7 +70,7 @@ def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
     for phase in PHASES:
         times = one["phase_ms"][phase], two["phase_ms"][phase]
         if any(times):
-            tip = "Sum behind the prompt, all rounds and sequences"
+            tip = "Sum after the prompt, all rounds and sequences"
             pairs.append(FigurePair(phase, times, "ms", tip))
     return pairs
 
@@ -97,7 +97,7 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     paths = table.column("rollback_path", 0, n)[mine]
 
     def n_of(names: tuple[str, ...]) -> int | None:
-        if not paths.any():  # another engine's, that does not tell how it rolls back
+        if not paths.any():  # another engine's, that does not report how it rolls back
             return None
         return int(np.isin(paths, [store.text_pool.find(name) for name in names]).sum())
 

@@ -67,7 +67,7 @@ _PLAIN_LANES = (REFERENCE, NOISE, PEER_NOISE)
 
 def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     """Two runs in words: what the user calls them, else their numbers; those name runs of one trace
-    only, so that of others the model is told too, and the time where it is the same one."""
+    only, so that of others the model is named too, and the time where it is the same one."""
     names = [notes_of(run.facts).name for run in (first, second)]
     origins = ["", ""]
     if first.store is not second.store:

@@ -1,5 +1,5 @@
-"""What the window keeps of a run beside its figures: what the user calls it, and what lists of runs
-say of one whose rows are on disk. It stands in the facts of the run, and so in its trace."""
+"""Notes that the window keeps in the facts of a run, and so in its trace: the name that the user
+gave it, and what lists of runs show of one whose rows are on disk."""
 
 from __future__ import annotations
 

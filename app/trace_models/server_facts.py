@@ -26,7 +26,7 @@ def server_name(facts: ServerFacts) -> str:
 def known_facts(
     facts: ServerFacts, slots: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, str]:
-    """Labels and texts of what a server told; the text is empty where it told nothing."""
+    """Labels and texts of what a server reported; the text is empty where it reported nothing."""
     props = facts.props
     data = facts.models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
@@ -66,7 +66,7 @@ def known_facts(
 def slot_lines(slots: Sequence[Mapping[str, Any]] | None) -> list[str]:
     """A line for each slot: "0: generating, 12 tokens of task 3"."""
     if slots is None:
-        return ["not observed: the server does not tell"]
+        return ["not observed: the server does not report"]
     lines = []
     for slot in slots[:_MOST_SLOTS]:
         n_decoded = None

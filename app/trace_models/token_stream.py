@@ -81,7 +81,7 @@ class TokenStream:
         self.n_marked += len(repeated)
 
     def facts(self, index: int) -> dict[str, Any]:
-        """The row of the tokens table behind one token."""
+        """The row of one token in the tokens table."""
         return self.store.tokens.row(self.rows[index])
 
     def position(self, index: int) -> int:

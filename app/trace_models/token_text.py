@@ -13,7 +13,7 @@ from engine.trace.store import TraceStore
 
 NEWLINE_MARK = "⏎"
 HIDDEN = "⟨?⟩"
-"""A token of which the engine told neither id nor text."""
+"""A token of which neither id nor text is known."""
 _TAB = " " * 4
 _SPACE_RUNS = re.compile(r" +|\t+|(?:\r?\n)+|\r+")
 _SPACES = {" ": "space", "\t": "tab", "\n": "newline", "\r": "return"}
@@ -25,7 +25,7 @@ MEANING = {
     "target": "chosen by the target, nothing was drafted here",
     "accepted": "drafted and confirmed by the target",
     "rejected": "drafted, the target chose another token",
-    "ignored": "drafted, never compared: behind the first rejection, or not verified",
+    "ignored": "drafted, never compared: after the first rejection, or not verified",
     "replacement": "the target's token at the rejection",
     "bonus": "the target's token after a fully accepted draft",
     "replayed": "decoded again after a restore",

@@ -23,7 +23,7 @@ MOST_ROUNDS = 4000
 """That a surface is estimated from, the newest ones."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
 _APART = 1.25
-"""A measured speed that is so many times away from the estimated one is worth a word."""
+"""A measured speed that differs by this factor from the estimated one is worth a word."""
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules that p_min matters to."""
 
@@ -62,7 +62,7 @@ class TuneSurface:
 
 
 def estimate(request: SurfaceRequest) -> TuneSurface | None:
-    """The surface of a run; None where it has no draft. May run beside the window's thread."""
+    """The surface of a run; None where it has no draft. May run outside the window's thread."""
     rounds = RecordedRounds.of(request.run, newest=MOST_ROUNDS)
     if not rounds.n_drafts:
         return None

@@ -53,7 +53,7 @@ _WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
 
 
 class TitleButton(QToolButton):
-    """Stands left of the buttons that Qt draws in a dock's title.
+    """A button left of the buttons that Qt draws in a dock's title.
 
     Before the menu opens, `target` gets the focus: it is what the menu's actions are about.
     """

@@ -24,7 +24,7 @@ from engine.analysis.survival import Survival
 from engine.analysis.tree_gain import ASSUMPTIONS, LEAVES
 
 _TREE_HEADS = {
-    "tree": "Leaves of the tree: the drafted chain and single candidates beside it",
+    "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
     "tok/step": "Tokens per step, 1 + accepted",
     "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
     "≈: none was as wide",

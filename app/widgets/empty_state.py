@@ -90,7 +90,7 @@ class EmptyState(QWidget):
         return QSize(0, 2 * self.fontMetrics().height())
 
     def _place(self, n_columns: int) -> None:
-        """Put the buttons into so many columns."""
+        """Put the buttons into this many columns."""
         if n_columns == self._n_columns:
             return
         self._n_columns = n_columns

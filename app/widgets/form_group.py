@@ -13,8 +13,8 @@ from app.widgets.fitted_labels import ElidedLabel
 class FormGroup(QWidget):
     """Rows under a title with an arrow; folded at first, gone while no row is relevant.
 
-    Beside the title stands what differs from the first values, such as "temperature 0.8,
-    top_k 20"; plain: what stands there when nothing does.
+    The title is followed by what differs from the first values, such as "temperature 0.8,
+    top_k 20"; plain: the text there when nothing does.
     """
 
     folded = Signal()

@@ -119,7 +119,7 @@ class HeatGrid(QWidget):
         return QRectF(left, top, width * n_x, height * n_y), width, height
 
     def _left(self) -> int:
-        """Width of the labels beside the cells."""
+        """Width of the labels left of the cells."""
         labels = self._map.y_labels if self._map is not None else ()
         widest = max(map(self.fontMetrics().horizontalAdvance, labels), default=0)
         return widest + 2 * _PAD

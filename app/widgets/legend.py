@@ -48,7 +48,7 @@ class FlowLegend(QWidget):
         self.update()
 
     def set_beside(self, beside: bool) -> None:
-        """Stand beside something that may be lower, or below it with all entries in sight."""
+        """Be next to a plot that may be lower, or below it with all entries visible."""
         least = QSizePolicy.Policy.Ignored if beside else QSizePolicy.Policy.Minimum
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, least)
         policy.setHeightForWidth(not beside)
@@ -163,11 +163,11 @@ class SwatchLegend(FlowLegend):
 
     @property
     def trailing_labels(self) -> list[str]:
-        """The texts of the entries behind them."""
+        """The texts of the entries after them."""
         return [swatch.label for swatch in self._trailing]
 
     def set_trailing(self, swatches: Sequence[Swatch]) -> None:
-        """Put entries behind the others, in place of those put there before."""
+        """Put entries after the others, in place of those put there before."""
         if list(swatches) != self._trailing:
             self._trailing = list(swatches)
             self.updateGeometry()

@@ -1,4 +1,4 @@
-"""How lines are told apart in plots: a colour role and dashes for each lane, in the order given,
+"""How lines differ in plots: a colour role and dashes for each lane, in the order given,
 and a dashed line on a casing for a second run.
 """
 

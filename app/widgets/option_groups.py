@@ -87,7 +87,7 @@ def shown(*groups: str) -> list[PlacedOption]:
 
 
 def entry_of(field: QWidget) -> bool | float | str | list[str] | None:
-    """What stands in a field, for `put_entry`."""
+    """The contents of a field, for `put_entry`."""
     match field:
         case QCheckBox():
             return field.isChecked()
@@ -215,7 +215,7 @@ class LimitsGroup(OptionGroup):
 
 
 class MemoryGroup(OptionGroup):
-    """Options of the memory, but for the rollback policy, which stands above the groups."""
+    """Options of the memory, but for the rollback policy, which is above the groups."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._speculative, self._keeps = False, False

@@ -17,7 +17,7 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 class RankBars(QWidget):
-    """A bar for each rank, the share of the rejections beside it; the last bar: beyond them."""
+    """A bar for each rank, the share of the rejections next to it; the last bar: beyond them."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)

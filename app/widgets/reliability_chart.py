@@ -1,4 +1,4 @@
-"""A drafter's confidence against how often it was right, with the tokens behind each bar."""
+"""A drafter's confidence against how often it was right, with the number of tokens of each bar."""
 
 from __future__ import annotations
 

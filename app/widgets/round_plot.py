@@ -101,7 +101,7 @@ class RoundPlot(PlotSurface):
 
     @property
     def rounds_in_sight(self) -> tuple[int, int]:
-        """First round in sight and the one behind the last, of those that there are."""
+        """First round in sight and the one after the last, of those that there are."""
         first, stop = self.run_axis.between(*self.x_range)
         return first, min(stop, self._n_rounds)
 
@@ -250,6 +250,10 @@ class RoundPlot(PlotSurface):
         for linked in (other, *other._linked):
             linked._linked.append(self)
         self._linked = [other, *(plot for plot in other._linked if plot is not self)]
+        self._follow, self._span, self.pinned = other._follow, other._span, other.pinned
+        if self._cursor_round is not None:
+            self.cursor_line.setValue(self.run_axis.centre(self._cursor_round))
+        self._name_axis()
         self.take_x(*other.x_range)
 
     def take_follow(self, follow: bool) -> None:

@@ -1,4 +1,4 @@
-"""A sentence behind the icon of its severity, below what is being typed."""
+"""A sentence after the icon of its severity, below what is being typed."""
 
 from __future__ import annotations
 

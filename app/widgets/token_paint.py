@@ -47,7 +47,7 @@ class TokenMetrics:
         return width
 
     def shaped(self, text: str, *, italic: bool) -> QStaticText:
-        """A text made ready for painting; it stands on the font's own ascent only if ASCII."""
+        """A text made ready for painting; it is placed by the font's own ascent only if ASCII."""
         known = self.italics if italic else self.uprights
         ready = known.get(text)
         if ready is None:

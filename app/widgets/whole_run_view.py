@@ -20,7 +20,7 @@ _EMPTY, _PAGE = range(2)
 
 class WholeRunView(QStackedWidget):
     """Neither reads nor draws while it is out of sight. Subclasses fill `page`, which pictures
-    show. `untold`: what a run of another engine lacks then, in words behind "does not tell"."""
+    show. `untold`: what a run of another engine lacks then, in words after "does not report"."""
 
     untold: ClassVar[str]
     period_ms: ClassVar[int] = 400
@@ -50,7 +50,7 @@ class WholeRunView(QStackedWidget):
 
     @property
     def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor behind a tab."""
+        """Whether any of it is neither hidden nor in a tab that is not shown."""
         return not self.visibleRegion().isEmpty()
 
     def show_run(self, run: RunRef | None) -> None:
@@ -106,7 +106,9 @@ class WholeRunView(QStackedWidget):
         if is_ours(run.facts) or not run.ended:
             self.empty.say()
         else:
-            self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
+            self.empty.say(
+                "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."
+            )
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -16,7 +16,7 @@ _KEEP_MS = 15_000
 
 
 class Appearance(QObject):
-    """Connects the actions that change it, and follows the desktop while told to."""
+    """Connects the actions that change it, and follows the desktop if that is chosen."""
 
     def __init__(
         self, settings: Settings, actions: Actions, docks: Docks, panels: Panels, parent: QObject

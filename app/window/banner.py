@@ -31,7 +31,7 @@ _CHECKS = 12
 SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
 _BESIDE_CHARACTERS = 60
-"""Least room for the text beside its buttons."""
+"""Least room for the text next to its buttons."""
 _LINE_CHARACTERS = 200
 """A line at most: longer ones are hard to read on."""
 
@@ -106,7 +106,7 @@ class Banner(QFrame):
         self.update()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Buttons go under the text where there is little room beside them."""
+        """Buttons go under the text where there is little room next to them."""
         super().resizeEvent(event)
         least = _BESIDE_CHARACTERS * self.fontMetrics().averageCharWidth()
         offers = self._offers.sizeHint().width()

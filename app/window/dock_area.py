@@ -142,7 +142,7 @@ class DockTabs(QObject):
 
 
 class DockFloats(QObject):
-    """A dock that its button or key takes out of the window opens beside its place: Qt puts it
+    """A dock that its button or key takes out of the window opens next to its place: Qt puts it
     where it was last, or in a corner of the screen. docks: all that the window has."""
 
     def __init__(self, window: QMainWindow, docks: Collection[QDockWidget]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -105,7 +106,7 @@ LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
 
 _FIRST_SIZE = (1280, 800)
 _MANY, _LOW_LINES = 4, 53
-"""Docks, and the lines that a window is high in which so many stand one under the other."""
+"""Docks, and the lines that a window is high in which this many fit one under the other."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
@@ -142,6 +143,7 @@ class Docks:
     def __init__(self, window: QMainWindow) -> None:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
+        self._makers: dict[str, Callable[[], object]] = {}
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
@@ -166,11 +168,27 @@ class Docks:
 
     def fill(self, name: str, widget: QWidget) -> None:
         """Put a view into its dock."""
+        self._makers.pop(name, None)
         self._docks[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
+
+    def fill_when_seen(self, name: str, make: Callable[[], object]) -> None:
+        """Have the view of a dock made, by a call that fills it, once the dock is in sight."""
+        dock = self._docks[name]
+        if dock.widget() is not None:
+            return
+        self._makers[name] = make
+        dock.visibilityChanged.connect(lambda seen: self._make(name) if seen else None)
+        if dock.isVisible() and dock.geometry().right() >= 0:
+            self._make(name)
+
+    def _make(self, name: str) -> None:
+        make = self._makers.pop(name, None)
+        if make is not None:
+            make()
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
-        checked while the dock is in sight; Qt's own would also be while it is behind another tab,
+        checked while the dock is in sight; Qt's own would also be while another tab covers it,
         and then close what the user asked to see."""
         dock = self._docks[name]
         action.triggered.connect(lambda wanted: self._enter(name) if wanted else dock.close())
@@ -210,7 +228,7 @@ class Docks:
         self.apply(self.layout_name)
 
     def _take_down(self) -> None:
-        """Remove every dock. Qt leaves the bars of earlier tabs behind, in sight."""
+        """Remove every dock. Qt leaves the bars of earlier tabs visible."""
         for dock in self._docks.values():
             dock.setFloating(False)
             self._window.removeDockWidget(dock)
@@ -288,7 +306,7 @@ class Docks:
         return [layout.bottom[:half], layout.bottom[half:]]
 
     def characters(self, n: int) -> int:
-        """Width of so many letters: the average that a font states may be that of letters which
+        """Width of this many letters: the average that a font states may be that of letters which
         are rare here, as with Noto Sans."""
         metrics = self._window.fontMetrics()
         letters = "".join(TITLES.values())
@@ -310,6 +328,7 @@ class Docks:
         the window, and the panels at the left keep their width."""
         window, first, left = self._window, self._docks[names[0]], self._docks["model"]
         size = window.size()
+        self._make(names[0])
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()
@@ -333,7 +352,7 @@ class Docks:
         self.reveal(name)
         page = self._docks[name].widget()
         view = page.widget() if isinstance(page, LowPanel) else page
-        if view is None:  # it comes behind the first painting
+        if view is None:  # it comes after the first painting
             return
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):

@@ -79,7 +79,7 @@ class EngineNews(QObject):
         if state is State.RUNNING:
             self._feed.start()
             panels.breaks.show_hit(None)
-        else:
+        elif state is not State.AUDITING:
             self._feed.stop()
             panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
@@ -87,8 +87,7 @@ class EngineNews(QObject):
             panels.run_panel.set_loading(self._bridge.compute_asked, self._bridge.mmap_asked)
         panels.model_map.set_loadable(state is State.INSPECTED)
         panels.run_panel.set_loading_enabled(
-            state not in (State.LOADING, State.RUNNING, State.PAUSED)
-            and self._bridge.server is None
+            state is not State.LOADING and not self._bridge.has_run and self._bridge.server is None
         )
         panels.conversation.set_ready(self._why_no_turn(state))
         self._show_model_text()
@@ -99,7 +98,7 @@ class EngineNews(QObject):
             return "A server's memory cannot be looked into: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run goes on; Stop (Shift+F5) ends it."
-        return "" if state is State.READY else "Open a model first."
+        return "" if self._bridge.can_start else "Open a model first."
 
     # -- servers ---------------------------------------------------------------------------
 
@@ -123,7 +122,7 @@ class EngineNews(QObject):
     def _show_server_status(self, status: events.ServerSeen) -> None:
         panels = self._panels
         is_news = bool(status.gone) and panels.status.gone.isHidden()
-        is_news &= not self._bridge.has_run  # whose own end is told
+        is_news &= not self._bridge.has_run  # whose own end is shown
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
         if is_news:
@@ -179,7 +178,7 @@ class EngineNews(QObject):
             word = "is paused" if bridge.state is State.PAUSED else "goes on"
             self._behind = banners.add(
                 "info",
-                f"{str(bridge.live).capitalize()} {word} behind this trace.",
+                f"{str(bridge.live).capitalize()} {word} in the background.",
                 "",
                 ("&Show the run", bridge.hide_trace),
                 sticky=True,
@@ -276,7 +275,7 @@ class EngineNews(QObject):
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
         offers: tuple[BannerButton, ...] = ()
-        if self._bridge.trace is not None:  # whoever looks at a trace is not taken away from it
+        if self._bridge.trace is not None:  # a trace on show stays on show
             offers = (("&Show it", lambda: self._go_to(hit)),)
         else:
             self._go_to(hit)

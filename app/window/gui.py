@@ -45,7 +45,7 @@ class FirstPaint(QObject):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Paint:
             self._widget.removeEventFilter(self)
-            self._late.start(0)  # behind the painting of everything in the widget
+            self._late.start(0)  # after the painting of everything in the widget
         return False
 
     def _finish(self) -> None:
@@ -62,7 +62,7 @@ class _Relay(QObject):
 def run_window(
     models: list[Path], drafts: Sequence[Path], demo: bool, trace: Path | None = None
 ) -> int:
-    """Show the window until it is closed, with the first of `models` and `drafts` beside it, the
+    """Show the window until it is closed, with the first of `models` and `drafts`, the
     demo, or the exported trace in the folder `trace` opened.
 
     Returns the exit status. torch is not imported before the window is visible.
@@ -86,7 +86,7 @@ def run_window(
         relay.caught.connect(window.show_unexpected)
 
         def interrupt(*_: object) -> None:
-            window.sessions.quit_choice = QuitChoice.KEEP  # nobody is there to answer
+            window.sessions.quit_choice = QuitChoice.KEEP  # no one is there to answer
             window.close()
 
         signal.signal(signal.SIGINT, interrupt)

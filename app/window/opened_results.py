@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
@@ -14,9 +15,12 @@ from app.window.docks import Docks
 from app.window.panels import Panels
 from app.window.sessions import Sessions
 
+if TYPE_CHECKING:
+    from app.panels.results.results_view import ResultsView
+
 
 class OpenedResults:
-    """Belongs to one window; `connect` once the panels are complete."""
+    """Belongs to one window, whose panels are complete before anything is opened."""
 
     def __init__(
         self,
@@ -29,13 +33,12 @@ class OpenedResults:
     ) -> None:
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._sessions, self._settings, self._window = sessions, settings, window
+        bridge.results_read.connect(self._show)
 
-    def connect(self) -> None:
-        """Listen to the panel and to what has been read."""
-        view = self._panels.results
+    def connect(self, view: ResultsView) -> None:
+        """Listen to the panel."""
         view.trace_asked.connect(self._open_trace)
         view.again_asked.connect(lambda results: self.open(results.path))
-        self._bridge.results_read.connect(self._show)
 
     def ask(self) -> None:
         """Let the user choose a file."""

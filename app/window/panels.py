@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
@@ -29,18 +30,21 @@ from app.window.why_not_strip import WhyNotStrip
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
-    from app.panels.plots.round_view import RoundView
+    from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.results.results_view import ResultsView
+    from app.window.plot_group import PlotView
 
 _FIRST, _TOKENS = range(2)
 
 
 class Panels:
-    """The views by name. `text_views`: those of the trace that are made at once, `drawn_views`:
-    those that `complete` makes."""
+    """The views by name. `text_views`: those of the trace that are made at once. `complete` adds
+    those that draw, some of them only once they are looked at."""
 
     def __init__(self, theme: Theme, actions: Actions) -> None:
         self._actions = actions
         self._is_complete = self._is_open = False
+        self._results: ResultsView | None = None
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
         self.findings = FindingsView(theme)
@@ -55,7 +59,7 @@ class Panels:
         self.status = StatusLine()
         self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
         self._waiting: list[EmptyState] = []
-        """What stands in panels until there is a run."""
+        """The content of panels until there is a run."""
         self._offer_run(self.text_views)
         self._centre = QStackedWidget()
         self._centre.addWidget(
@@ -75,33 +79,51 @@ class Panels:
         menu: PlotsMenu,
         report: Callable[[str, str, str], None],
         docks: Docks,
+        made: Callable[[PlotView | DivergenceView | ResultsView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
-        plots takes half as long as everything else, so it may come behind the first painting.
+        plots takes half as long as everything else, so it may come after the first painting, and
+        most plots are made once their docks come into sight.
 
         report: takes severity, message and remedy of what a user should know.
+        made: takes each view once it is in its dock, to connect it.
         """
         from app.panels.divergence.divergence_view import DivergenceView
-        from app.panels.results.results_view import ResultsView
-        from app.window.plot_group import PlotGroup
+        from app.panels.plots.round_view import RoundView
+        from app.window.plot_group import PLOTS, PlotGroup
         from app.window.plot_stack import PlotStack
 
-        self.plots = PlotGroup(theme, self._actions, settings, menu, report)
-        self.divergence = DivergenceView(theme, self._actions)
-        self.results = ResultsView(theme, self._actions)
-        self.drawn_views: tuple[RoundView | DivergenceView, ...] = (
-            *self.plots.views.values(),
-            self.divergence,
-        )
-        self._offer_run((*self.drawn_views, *self.plots.whole.values()))
-        others = {"divergence": self.divergence, "results": self.results}
-        for name, view in {**self.plots.widgets, **others}.items():
+        stack = PlotStack(self._centre)
+
+        def put(name: str, view: PlotView) -> None:
+            self._offer_run([view])
             docks.fill(name, view)
-        stacked = {docks[name]: view for name, view in self.plots.views.items()}
-        PlotStack(stacked, self._centre)
-        for name, plot in self.plots.targets.items():
-            TitleButton(docks[name], "Plot", menu, plot)
+            if isinstance(view, RoundView):
+                stack.add(docks[name], view)
+            TitleButton(docks[name], "Plot", menu, PlotGroup.target(view))
+            made(view)
+
+        self._theme, self._docks, self._made = theme, docks, made
+        self.divergence = DivergenceView(theme, self._actions)
+        self._offer_run([self.divergence])
+        docks.fill("divergence", self.divergence)
+        made(self.divergence)
+        plots = self.plots = PlotGroup(theme, self._actions, settings, menu, report, put)
+        for name in PLOTS:
+            docks.fill_when_seen(name, partial(plots.__getitem__, name))
+        docks.fill_when_seen("results", lambda: self.results)
         self._is_complete = True
+
+    @property
+    def results(self) -> ResultsView:
+        """The view of result files, made when first asked for."""
+        if self._results is None:
+            from app.panels.results.results_view import ResultsView
+
+            self._results = ResultsView(self._theme, self._actions)
+            self._docks.fill("results", self._results)
+            self._made(self._results)
+        return self._results
 
     @property
     def has_divergences(self) -> bool:
@@ -117,7 +139,7 @@ class Panels:
     def set_plain(self, plain: RunRef | None) -> None:
         """The run that the one on show is measured by."""
         if self._is_complete:
-            self.plots.timing.set_plain(plain)
+            self.plots.set_plain(plain)
 
     def fill(self, docks: Docks) -> None:
         """Put the views made so far into their docks."""
@@ -133,7 +155,7 @@ class Panels:
             docks.fill(name, view)
 
     def centre(self) -> QWidget:
-        """What stands between the docks: the text, and why it is not as asked."""
+        """The widget between the docks: the text, and why it is not as asked."""
         column = QVBoxLayout(middle := QWidget())
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -164,9 +186,11 @@ class Panels:
         ):
             view.retheme(theme)
         if self._is_complete:
+            self._theme = theme
             self.plots.retheme(theme)
             self.divergence.retheme(theme)
-            self.results.retheme(theme)
+            if self._results is not None:
+                self._results.retheme(theme)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models."""

@@ -1,4 +1,6 @@
-"""The plots of a run: one x-axis for all of them, and what their menu does."""
+"""The plots of a run, made when they are first looked at: one x-axis for all of them, and what
+their menu does.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,36 @@ from app.trace_models.run_axis import UNITS, RunOverlay
 from app.widgets.whole_run_view import WholeRunView
 from app.window.plot_export import SUFFIXES, picture, write_plot
 from engine.errors import TraceFileError
+from engine.trace.run_ref import RunRef
 
+OVER_ROUNDS: dict[str, Callable[[Theme], RoundView]] = {
+    "rollback": RollbackView,
+    "ring": RingView,
+    "acceptance": AcceptanceView,
+    "timing": TimingView,
+    "verify": VerifyWidthView,
+    "kv": KvCellsView,
+}
+"""Plots with one x-axis, by the names of their docks."""
+_WHOLE: dict[str, Callable[[Theme], WhatIfView | WholeRunView]] = {
+    "what_if": WhatIfView,
+    "drafter": DrafterView,
+    "tune": TuneView,
+}
+
+PlotView = RoundView | WhatIfView | WholeRunView
+PLOTS = (*OVER_ROUNDS, *_WHOLE)
+"""Names of the docks that hold plots."""
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
 
 
 class PlotGroup:
-    """Makes the plots. `views`, and `whole` about the run as a whole, by the names of their docks.
+    """Makes the plots: plots[name], by the name of its dock, is made when first asked for.
+    `views` and `whole`, about the run as a whole, are those made so far.
 
     menu: what a right click in a plot opens.
     report: takes severity, message and remedy of what a user should know.
+    made: takes each new view with the name of its dock, and shows it the run.
     """
 
     def __init__(
@@ -44,37 +67,17 @@ class PlotGroup:
         settings: Settings,
         menu: QMenu,
         report: Callable[[str, str, str], None],
+        made: Callable[[str, PlotView], None],
     ) -> None:
         self._theme, self._actions, self._settings = theme, actions, settings
-        self._report = report
+        self._report, self._tell_made = report, made
         self.menu = menu
-        self.rollback, self.ring, self.timing = (
-            RollbackView(theme),
-            RingView(theme),
-            TimingView(theme),
-        )
-        self.views: dict[str, RoundView] = {
-            "rollback": self.rollback,
-            "ring": self.ring,
-            "acceptance": AcceptanceView(theme),
-            "timing": self.timing,
-            "verify": VerifyWidthView(theme),
-            "kv": KvCellsView(theme),
-        }
-        self.what_if, self.drafter, self.tune = (
-            WhatIfView(theme),
-            DrafterView(theme),
-            TuneView(theme),
-        )
-        self.whole: dict[str, WhatIfView | WholeRunView] = {
-            "what_if": self.what_if,
-            "drafter": self.drafter,
-            "tune": self.tune,
-        }
-        for view in self.views.values():
-            view.plot.menu = self.menu
-            if view is not self.rollback:
-                view.link_x(self.rollback)
+        self.views: dict[str, RoundView] = {}
+        self.whole: dict[str, WhatIfView | WholeRunView] = {}
+        self._overlay: RunOverlay | None = None
+        self._plain: RunRef | None = None
+        self.rollback = self._make_over_rounds("rollback")
+        """The one that all are linked to."""
         handlers: dict[str, Callable[[], None]] = {
             "plot.show_all": self.rollback.plot.show_all,
             "plot.reset": self.rollback.plot.reset_zoom,
@@ -90,31 +93,57 @@ class PlotGroup:
             )
         actions["plot.x_round"].setChecked(True)
 
-    @property
-    def widgets(self) -> dict[str, QWidget]:
-        """Every view with the name of its dock."""
-        return {**self.views, **self.whole}
+    def __getitem__(self, name: str) -> PlotView:
+        """The view of a dock. Raises KeyError if no plot is called so."""
+        if name in OVER_ROUNDS:
+            return self.views[name] if name in self.views else self._make_over_rounds(name)
+        if name not in self.whole:
+            view = self.whole[name] = _WHOLE[name](self._theme)
+            self._tell_made(name, view)
+        return self.whole[name]
+
+    def _make_over_rounds(self, name: str) -> RoundView:
+        view = self.views[name] = OVER_ROUNDS[name](self._theme)
+        view.plot.menu = self.menu
+        if isinstance(view, TimingView):
+            view.set_plain(self._plain)
+        self._tell_made(name, view)
+        if name != "rollback":
+            view.link_x(self.rollback)  # it has the run by now: to show one moves the axis
+        self._lay_over(view)
+        return view
+
+    def set_plain(self, plain: RunRef | None) -> None:
+        """The run that the times of the one on show are compared with."""
+        self._plain = plain
+        timing = self.views.get("timing")
+        if isinstance(timing, TimingView):
+            timing.set_plain(plain)
+
+    def _lay_over(self, view: RoundView) -> None:
+        view.plot.overlay = self._overlay
+        if isinstance(view, OverlaidView):
+            view.set_overlay(self._overlay)
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         """Draw a second run over the one on show, or none. Slots and estimates stay those of the
         run on show."""
+        self._overlay = overlay
         for view in self.views.values():
-            view.plot.overlay = overlay
-            if isinstance(view, OverlaidView):
-                view.set_overlay(overlay)
+            self._lay_over(view)
         plots = [view.plot for view in self.views.values() if view.in_sight and view.has_rounds]
         for plot in plots[:1]:
             plot.show_rounds(plot.n_rounds)  # the second run may be longer
 
-    @property
-    def targets(self) -> dict[str, QWidget]:
-        """The widget of each view that takes the keyboard focus; the plot menu acts on its view."""
-        return {
-            **{name: view.plot for name, view in self.views.items()},
-            "what_if": self.what_if.plot,
-            "drafter": self.drafter.quality.reliability,
-            "tune": self.tune.grid,
-        }
+    @staticmethod
+    def target(view: PlotView) -> QWidget:
+        """The widget of a view that takes the keyboard focus; the plot menu acts on its view."""
+        if isinstance(view, DrafterView):
+            return view.quality.reliability
+        if isinstance(view, TuneView):
+            return view.grid
+        assert isinstance(view, RoundView | WhatIfView)
+        return view.plot
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -122,7 +151,7 @@ class PlotGroup:
         for view in (*self.views.values(), *self.whole.values()):
             view.retheme(theme)
 
-    def chosen(self) -> RoundView | WhatIfView | WholeRunView | None:
+    def chosen(self) -> PlotView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
         every = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
@@ -166,7 +195,7 @@ class PlotGroup:
         if view is not None:
             QGuiApplication.clipboard().setImage(picture(view, load_theme("light"), self._theme))
 
-    def _chosen_or_told(self) -> RoundView | WhatIfView | WholeRunView | None:
+    def _chosen_or_told(self) -> PlotView | None:
         view = self.chosen()
         if view is None:
             self._report("info", "There is no plot with data in sight.", "Open one and press Run.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import zip_longest
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QTimer
@@ -15,15 +14,18 @@ _MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hi
 
 
 class PlotStack(QObject):
-    """Watches where docks with plots over the same axis are. views: by the docks that hold them."""
+    """Watches where docks with plots over the same axis are."""
 
-    def __init__(self, views: Mapping[QDockWidget, RoundView], parent: QObject) -> None:
+    def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
-        self._views = dict(views)
+        self._views: list[RoundView] = []
         self._asked = False
-        for dock in self._views:
-            dock.installEventFilter(self)
-            dock.visibilityChanged.connect(self._ask)
+
+    def add(self, dock: QDockWidget, view: RoundView) -> None:
+        """Watch one more dock, which holds this view."""
+        self._views.append(view)
+        dock.installEventFilter(self)
+        dock.visibilityChanged.connect(self._ask)
         self._ask()
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
@@ -34,7 +36,7 @@ class PlotStack(QObject):
     def _ask(self, *_: object) -> None:
         if not self._asked:
             self._asked = True
-            QTimer.singleShot(0, self, self.arrange)  # behind the other docks' moves
+            QTimer.singleShot(0, self, self.arrange)  # after the other docks' moves
 
     def arrange(self) -> None:
         """Tell every plot in sight what is below it, and how wide the others' legends are."""
@@ -50,7 +52,7 @@ class PlotStack(QObject):
     def _stacks(self) -> list[list[RoundView]]:
         """Views in sight that have the same edges at the left and right, from top to bottom."""
         stacks: dict[tuple[object, int, int], list[tuple[int, RoundView]]] = {}
-        for view in self._views.values():
+        for view in self._views:
             if view.in_sight:
                 at = view.mapTo(view.window(), QPoint())
                 key = (view.window(), at.x(), view.width())

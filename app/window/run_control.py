@@ -29,7 +29,7 @@ _TOLD_MS = 8000
 
 
 class RunControl:
-    """Takes what stands in the panels to the bridge. `window`: over which dialogs open."""
+    """Takes the contents of the panels to the bridge. `window`: the parent of dialogs."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RunControl:
             self.open_model(path)
 
     def ask_draft(self) -> None:
-        """Let the user choose a file that drafts for the model in use, beside those that do."""
+        """Let the user choose one more file that drafts for the model in use."""
         path = ask_model(self._window, self._settings, "Open draft model")
         files = self._bridge.files
         if path is not None and files is not None:
@@ -109,7 +109,7 @@ class RunControl:
             self._bridge.rescore(run, path)
 
     def offer_rescore(self, unsure: RescoreUnsure) -> None:
-        """Whether the model is that of the run cannot be told: let the user say."""
+        """Whether the model is that of the run is not known: let the user say."""
         self._panels.banners.add(
             "warning",
             unsure.why,
@@ -129,7 +129,7 @@ class RunControl:
     # -- runs ------------------------------------------------------------------------------
 
     def run(self, rounds: int | None) -> None:
-        """Start a run, or go on with the paused one, for so many rounds or to its end."""
+        """Start a run, or go on with the paused one, for this many rounds or to its end."""
         self._panels.banners.clear()
         if self._bridge.state is State.PAUSED:
             self._bridge.resume(rounds)
@@ -280,7 +280,7 @@ class RunControl:
         self._bridge.set_break_rules(breaks.rules())
 
     def _options_are_sound(self) -> bool:
-        """If they are not, what is wrong stands in the Run panel, which comes into sight."""
+        """If they are not, what is wrong is shown in the Run panel, which comes into sight."""
         problem = self._panels.run_panel.problem
         if problem:
             self._docks.reveal("run")
@@ -316,7 +316,7 @@ class ScenarioGuide(QObject):
         over = state is State.READY and self._bridge.live is not None and self._bridge.live.ended
         if self._scenario is not None and self._has_begun and not self._is_told and over:
             self._is_told = True
-            QTimer.singleShot(0, self, self._tell)  # behind the views' own last rows
+            QTimer.singleShot(0, self, self._tell)  # after the views' own last rows
 
     def _tell(self) -> None:
         scenario, panels, run = self._scenario, self._panels, self._bridge.live

@@ -1,4 +1,4 @@
-"""What the window says of the run on show: how far it is, how it ended, how fast beside plain."""
+"""The status of the run on show: how far it is, how it ended, its speed relative to plain."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
             left = max(wanted - numbers.tokens, 0) / speed
             parts.append(f"about {duration_text(left)} left")
     if audit_goes_on(run.facts):
-        parts.append("compared with plain decoding; Stop ends that")
+        parts.append("compared with plain decoding; Stop or a new run ends that")
     return " · ".join(parts)
 
 

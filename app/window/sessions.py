@@ -181,7 +181,7 @@ class Sessions(QObject):
             assert folder is not None
             self._n_interrupted += len(event.interrupted)
             self.autosave.take(event.runs.store, folder)
-            with suppress(DraftscopeError):  # it is told again at the next start
+            with suppress(DraftscopeError):  # it is reported again at the next start
                 for run in event.interrupted:
                     self.autosave.note_facts(run, "stops")
             self._bridge.add_earlier(event.runs)

@@ -38,7 +38,7 @@ _EDGE = 6
 
 
 class StatusLine(QStatusBar):
-    """`cancel_asked` comes from the button beside the progress bar."""
+    """`cancel_asked` comes from the button next to the progress bar."""
 
     cancel_asked = Signal()
 

@@ -1,4 +1,4 @@
-"""Why a run does not speculate, or not as asked: sentences with the number behind each."""
+"""Why a run does not speculate, or not as asked: sentences with the number that each rests on."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
@@ -45,6 +46,11 @@ from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
 from engine.trace.run_ref import RunRef
+
+if TYPE_CHECKING:
+    from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.results.results_view import ResultsView
+    from app.window.plot_group import PlotView
 
 
 class MainWindow(QMainWindow):
@@ -116,11 +122,23 @@ class MainWindow(QMainWindow):
     def complete(self) -> None:
         """Make what the first painting does not wait for: everything with a plot in it."""
         panels = self.panels
-        panels.complete(self.theme, self.settings, self.plots_menu, self.show_message, self.docks)
+        panels.complete(
+            self.theme,
+            self.settings,
+            self.plots_menu,
+            self.show_message,
+            self.docks,
+            self._connect_drawn,
+        )
         self.plots, self.divergence = panels.plots, panels.divergence
-        self.rollback, self.ring = self.plots.rollback, self.plots.ring
-        self.feed.add((*panels.drawn_views, *self.plots.whole.values()))
-        self._connect_drawn()
+        self.feed.overlay_changed.connect(self.plots.set_overlay)
+        self._connect(
+            {
+                "go.first_divergence": self._go_to_first_divergence,
+                "go.next_divergence": self.divergence.go_next,
+                "go.previous_divergence": self.divergence.go_previous,
+            }
+        )
 
     @property
     def theme(self) -> Theme:
@@ -266,26 +284,27 @@ class MainWindow(QMainWindow):
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
 
-    def _connect_drawn(self) -> None:
-        feed, divergence = self.feed, self.divergence
-        for view in self.panels.drawn_views:
+    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView) -> None:
+        from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.plots.round_view import RoundView
+        from app.panels.results.results_view import ResultsView
+        from app.panels.tune.tune_view import TuneView
+
+        feed, bridge = self.feed, self.bridge
+        if isinstance(view, ResultsView):
+            self.opened_results.connect(view)
+            return
+        if isinstance(view, RoundView | DivergenceView):
             view.position_selected.connect(feed.move_cursor)
-        feed.overlay_changed.connect(self.plots.set_overlay)
-        self.opened_results.connect()
-        tune, bridge = self.plots.tune, self.bridge
-        tune.asked.connect(bridge.estimate)
-        bridge.estimated.connect(lambda event: tune.show_surface(event.request, event.found))
-        tune.run_selected.connect(feed.select_run)
-        tune.setting_chosen.connect(self.control.use_setting)
-        divergence.lane_selected.connect(feed.select_run)
-        divergence.divergences_changed.connect(self._enable_actions)
-        self._connect(
-            {
-                "go.first_divergence": self._go_to_first_divergence,
-                "go.next_divergence": divergence.go_next,
-                "go.previous_divergence": divergence.go_previous,
-            }
-        )
+        if isinstance(view, DivergenceView):
+            view.lane_selected.connect(feed.select_run)
+            view.divergences_changed.connect(self._enable_actions)
+        if isinstance(view, TuneView):
+            view.asked.connect(bridge.estimate)
+            bridge.estimated.connect(lambda event: view.show_surface(event.request, event.found))
+            view.run_selected.connect(feed.select_run)
+            view.setting_chosen.connect(self.control.use_setting)
+        feed.add([view])
 
     def _commands(self) -> list[Command]:
         """What the palette offers: every action but the palette itself, and the scenarios."""

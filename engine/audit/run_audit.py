@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from engine.analysis.audit_text import GOING_ON
+from engine.analysis.audit_text import GOING_ON, NOT_AUDITED, STOPPED
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
 from engine.audit.plain_pass import PlainPass
@@ -59,12 +59,22 @@ _LOGITS_BYTES = 32 << 20
 _FEW_ROWS = 2
 
 
-def is_short(prompts: Sequence[Prompt], options: RunOptions) -> bool:
-    """Whether a run is audited unless something else is asked for: SHORT_RUN tokens at most, and no
-    more of them to be read than to be written, since reading is all that an audit does."""
+def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
+    """Why a run is audited only where that is asked for; empty for one of SHORT_RUN tokens at most,
+    no more of them to be read than to be written, since reading is all that an audit does."""
     n_read = sum(len(prompt.tokens) for prompt in prompts)
     n_written = options.n_predict * len(prompts)
-    return n_read <= n_written <= SHORT_RUN - n_read
+    if options.n_predict < 0:
+        return "it has no limit of tokens"
+    if n_read + n_written > SHORT_RUN:
+        return f"it may have more than {SHORT_RUN:,} tokens"
+    return "its prompt is longer than its text may become" if n_read > n_written else ""
+
+
+def note_why_not(facts: dict[str, Any], prompts: Sequence[Prompt], options: RunOptions) -> None:
+    """Note in the facts of a run in progress why it is not audited by default, if it is not."""
+    if why := why_not_by_default(prompts, options):
+        facts.update(audit={"verdict": NOT_AUDITED, "not_judged": [why]})
 
 
 def audit_of(
@@ -77,7 +87,7 @@ def audit_of(
 ) -> RunAudit | None:
     """The audit of a run that is about to start. asked: None = only of a short run, and within a
     small part of its time. can_repeat: the run begins with an empty memory."""
-    if asked is False or (asked is None and not is_short(prompts, options)):
+    if asked is False or (asked is None and why_not_by_default(prompts, options)):
         return None
     return RunAudit(session, prompts, options, can_repeat=can_repeat, is_whole=asked is not None)
 
@@ -196,12 +206,15 @@ class RunAudit:
             self._not_judged.append(f"The audit failed: {type(error).__name__}: {error}"[:500])
         finally:
             if result["verdict"] == "not judged" and not self._not_judged:
+                result["verdict"] = STOPPED
                 self._not_judged.append("The audit was stopped.")
             texts = self._texts.tokens.items()
             facts.update(
                 audit={
                     **result,
-                    "n_rounds_sampled": self._samples.n_rounds,
+                    "n_rounds_sampled": len(
+                        {n for one in self._checks.values() for n in one.states}
+                    ),
                     "n_tokens": sum(len(one.errors) for one in self._checks.values()),
                     "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
                     "n_drawn": self._check.n_tokens,

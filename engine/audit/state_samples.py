@@ -89,11 +89,6 @@ class StateSamples:
             if key[0] not in kept and key not in self._ended:
                 del self._kept[key]
 
-    @property
-    def n_rounds(self) -> int:
-        """Rounds with a sample."""
-        return len({number for number, _ in self._kept})
-
     def of(self, seq_id: int) -> list[StateSample]:
         """The samples of a sequence, in order."""
         return sorted(

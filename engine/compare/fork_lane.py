@@ -155,7 +155,8 @@ class ForkLane(PolicyLane):
             done |= self._verify(round_.number, chosen, loop)
             if turn in _TWICE and i == 0:
                 undone = {seq: m for seq, m in chosen.items() if self._undo(m)}
-                self._verify(round_.number, undone, loop, again=True)
+                if undone:
+                    self._verify(round_.number, undone, loop, again=True)
             for member in chosen.values():
                 member.left.popleft()
                 member.n_verified, member.n_idle = member.n_verified + 1, 0

@@ -1,13 +1,14 @@
-"""Scripts of memory operations: read from plain text, checked before anything is allocated.
+"""Scripts of memory operations: read from scenarios in TOML, checked before anything is allocated.
 
-FORMAT is the whole language, as `draftscope memory --help` prints it.
+FORMAT is the whole language, as `draftscope memory --help-all` prints it. Files of earlier versions
+(.memory) are plain text, with title, about and policies as statements.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from engine.compare.memory_script import (
@@ -26,33 +27,37 @@ from engine.compare.memory_script import (
     TokenPart,
     Tokens,
 )
+from engine.compare.scenario import filled, wrong
 from engine.errors import OptionError
 from engine.files import user_text
 from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES
 
 FORMAT = """\
-One statement a line, # begins a comment. [carry ring] in front of a statement keeps it to these
-rollback policies; alone on a line it does so for all that follow, until [all] or another one.
+A TOML file: title and about, what it shows; policies, a list of the rollback policies that it is
+for (default: all); steps, between ''' and ''', one statement a line, where # starts a comment.
+[carry ring] in front of a statement limits it to these policies; alone on a line it does so for all
+that follow, until [all] or another one.
 
-title TEXT, about TEXT               what it shows; about may be given on several lines
-policies NAME …                      rollback policies that it is for (default: all)
 tokens NAME = TOKENS | "text"        ids (modulo the vocabulary) or names, each NAME[2:5], NAME+1;
                                      pattern[16:56] = (7 position + 31 sequence + 1) mod vocabulary
 context NAME [key=value …]           n_seqs, n_rs_seq, n_ctx, n_ubatch, keep, kv (per-seq, unified),
-                                     split (equal, seq), policy, fault; NAME stands below for A, B
-decode A 0: TOKENS, 1: TOKENS …      one batch, behind what each sequence holds
+                                     split (equal, seq), policy, fault; below, A and B are names
+decode A 0: TOKENS, 1: TOKENS …      one batch, after what each sequence holds
 replay A 0: TOKENS                   the same, token by token
 seq_rm A 0 P0 [P1] [refused]         positions P0 <= pos < P1; accepted unless it says refused
 seq_cp A 0 1     seq_keep A 0        seq_add A 0 P0 P1 SHIFT     clear A [0]
 save A 0 NAME    load B 1 NAME       a whole sequence, through a file
 checkpoint A 0 NAME    restore A 0 NAME      its recurrent part, within one context
-check A 0 6:9 = B [0 [6:9]] BOUND     logits behind these positions; exact, top1, or
+check A 0 6:9 = B [0 [6:9]] BOUND     logits after these positions; exact, top1, or
                                      nmse, max_abs, relative with <= or > and a number
 check A 0 = B 0 exact | error<=X     recurrent states and attention cells
-expect A 0 pos=8 valid>=1 …          pos, valid (depth), pending, cells, duplicates, cell"""
+expect A 0 pos=8 valid>=1 …          pos, valid (depth), pending, cells, duplicates, cell
+
+Files of earlier versions (.memory) are steps with `title TEXT`, `about TEXT` and `policies NAME …`
+among them."""
 
 _MOST_BYTES, _MOST_CONTEXTS, _MOST_TOKENS = 1 << 16, 32, 1 << 14
-_REMEDY = "Correct that line; `draftscope memory --help` describes the language."
+_REMEDY = "Correct that line; `draftscope memory --help-all` describes the language."
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _ITEM = re.compile(r"([A-Za-z][\w-]*)(?:\[(-?\d*):(-?\d*)\])?(?:\+(\d+))?|(\d+)")
 _COMPARED = re.compile(r"([a-z_0-9]+)(<=|>=|=|<|>)(\S+)")
@@ -63,19 +68,31 @@ _PATTERN = "pattern"
 
 def memory_scripts(folder: Path) -> tuple[MemoryScript, ...]:
     """All scripts of a folder by name. Raises OptionError for a file that is wrong."""
-    return tuple(read_script(path) for path in sorted(folder.glob("*.memory")))
+    return tuple(read_script(path) for path in sorted(folder.glob("*.toml")))
 
 
 def read_script(path: Path) -> MemoryScript:
     """One script. Raises OptionError, naming file and line."""
-    text = user_text(path, _MOST_BYTES)
-    return parse_script(path.stem, path.name, text)
+    return parse_script(path.stem, path.name, user_text(path, _MOST_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class _ScriptFile:
+    """The keys of a file."""
+
+    title: str
+    steps: str
+    about: str = ""
+    policies: tuple[str, ...] = tuple(ROLLBACK_POLICIES)
 
 
 def parse_script(name: str, file: str, text: str) -> MemoryScript:
-    """A script from its text. Raises OptionError, naming `file` and the line."""
-    parser = _Parser()
-    for number, whole in enumerate(text.splitlines(), 1):
+    """A script from its text: TOML if `file` ends in .toml, else as earlier versions wrote it.
+    Raises OptionError, naming `file` and the line."""
+    parser, first = _Parser(), 1
+    if file.endswith(".toml"):
+        text, first = parser.read_keys(text, Path(file))
+    for number, whole in enumerate(text.splitlines(), first):
         line = _without_comment(whole)
         if line:
             try:
@@ -105,6 +122,7 @@ class _Wrong(Exception):  # noqa: N818 - the words of an OptionError
 
 class _Parser:
     def __init__(self) -> None:
+        self._has_keys = False
         self.title, self.about = "", list[str]()
         self.policies: tuple[str, ...] = tuple(ROLLBACK_POLICIES)
         self.statements: list[Statement] = []
@@ -113,6 +131,23 @@ class _Parser:
         self._made: dict[str, frozenset[str]] = {}
         self._for = self._block = frozenset(ROLLBACK_POLICIES)
         self._n_tokens = 0
+
+    def read_keys(self, text: str, path: Path) -> tuple[str, int]:
+        """Take title, about and policies from TOML. Returns the steps and the number of their
+        first line. Raises OptionError."""
+        self._has_keys, text = True, text.replace("\r\n", "\n")
+        file = filled(_ScriptFile, text, path)
+        self.title, self.about = file.title, [file.about]
+        try:
+            self.policies = _policies(" ".join(file.policies))
+        except _Wrong as error:
+            raise wrong(path, "policies", f"is wrong: {error}") from None
+        start = re.search(
+            rf"^[ \t]*steps[ \t]*=[ \t]*'''\n?(?={re.escape(file.steps)}''')", text, re.M
+        )
+        if start is None:
+            raise wrong(path, "steps", "is no text between ''' and '''")
+        return file.steps, text.count("\n", 0, start.end()) + 1
 
     def read(self, number: int, line: str) -> None:
         text, policies = line, self._block
@@ -127,6 +162,8 @@ class _Parser:
                 return
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
+        if word in ("title", "about", "policies") and self._has_keys:
+            raise _Wrong(f"{word} is a key of the file, in front of the steps")
         if word == "title":
             self.title = rest
         elif word == "about":
@@ -339,7 +376,7 @@ def _operation(word: str, context: ContextSpec, words: list[str]) -> SequenceOpe
     fewest, most = _ARITY[word]
     if not fewest <= len(words) <= most:
         count = str(fewest) if fewest == most else f"{fewest} or {most}"
-        raise _Wrong(f"{word} takes {count} numbers behind the context")
+        raise _Wrong(f"{word} takes {count} numbers after the context")
     numbers = tuple(map(_number, words))
     for seq in numbers[: 2 if word == "seq_cp" else 1]:
         _seq(context, [str(seq)])

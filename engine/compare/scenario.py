@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 20
 class Scenario:
     """Settings, and what they are to show.
 
-    name: of its file. about: what to look at. prompts: texts. lanes: with the noise lane first;
+    name: of its file. about: what to look at. prompts: texts. lanes: the noise lane comes first;
     none = a plain run of all prompts side by side. draft_accept: right tokens in the first,
     second, … draft, over and over; empty = the drafters of the options. expects: rules that fire.
     """
@@ -66,22 +66,18 @@ def find_scenario(folder: Path, name: str) -> Scenario:
 
 def read_scenario(path: Path) -> Scenario:
     """One scenario. Raises OptionError, naming file and key."""
-    try:
-        table = tomllib.loads(user_text(path, _MOST_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, "", f"is not valid TOML ({error})") from error
-    file = _filled(_ScenarioFile, table, path, "")
+    file = filled(_ScenarioFile, user_text(path, _MOST_BYTES), path)
     if not file.prompts or not all(file.prompts):
-        raise _wrong(path, "prompts", "is empty")
+        raise wrong(path, "prompts", "is empty")
     if file.draft_accept and not file.lanes:
-        raise _wrong(path, "draft_accept", "needs lanes")
+        raise wrong(path, "draft_accept", "needs lanes")
     for rule in file.expects:
         if rule not in RULES:
-            raise _wrong(path, "expects", f"names {rule!r}, which is no rule")
+            raise wrong(path, "expects", f"names {rule!r}, which is no rule")
     try:
         lanes = tuple(LaneSpec.parse(text) for text in file.lanes)
     except OptionError as error:
-        raise _wrong(path, "lanes", f"is wrong: {error.message}") from error
+        raise wrong(path, "lanes", f"is wrong: {error.message}") from error
     return Scenario(
         path.stem,
         file.title,
@@ -94,44 +90,54 @@ def read_scenario(path: Path) -> Scenario:
     )
 
 
+def filled(cls: type[_T], text: str, path: Path) -> _T:
+    """A dataclass from a TOML text whose keys are its fields. Raises OptionError, naming file and
+    key, or the line of what is no TOML."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong(path, "", f"is not valid TOML ({error})") from error
+    return _filled(cls, table, path, "")
+
+
 def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T:
-    """A dataclass from a table whose keys are its fields."""
     hints, names = get_type_hints(cls), [f.name for f in fields(cls)]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
         if key not in names:
-            raise _wrong(path, prefix + key, f"is unknown; known are {', '.join(names)}")
+            raise wrong(path, prefix + key, f"is unknown; known are {', '.join(names)}")
         values[key] = _value(hints[key], value, path, prefix + key)
     try:
         return cls(**values)
     except OptionError as error:
-        raise _wrong(path, prefix.rstrip("."), f"is wrong: {error.message}") from error
+        raise wrong(path, prefix.rstrip("."), f"is wrong: {error.message}") from error
     except TypeError as error:  # a field without default
-        raise _wrong(path, prefix.rstrip("."), f"is incomplete: {error}") from error
+        raise wrong(path, prefix.rstrip("."), f"is incomplete: {error}") from error
 
 
 def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, dict):
-            raise _wrong(path, key, "is no table")
+            raise wrong(path, key, "is no table")
         return _filled(hint, value, path, f"{key}.")
     if get_origin(hint) is tuple:
         kind = get_args(hint)[0]
         if not isinstance(value, list):
-            raise _wrong(path, key, "is no list")
+            raise wrong(path, key, "is no list")
         return tuple(_value(kind, item, path, key) for item in value)
     kinds: Sequence[type] = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if float in kinds and type(value) is int:
         try:
             return float(value)
         except OverflowError as error:
-            raise _wrong(path, key, "is far too large") from error
+            raise wrong(path, key, "is far too large") from error
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise _wrong(path, key, f"is {value!r}, which is no {wanted}")
+        raise wrong(path, key, f"is {value!r}, which is no {wanted}")
     return value
 
 
-def _wrong(path: Path, key: str, what: str) -> OptionError:
+def wrong(path: Path, key: str, what: str) -> OptionError:
+    """The error for a key of a file, or for the file."""
     place = f"{path.name}: {key}" if key else path.name
     return OptionError(f"Scenario {place} {what}.", "Correct the file.")

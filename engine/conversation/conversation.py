@@ -133,7 +133,7 @@ class TurnRun:
     ) -> None:
         self.run, self.run_id, self.trace = run, run.run_id, run.trace
         self.number = number
-        self._prompt, self._written = prompt, written
+        self.prompt, self._written = prompt, written
 
     @property
     def done(self) -> bool:
@@ -184,6 +184,6 @@ class TurnRun:
         if not self.run.done or turn.answer is not None:
             return
         (result,) = self.run.results()
-        self._written[self.number] = [*self._prompt.tokens, *result.tokens]
+        self._written[self.number] = [*self.prompt.tokens, *result.tokens]
         answer = {"role": "assistant", "content": result.text}
         self.trace.runs[self.run_id].turn = msgspec.structs.replace(turn, answer=answer)

@@ -61,7 +61,7 @@ def _findings(run: RunRef) -> Section:
 
 
 def _settings(runs: tuple[RunRef, RunRef], names: tuple[str, str]) -> Section:
-    """Every option that one of both has not at its default; what an engine does not tell is not
+    """Every option that one of both has not at its default; what an engine does not report is not
     called a default."""
     options = [run.facts.options for run in runs]
     told = [changed(one) for one in options]

@@ -144,7 +144,7 @@ def _sequences(store: TraceStore, run_id: int) -> ReportTable:
 
 
 def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
-    """Where a run ran; `environment` where it does not tell."""
+    """Where a run ran; `environment` where it does not report."""
     known = facts.pick("device", "compute", "threads")
     return machine_section(
         facts.environment or environment,

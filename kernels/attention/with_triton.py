@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.attention import with_torch
+from kernels.attention import FEW_TOKENS, attend_with_torch
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 # A product over CHUNK numbers of a head at a time and tiles of few cells keep its operands in
@@ -122,8 +122,8 @@ def attend(
     torch."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_batch, n_tokens, n_heads, d = q.shape
-    if n_tokens > with_torch.FEW_TOKENS or d > WIDEST or sinks is not None:
-        return with_torch.attend(q, k, v, mask, scale, sinks)
+    if n_tokens > FEW_TOKENS or d > WIDEST or sinks is not None:
+        return attend_with_torch(q, k, v, mask, scale, sinks)
     n_kv_heads, n_cells, d_v = v.shape[1:]
     size = cells_per_split(n_cells)
     n_splits = cdiv(n_cells, size)

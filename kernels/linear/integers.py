@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels.dispatch import uses_llvm
-from kernels.linear import naive
+from kernels.linear import bytes_with_llvm, naive
 from kernels.linear.packed import (
     ROW_LEVELS,
     SECOND_ROW_STEPS,
@@ -40,8 +40,6 @@ def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
 def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.linear."""
     if isinstance(packed.data, BytePanels):
-        from kernels.linear import bytes_with_llvm
-
         return bytes_with_llvm.linear(x, N_INTEGERS[packed.mode], packed.data, packed.shape[0])
     if isinstance(packed.data, tuple):
         return naive.linear(x, packed)
@@ -54,17 +52,13 @@ def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See kernels.linear.prepare_rows."""
     if isinstance(packed.data, BytePanels):
-        from kernels.linear import byte_rows_with_llvm
-
-        return byte_rows_with_llvm.quantise(x, N_INTEGERS[packed.mode]), None
+        return bytes_with_llvm.quantise(x, N_INTEGERS[packed.mode]), None
     return (x, None) if packed.mode == "int8x2" else max_norm(x)
 
 
 def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     """See kernels.linear.multiply_rows."""
     if isinstance(packed.data, BytePanels):
-        from kernels.linear import bytes_with_llvm
-
         n_integers = N_INTEGERS[packed.mode]
         return bytes_with_llvm.product(rows, n_integers, packed.data, packed.shape[0])
     if packed.mode == "int8x2":

@@ -14,8 +14,7 @@ from llvmlite import ir
 
 from kernels.llvm.code import Code
 from kernels.llvm.compiler import compiled, loaded
-from kernels.llvm.object_cache import object_code
-from kernels.llvm.program_key import program_key
+from kernels.llvm.object_cache import object_code, program_key
 from kernels.llvm.values import I32, I64, Value
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
@@ -188,3 +187,21 @@ def _entry(module: ir.Module, worker: ir.Function, n_args: int, before: Before |
         with one:
             builder.call(worker, [job])
     builder.ret_void()
+
+
+class KernelClock:
+    """seconds: so long this thread has been inside of compiled kernels."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context, kernels of this thread are timed; half a microsecond each."""
+        with watched(self._run):
+            yield
+
+    def _run(self, launch: Launch) -> None:
+        start = perf_counter()
+        launch.run()
+        self.seconds += perf_counter() - start

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby
 
 import torch
 
 from kernels.dispatch import pick
-from kernels.linear import MODES
-from kernels.moe import naive, with_torch
-from kernels.moe.activation import RELU2, SWIGLU, Activation, situ_activation, swiglu_within
-from kernels.moe.packed import PackedExperts, put_together
-from kernels.moe.routing import Choice
+from kernels.linear import MODES, PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
+from kernels.linear import naive as linear_naive
+from kernels.linear import with_torch as linear_with_torch
+from kernels.linear.blocks import takes_any_rows
+from kernels.linear.packed import WEIGHT_LEVELS
+from kernels.moe.packed import (
+    RELU2,
+    SWIGLU,
+    Activation,
+    Matrices,
+    PackedExperts,
+    pack_each,
+    put_together,
+    situ_activation,
+    swiglu_within,
+)
+from kernels.whole_vectors import pointwise
 
 __all__ = [
     "RELU2",
@@ -28,12 +42,6 @@ __all__ = [
     "situ_activation",
     "swiglu_within",
 ]
-
-_TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
-_route = pick(naive.route, with_torch.route, _TRITON, _LLVM)
-_route_biased = pick(naive.route_biased, with_torch.route_biased, None, _LLVM)
-_pack = pick(naive.pack, with_torch.pack, _TRITON)
-_experts = pick(naive.experts, with_torch.experts, _TRITON, _LLVM)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,5 +106,197 @@ def experts(
     invariant: a row of the result has the same bits whatever rows stand beside it.
     """
     if invariant and packed.places is None:
-        return with_torch.experts_invariant(x, weights, ids, packed)
+        return experts_invariant(x, weights, ids, packed)
     return _experts(x, weights, ids, packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How experts are chosen by biased scores, and what weights they get.
+
+    scores: "sigmoid" or "softmax" of the logits. Chosen are the n_used experts of the largest score
+    plus bias; weights are their scores without it, if `normalised` divided by
+    max(their sum, 2^-14), and times `scale`. n_groups: experts stand in so many groups of
+    neighbours; only those of the n_groups_used groups whose two best experts have the largest sum
+    can be chosen.
+    """
+
+    n_used: int
+    scores: str = "sigmoid"
+    normalised: bool = True
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+
+# Mixture of experts row by row and expert by expert.
+
+
+def route_naive(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See route."""
+    weights, ids = [], []
+    for row in logits:
+        p = torch.exp(row - row.max())
+        p = p / p.sum()
+        order = sorted(range(len(p)), key=lambda e: (-float(p[e]), e))[:n_used]
+        chosen = p[order]
+        weights.append(chosen / max(float(chosen.sum()), 2.0**-14))
+        ids.append(torch.tensor(order))
+    return torch.stack(weights), torch.stack(ids)
+
+
+def route_biased_naive(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See route_biased."""
+    weights, ids = [], []
+    for row in logits:
+        exp = torch.exp(row - row.max())
+        p = 1 / (1 + torch.exp(-row)) if choice.scores == "sigmoid" else exp / exp.sum()
+        sums = p if bias is None else p + bias
+        groups = sums.chunk(choice.n_groups)
+        best_two = [float(group.sort().values[-2:].sum()) for group in groups]
+        # sorting leaves equal ones in their order
+        kept = sorted(range(len(groups)), key=best_two.__getitem__, reverse=True)
+        if choice.n_groups > 1:
+            kept = kept[: choice.n_groups_used]
+        size = len(row) // choice.n_groups
+        candidates = [e for e in range(len(row)) if e // size in kept]
+        numbers = sums.tolist()
+        order = sorted(candidates, key=numbers.__getitem__, reverse=True)[: choice.n_used]
+        chosen = p[order]
+        if choice.normalised:
+            chosen = chosen / max(float(chosen.sum()), 2.0**-14)
+        weights.append(chosen * choice.scale)
+        ids.append(torch.tensor(order))
+    return torch.stack(weights), torch.stack(ids)
+
+
+def pack_naive(
+    example: torch.Tensor,
+    matrices: Matrices,
+    mode: str,
+    activation: Activation = SWIGLU,
+    levels: int = WEIGHT_LEVELS,
+) -> PackedExperts:
+    """See pack_experts. example: one of the matrices, for its device. levels: see
+    kernels.linear.naive.pack."""
+    return pack_each(partial(linear_naive.pack, levels=levels), matrices, mode, activation)
+
+
+def experts_naive(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+) -> torch.Tensor:
+    """See experts."""
+    rows = []
+    for i in range(x.shape[0]):
+        total = torch.zeros_like(x[i])
+        for weight, e in zip(weights[i], ids[i].tolist(), strict=True):
+            inner, down = packed.data[e]
+            opened = packed.activation.law(_linear(x[i : i + 1], inner))
+            total = total + weight * _linear(opened, down)[0]
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+    return linear(x, packed) if takes_any_rows(packed) else linear_naive.linear(x, packed)
+
+
+# Mixture of experts grouped by expert: each expert that occurs runs once, on all its rows.
+MIN_SUM = 2.0**-14
+
+
+def route_with_torch(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See route."""
+    # topk, which is faster, leaves open which of two equal experts it takes
+    p, order = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
+    chosen, ids = p[:, :n_used], order[:, :n_used]
+    return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
+
+
+def route_biased_with_torch(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See route_biased."""
+    if choice.scores == "sigmoid":
+        p = pointwise(torch.sigmoid, logits, invariant=True)
+    else:
+        p = logits.softmax(-1)
+    sums = p if bias is None else p + bias
+    if choice.n_groups > 1:
+        groups = sums.unflatten(-1, (choice.n_groups, -1))
+        best_two = groups.sort(-1).values[..., -2:].sum(-1)
+        order = torch.sort(best_two, dim=-1, descending=True, stable=True).indices
+        left_out = order[:, choice.n_groups_used :, None].expand(-1, -1, groups.shape[2])
+        sums = groups.scatter(1, left_out, -torch.inf).flatten(1)
+    # topk, which is faster, leaves open which of two equal experts it takes
+    order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
+    ids = order[:, : choice.n_used]
+    weights = p.gather(1, ids)
+    if choice.normalised:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_SUM)
+    return (weights if choice.scale == 1.0 else weights * choice.scale), ids
+
+
+def pack_with_torch(
+    example: torch.Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
+) -> PackedExperts:
+    """See pack_experts. example: one of the matrices, for its device."""
+    return pack_each(linear_with_torch.pack, matrices, mode, activation)
+
+
+def experts_with_torch(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+) -> torch.Tensor:
+    """See experts."""
+    return torch.bmm(weights.unsqueeze(1), apply_each(x, ids, packed)).squeeze(1)
+
+
+def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> torch.Tensor:
+    """What each row's experts make of it: f32 [n, k, d]."""
+    n_rows, n_used = ids.shape
+    in_order, order = ids.flatten().sort(stable=True)
+    runs = [(e, len(list(rows))) for e, rows in groupby(in_order.tolist())]
+    source = order // n_used
+
+    rows, scale = prepare_rows(x, packed.data[0][0])
+    opened = _products(rows.index_select(0, source), [(packed.data[e][0], n) for e, n in runs])
+    opened = finish_rows(opened, None if scale is None else scale.index_select(0, source))
+    rows, scale = prepare_rows(packed.activation.run(opened), packed.data[0][1])
+    found = finish_rows(_products(rows, [(packed.data[e][1], n) for e, n in runs]), scale)
+    # back to one line per (row, choice), so that every row adds up in its own order
+    return torch.empty_like(found).index_copy_(0, order, found).view(n_rows, n_used, -1)
+
+
+def experts_invariant(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+) -> torch.Tensor:
+    """experts with every row by itself: of few rows, hardly two have an expert in common."""
+    n_rows, n_used = ids.shape
+    # rows in memory of their own: sums may depend on alignment
+    rows = [row.clone() for row in x.split(1)]
+    found = []
+    for i, e in enumerate(ids.flatten().tolist()):
+        inner, down = packed.data[e]
+        found.append(linear(packed.activation.run(linear(rows[i // n_used], inner)), down))
+    lines = torch.cat(found).view(n_rows, n_used, -1) * weights.unsqueeze(2)
+    total = lines[:, 0]
+    for j in range(1, n_used):
+        total = total + lines[:, j]
+    return total
+
+
+def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:
+    """Each matrix with as many of the rows as stand beside it, in turn."""
+    parts = rows.split_with_sizes([n for _, n in runs])
+    return torch.cat(
+        [multiply_rows(part, matrix) for part, (matrix, _) in zip(parts, runs, strict=True)]
+    )
+
+
+_TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
+_route = pick(route_naive, route_with_torch, _TRITON, _LLVM)
+_route_biased = pick(route_biased_naive, route_biased_with_torch, None, _LLVM)
+_pack = pick(pack_naive, pack_with_torch, _TRITON)
+_experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)

@@ -2,15 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from kernels.dispatch import uses_llvm
 from kernels.linear import PackedWeight
-from kernels.moe.activation import SWIGLU, Activation
-from kernels.moe.places import LayerPlaces, layer_places
+from kernels.linear.blocks import BlockData
+from kernels.pointwise import naive, relu2, situ, swiglu
+
+
+class ExpertPlaces(NamedTuple):
+    """One matrix of every expert, in one or two parts of as many rows, one below the other.
+
+    type: GGML's name. n_rows: of a part. row_bytes: of a row. addresses: int64 [parts, experts];
+    what is there has to stay alive, and is kept by whoever keeps this.
+    """
+
+    type: str
+    n_rows: int
+    row_bytes: int
+    addresses: torch.Tensor
+
+    @property
+    def n_parts(self) -> int:
+        return self.addresses.shape[0]
+
+
+class LayerPlaces(NamedTuple):
+    """Of every expert what opens it, perhaps gate above up, and down."""
+
+    inner: ExpertPlaces
+    down: ExpertPlaces
+
+
+def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPlaces | None:
+    """The places of a layer's experts, None unless `find_places` has those of both matrices and
+    there are programs to read them."""
+    if not uses_llvm():
+        return None
+    inner, down = (find_places(matrices) for matrices in zip(*pairs, strict=True))
+    return LayerPlaces(inner, down) if inner and down else None
+
+
+def find_places(matrices: Sequence[PackedWeight]) -> ExpertPlaces | None:
+    """The places of one matrix of each expert; None unless all of them are on the processor, in
+    blocks of one type for integer products, in equal parts."""
+    parts = [_parts(matrix) for matrix in matrices]
+    first = parts[0]
+    if not first or any(
+        len(found) != len(first)
+        or any(
+            (one.type, one.bytes.shape) != (first[0].type, first[0].bytes.shape) for one in found
+        )
+        for found in parts
+    ):
+        return None
+    addresses = [[found[i].bytes.data_ptr() for found in parts] for i in range(len(first))]
+    n_rows, row_bytes = first[0].bytes.shape
+    return ExpertPlaces(first[0].type, n_rows, row_bytes, torch.tensor(addresses))
+
+
+def _parts(matrix: PackedWeight) -> list[BlockData]:
+    parts = matrix.data if matrix.mode == "parts" else (matrix,)
+    return [
+        part.data
+        for part in parts
+        if part.mode == "q8" and isinstance(part.data, BlockData) and not part.data.bytes.is_cuda
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
+
+    law, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
+    a row the same bits whatever rows stand beside it. kind, numbers: which of the formulas and its
+    constants, for kernels that have them built in.
+    """
+
+    name: str
+    gated: bool
+    law: Callable[[torch.Tensor], torch.Tensor]
+    run: Callable[[torch.Tensor], torch.Tensor]
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+
+def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, up = opened.chunk(2, 1)
+    return gate, up
+
+
+def swiglu_within(limit: float | None) -> Activation:
+    """SwiGLU with a limit, if there is one; see kernels.pointwise.swiglu."""
+    return Activation(
+        "swiglu" if limit is None else f"swiglu within {limit}",
+        True,
+        lambda opened: naive.swiglu(*_halves(opened), limit),
+        lambda opened: swiglu(*_halves(opened), limit, invariant=True),
+        "swiglu",
+        () if limit is None else (limit,),
+    )
+
+
+def situ_activation(beta: float, linear_beta: float) -> Activation:
+    """See kernels.pointwise.situ."""
+    return Activation(
+        f"situ {beta} {linear_beta}",
+        True,
+        lambda opened: naive.situ(*_halves(opened), beta, linear_beta),
+        lambda opened: situ(*_halves(opened), beta, linear_beta, invariant=True),
+        "situ",
+        (beta, linear_beta),
+    )
+
+
+SWIGLU = swiglu_within(None)
+RELU2 = Activation("relu2", False, naive.relu2, relu2, "relu2")
+
 
 Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
 """The matrices of each expert in turn: gate stacked on up, f32 [2f, d], or up alone, f32 [f, d];

@@ -3,14 +3,20 @@ choices from memory, of more rows each expert on all of its own."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 
-from kernels.moe import with_torch
-from kernels.moe.combine_with_llvm import combine
-from kernels.moe.packed import PackedExperts
-from kernels.moe.pairs_with_llvm import multiply_pairs
-from kernels.moe.route_biased_with_llvm import route_biased
-from kernels.moe.route_with_llvm import route
+from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
+from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
+from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.rows import run, vectors
+from kernels.llvm.values import I64
+from kernels.moe import apply_each
+from kernels.moe.packed import ExpertPlaces, PackedExperts
+from kernels.moe.route_with_llvm import route, route_biased
 
 __all__ = ["experts", "route", "route_biased"]
 
@@ -25,8 +31,123 @@ def experts(
     the products."""
     places = packed.places
     if places is None or len(x) > FEW:
-        lines = with_torch.apply_each(x, ids, packed)
+        lines = apply_each(x, ids, packed)
     else:
         opened = packed.activation.run(multiply_pairs(x, ids, places.inner).flatten(0, 1))
         lines = multiply_pairs(opened, ids.view(-1, 1), places.down).view(*ids.shape, -1)
     return combine(lines, weights)
+
+
+def combine(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sum over j of weights[i, j] lines[i, j], in the order of j.
+
+    lines: f32 [n, k, d]; weights: f32 [n, k]; both contiguous. Returns f32 [n, d].
+    """
+    n_rows, n_used, d = lines.shape
+    y = torch.empty(n_rows, d)
+    run(
+        _combine_program(d, n_used),
+        n_rows,
+        d * n_used,
+        lines.data_ptr(),
+        weights.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+@functools.cache
+def _combine_program(d: int, n_used: int) -> Program:
+    return Program(functools.partial(_combine_body, d, n_used), 3)
+
+
+def _combine_body(
+    d: int, n_used: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    lines, weights, y = args
+    with code.loop(first, last) as row:
+        factors = [
+            code.splat(code.load(weights + (row * n_used + j) * 4, F32)) for j in range(n_used)
+        ]
+        for at, count in vectors(code, d):
+            total = code.constant(F32X16, 0.0)
+            for j, factor in enumerate(factors):
+                line = lines + (row * n_used + j) * (4 * d) + at
+                total = total + factor * code.load_first(line, F32X16, count)
+            code.store_first(total, y + row * (4 * d) + at, count)
+
+
+# weight rows of a task
+CHUNK = 64
+
+
+def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> torch.Tensor:
+    """Row i of x with the matrix of each expert in row i of ids.
+
+    x: f32 [n, in]; ids: int64 [n, k], contiguous. Returns f32 [n, k, out].
+    """
+    n_rows, n_used = ids.shape
+    n_in, n_pairs = x.shape[1], n_rows * n_used
+    vnni = one_matrix.vector_bits()
+    layout = layout_for(places.type, 1, vnni=vnni)
+    x = x.contiguous()
+    rows = torch.empty(n_rows * layout.tile_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
+    y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
+    _pair_program(places.type, vnni=vnni)(
+        x.data_ptr(),
+        n_in,
+        n_rows,
+        rows.data_ptr(),
+        ids.data_ptr(),
+        n_used,
+        y.data_ptr(),
+        places.addresses.data_ptr(),
+        places.addresses.shape[1],
+        places.n_parts,
+        places.n_rows,
+        places.row_bytes,
+        tasks=places.n_parts * -(-places.n_rows // CHUNK) * n_pairs,
+        chunk=1,
+        threads=torch.get_num_threads(),
+    )
+    return y
+
+
+@functools.cache
+def _pair_program(type: str, *, vnni: int) -> Program:
+    layout = layout_for(type, 1, vnni=vnni)
+    body = functools.partial(_pair_body, type, vnni, layout)
+    return Program(body, 12, functools.partial(_quantise, layout))
+
+
+def _quantise(layout: Layout, code: Code, args: Sequence[Value]) -> None:
+    x, n_in, n_rows, rows, *_ = args
+    places = x, code.integer(1), n_in * 4, code.integer(0)
+    write_rows(layout, code, [*places, n_in, rows], code.integer(0), n_rows)
+
+
+def _pair_body(
+    type: str,
+    vnni: int,
+    layout: Layout,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """Arguments: x, how long its rows are and how many, room for them quantised; ids and how many
+    of a row; y; addresses, how many experts, their parts, rows of a part and their bytes."""
+    x, n_in, n_rows, rows, ids, n_used, y, addresses, n_experts, n_parts, height, row_bytes = args
+    x_bytes = layout.tile_bytes((n_in + (STRETCH - 1)) // STRETCH)
+    n_pairs, n_out = n_rows * n_used, n_parts * height
+    n_chunks = (height + (CHUNK - 1)) // CHUNK
+    with code.loop(first, last) as task:
+        pair, chunk = task % n_pairs, task // n_pairs
+        part, begin = chunk // n_chunks, chunk % n_chunks * CHUNK
+        expert = code.load(ids + pair * 8, I64)
+        weights = code.load(addresses + (part * n_experts + expert) * 8, I64)
+        source = rows + pair // n_used * x_bytes
+        target = y + (pair * n_out + part * height) * 4
+        end = code.smaller(begin + CHUNK, height)
+        matrix = x, n_in, source, weights, row_bytes, target, n_out
+        one_matrix.write(type, 1, vnni, code, matrix, begin, end)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.moe.activation import SWIGLU, Activation
-from kernels.moe.packed import Matrices, PackedExperts
+from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts
 from kernels.pointwise.with_triton import tanh
 from kernels.triton_setup import cdiv, jit, power_of_2
 

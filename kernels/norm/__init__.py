@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
+from torch.nn import functional
 
-from kernels.dispatch import pick
-from kernels.norm import naive, with_torch
-
-_TRITON, _LLVM = "kernels.norm.with_triton", "kernels.norm.with_llvm"
-_rms = pick(naive.rms_norm, with_torch.rms_norm, _TRITON, _LLVM)
-_layer = pick(naive.layer_norm, with_torch.layer_norm, None, _LLVM)
-_l2 = pick(naive.l2_norm, with_torch.l2_norm, _TRITON, _LLVM)
-_head = pick(naive.head_norm, with_torch.head_norm, _TRITON, _LLVM)
-_max = pick(naive.max_norm, with_torch.max_norm, None, _LLVM)
-_gated = pick(naive.gated_rms_norm, with_torch.gated_rms_norm, _TRITON, _LLVM)
-_gated_invariant = pick(
-    with_torch.gated_rms_norm_invariant, with_torch.gated_rms_norm_invariant, None, _LLVM
-)
-_group = pick(naive.group_rms_norm, with_torch.group_rms_norm, _TRITON, _LLVM)
-_group_invariant = pick(
-    with_torch.group_rms_norm_invariant, with_torch.group_rms_norm_invariant, None, _LLVM
-)
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.code import Variable
+from kernels.llvm.functions import sigmoid, silu
+from kernels.llvm.rows import rows, run, start, vectors
+from kernels.whole_vectors import pointwise
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -98,3 +91,336 @@ def group_rms_norm(
     invariant: as in gated_rms_norm.
     """
     return (_group_invariant if invariant else _group)(x, gate, weight, eps)
+
+
+# The norms as their formulas read.
+
+
+def rms_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See rms_norm."""
+    mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
+    return x / torch.sqrt(mean_square + eps) * weight
+
+
+def layer_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See layer_norm."""
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    return rms_norm_naive(centred, weight, eps)
+
+
+def l2_norm_naive(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See l2_norm."""
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
+
+
+def head_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See head_norm."""
+    return l2_norm_naive(x, eps) * weight
+
+
+def max_norm_naive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See max_norm."""
+    largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
+    return x / largest, largest
+
+
+def gated_rms_norm_naive(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
+) -> torch.Tensor:
+    """See gated_rms_norm."""
+    opened = torch.sigmoid(gate)
+    return rms_norm_naive(x, weight, eps) * (opened if sigmoid else gate * opened)
+
+
+def group_rms_norm_naive(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See group_rms_norm."""
+    return rms_norm_naive(x * (gate * torch.sigmoid(gate)), weight, eps)
+
+
+# The norms in as few operations as PyTorch allows.
+
+
+def rms_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See rms_norm."""
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def layer_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See layer_norm."""
+    return functional.layer_norm(x, (x.shape[-1],), weight, None, eps)
+
+
+def l2_norm_with_torch(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See l2_norm."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def head_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See head_norm."""
+    return l2_norm_with_torch(x, eps) * weight
+
+
+def max_norm_with_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See max_norm."""
+    # the infinity norm would be one operation less and up to twenty times slower
+    largest = x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)
+    return x / largest, largest
+
+
+def gated_rms_norm_with_torch(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    sigmoid: bool = False,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """See gated_rms_norm."""
+    activate = torch.sigmoid if sigmoid else functional.silu
+    return rms_norm_with_torch(x, weight, eps) * pointwise(activate, gate, invariant=invariant)
+
+
+def group_rms_norm_with_torch(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """See group_rms_norm."""
+    opened = x * pointwise(functional.silu, gate, invariant=invariant)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
+
+
+# The norms on a processor: each row in one go, its squares added up in one order.
+# sums that are added up beside one another: each addition waits for the one before
+SUMS = 4
+
+
+def rms_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See rms_norm."""
+    return _norm(x, eps, weight.contiguous(), mean=True)
+
+
+def head_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See head_norm."""
+    return _norm(x, eps, weight.contiguous(), mean=False)
+
+
+def layer_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See layer_norm."""
+    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    places = y.data_ptr(), weight.data_ptr()
+    run(_layer_program(d, eps), y.numel() // d, d, *x_rows, *places)
+    return y
+
+
+def l2_norm_with_llvm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """See l2_norm."""
+    return _norm(x, eps)
+
+
+def gated_rms_norm_with_llvm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
+) -> torch.Tensor:
+    """See gated_rms_norm."""
+    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    run(
+        _program(d, eps, True, 1, "sigmoid" if sigmoid else "silu"),
+        y.numel() // d,
+        d,
+        *x_rows,
+        y.data_ptr(),
+        weight.data_ptr(),
+        *gate_rows,
+    )
+    return y
+
+
+def group_rms_norm_with_llvm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See group_rms_norm."""
+    (n_groups, d), y, weight = x.shape[-2:], x.new_empty(*x.shape), weight.contiguous()
+    x, x_rows = rows(x)
+    gate, gate_rows = rows(gate)
+    places = y.data_ptr(), weight.data_ptr()
+    run(_group_program(d, eps), y.numel() // d, d, *x_rows, *places, *gate_rows, n_groups)
+    return y
+
+
+def max_norm_with_llvm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See max_norm."""
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    largest = x.new_empty(*x.shape[:-1], 1)
+    x, x_rows = rows(x)
+    run(_max_program(d), largest.numel(), d, *x_rows, y.data_ptr(), largest.data_ptr())
+    return y, largest
+
+
+def _norm(
+    x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, *, mean: bool = False
+) -> torch.Tensor:
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    x, x_rows = rows(x)
+    scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
+    run(_program(d, eps, mean, n_weights, None), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
+    return y
+
+
+@functools.cache
+def _max_program(d: int) -> Program:
+    return Program(functools.partial(_max_body, d), 6)
+
+
+def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: x in RowPlaces, y, the largest magnitudes."""
+    *x, y, maxima = args
+    tiny = code.constant(F32X16, torch.finfo(torch.float32).tiny)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        most = [code.variable(tiny) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part = code.load_first(source + at, F32X16, count)
+            magnitude, so_far = code.call("llvm.fabs.v16f32", F32X16, part), most[i % SUMS]
+            so_far.set(code.larger(magnitude, so_far.value))
+        a, b, c, e = (so_far.value for so_far in most)
+        largest = code.maximum(code.larger(code.larger(a, b), code.larger(c, e)))
+        code.store(largest, maxima + row * 4)
+        divisor = code.splat(largest)
+        for at, count in vectors(code, d):
+            code.store_first(
+                code.load_first(source + at, F32X16, count) / divisor, target + at, count
+            )
+
+
+@functools.cache
+def _program(d: int, eps: float, mean: bool, n_weights: int, gate: str | None) -> Program:
+    body = functools.partial(_body, d, eps, mean, n_weights, gate)
+    return Program(body, 5 + bool(n_weights) + 4 * (gate is not None))
+
+
+def _body(
+    d: int,
+    eps: float,
+    mean: bool,
+    n_weights: int,
+    gating: str | None,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """Arguments: x in RowPlaces, y, the weights if any, a gate in RowPlaces if any.
+
+    mean: of the squares, else their sum. n_weights: rows of weights, which the rows take in turn.
+    """
+    x, y, weights, gates = args[:4], args[4], args[5:6], args[6:]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, sums)
+        if mean:
+            square = square / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        gate = start(gates, row) if gating else None
+        weight = weights[0] if n_weights == 1 else None
+        if n_weights > 1:
+            weight = weights[0] + row % n_weights * (4 * d)
+        opened = sigmoid if gating == "sigmoid" else silu
+        for at, count in vectors(code, d):
+            result = code.load_first(source + at, F32X16, count) * scale
+            if weight is not None:
+                result *= code.load_first(weight + at, F32X16, count)
+            if gate is not None:
+                result *= opened(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(result, target + at, count)
+
+
+@functools.cache
+def _group_program(d: int, eps: float) -> Program:
+    return Program(functools.partial(_group_body, d, eps), 11)
+
+
+def _group_body(
+    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x in RowPlaces, y, the weight, the gate in RowPlaces, the number of groups."""
+    x, y, weight, gates, n_groups = args[:4], args[4], args[5], args[6:10], args[10]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, gate, target = start(x, row), start(gates, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+            part *= silu(code, code.load_first(gate + at, F32X16, count))
+            code.store_first(part, target + at, count)
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, sums) / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        factors = weight + row % n_groups * (4 * d)
+        for at, count in vectors(code, d):
+            result = code.load_first(target + at, F32X16, count) * scale
+            result *= code.load_first(factors + at, F32X16, count)
+            code.store_first(result, target + at, count)
+
+
+def _added(code: Code, sums: Sequence[Variable]) -> Value:
+    a, b, c, e = (total.value for total in sums)
+    return code.sum((a + b) + (c + e))
+
+
+@functools.cache
+def _layer_program(d: int, eps: float) -> Program:
+    return Program(functools.partial(_layer_body, d, eps), 6)
+
+
+def _layer_body(
+    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: x in RowPlaces, y, the weight."""
+    x, y, weight = args[:4], args[4], args[5]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        source, target = start(x, row), y + row * (4 * d)
+        sums = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            total = sums[i % SUMS]
+            total.set(total.value + code.load_first(source + at, F32X16, count))
+        mean = code.splat(_added(code, sums) / float(d))
+        squares = [code.variable(zero) for _ in range(SUMS)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            part, total = code.load_first(source + at, F32X16, count) - mean, squares[i % SUMS]
+            code.store_first(part, target + at, count)
+            # numbers beyond the row are zero again
+            part = code.load_first(target + at, F32X16, count)
+            total.set(code.fma(part, part, total.value))
+        square = _added(code, squares) / float(d)
+        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+        for at, count in vectors(code, d):
+            result = code.load_first(target + at, F32X16, count) * scale
+            result *= code.load_first(weight + at, F32X16, count)
+            code.store_first(result, target + at, count)
+
+
+_TRITON = "kernels.norm.with_triton"
+_rms = pick(rms_norm_naive, rms_norm_with_torch, _TRITON, rms_norm_with_llvm)
+_layer = pick(layer_norm_naive, layer_norm_with_torch, None, layer_norm_with_llvm)
+_l2 = pick(l2_norm_naive, l2_norm_with_torch, _TRITON, l2_norm_with_llvm)
+_head = pick(head_norm_naive, head_norm_with_torch, _TRITON, head_norm_with_llvm)
+_max = pick(max_norm_naive, max_norm_with_torch, None, max_norm_with_llvm)
+_gated = pick(gated_rms_norm_naive, gated_rms_norm_with_torch, _TRITON, gated_rms_norm_with_llvm)
+_gated_invariant = pick_invariant(gated_rms_norm_with_torch, gated_rms_norm_with_llvm)
+_group = pick(group_rms_norm_naive, group_rms_norm_with_torch, _TRITON, group_rms_norm_with_llvm)
+_group_invariant = pick_invariant(group_rms_norm_with_torch, group_rms_norm_with_llvm)

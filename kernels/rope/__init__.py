@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
+
 import torch
 
 from kernels.dispatch import pick
-from kernels.rope import naive, with_torch
-
-_table = pick(naive.rope_table, with_torch.rope_table)
-_apply = pick(
-    naive.apply_rope, with_torch.apply_rope, "kernels.rope.with_triton", "kernels.rope.with_llvm"
-)
+from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.rows import rows, run, start, vectors
 
 
 def rope_table(
@@ -33,3 +33,105 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Dimensions from n_rot on pass through. Returns a new [B, T, H, hd]. Differentiable in x.
     """
     return _apply(x, cos, sin)
+
+
+# Rotary position embedding pair by pair.
+
+
+def rope_table_naive(
+    positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See rope_table."""
+    frequencies = [float(f) for f in inv_freq]
+    angles = [[int(p) * frequencies[j] for j in range(n_rot // 2)] for p in positions.flatten()]
+    shape = (*positions.shape, n_rot // 2)
+    cos = torch.tensor([[scale * math.cos(a) for a in row] for row in angles])
+    sin = torch.tensor([[scale * math.sin(a) for a in row] for row in angles])
+    return cos.reshape(shape), sin.reshape(shape)
+
+
+def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See apply_rope."""
+    half = cos.shape[-1]
+    columns = list(x.unbind(-1))
+    for j in range(half):
+        a, b = x[..., j], x[..., j + half]
+        cos_j, sin_j = cos[..., j].unsqueeze(-1), sin[..., j].unsqueeze(-1)
+        columns[j] = a * cos_j - b * sin_j
+        columns[j + half] = b * cos_j + a * sin_j
+    return torch.stack(columns, -1)
+
+
+# Rotary position embedding on whole halves.
+
+
+def rope_table_with_torch(
+    positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See rope_table."""
+    angle = positions.unsqueeze(-1) * inv_freq[: n_rot // 2].double()
+    return (angle.cos() * scale).float(), (angle.sin() * scale).float()
+
+
+def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See apply_rope."""
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding on a processor; torch makes the table."""
+    n_heads, head_dim = x.shape[2:]
+    y = x.new_empty(*x.shape)
+    x, x_rows = rows(x)
+    cos, cos_rows = rows(cos)
+    sin, sin_rows = rows(sin)
+    run(
+        _program(n_heads, head_dim, cos.shape[-1]),
+        y.numel() // head_dim,
+        head_dim,
+        *x_rows,
+        *cos_rows,
+        *sin_rows,
+        y.data_ptr(),
+    )
+    return y
+
+
+@functools.cache
+def _program(n_heads: int, head_dim: int, half: int) -> Program:
+    return Program(functools.partial(_body, n_heads, head_dim, half), 13)
+
+
+def _body(
+    n_heads: int,
+    head_dim: int,
+    half: int,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """A task is one head of a token. Arguments: x, cos and sin in RowPlaces, y."""
+    with code.loop(first, last) as row:
+        token = row // n_heads
+        source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
+        cos, sin = start(args[4:8], token), start(args[8:12], token)
+        for at, count in vectors(code, half):
+            a, b, c, s = (
+                code.load_first(base + at, F32X16, count)
+                for base in (source, source + 4 * half, cos, sin)
+            )
+            code.store_first(a * c - b * s, target + at, count)
+            code.store_first(b * c + a * s, target + 4 * half + at, count)
+        for at, count in vectors(code, head_dim - 2 * half):
+            rest = code.load_first(source + 8 * half + at, F32X16, count)
+            code.store_first(rest, target + 8 * half + at, count)
+
+
+_table = pick(rope_table_naive, rope_table_with_torch)
+_apply = pick(
+    apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
+)

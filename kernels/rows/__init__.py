@@ -6,42 +6,179 @@ with others in them (engine.machine.graphs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import math
+from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import uses_llvm
-from kernels.rows import with_torch
+from kernels.dispatch import runs_llvm
+from kernels.llvm import Code, Program, Value
+from kernels.llvm.rows import RowPlaces, rows, start
+from kernels.llvm.rows import run as run_rows
+from kernels.llvm.values import I64
 
 
 def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """table[numbers]. table: [n, *row], any dtype, any distance from row to row; numbers: int64,
     any shape, 0 .. n - 1, not looked at. Returns [*numbers.shape, *row]."""
-    return _of(table, "take_rows")(table, numbers)
+    return (take_rows_with_llvm if runs_llvm(table) else take_rows_with_torch)(table, numbers)
 
 
 def put_rows(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
     """table[numbers] = rows. rows: [*numbers.shape, *row]; the numbers differ. What is written must
     not overlap `rows`."""
-    _of(table, "put_rows")(table, numbers, rows)
+    (put_rows_with_llvm if runs_llvm(table) else put_rows_with_torch)(table, numbers, rows)
 
 
 def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """target[:] = source. f32 of one shape, not overlapping, any strides."""
-    _of(target, "copy_rows")(target, source)
+    (copy_rows_with_llvm if runs_llvm(target) else copy_rows_with_torch)(target, source)
 
 
 def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The parts f32 [..., d_i] side by side: [..., sum of d_i]."""
-    joined: torch.Tensor = _of(parts[0], "join")(parts)
+    return (join_with_llvm if runs_llvm(parts[0]) else join_with_torch)(parts)
+
+
+# Rows one by one.
+
+
+def take_rows_naive(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """See take_rows."""
+    rows = torch.empty(numbers.numel(), *table.shape[1:], dtype=table.dtype)
+    for i, number in enumerate(numbers.flatten().tolist()):
+        rows[i] = table[number]
+    return rows.view(*numbers.shape, *table.shape[1:])
+
+
+def put_rows_naive(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+    """See put_rows."""
+    flat = rows.reshape(numbers.numel(), *table.shape[1:])
+    for i, number in enumerate(numbers.flatten().tolist()):
+        table[number] = flat[i]
+
+
+def copy_rows_naive(target: torch.Tensor, source: torch.Tensor) -> None:
+    """See copy_rows."""
+    for place in torch.cartesian_prod(*(torch.arange(n) for n in source.shape)).view(
+        -1, source.dim()
+    ):
+        target[tuple(place)] = source[tuple(place)]
+
+
+def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See join."""
+    columns = [column for part in parts for column in part.unbind(-1)]
+    return torch.stack(columns, -1)
+
+
+# Rows through PyTorch's own indexing.
+
+
+def take_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """See take_rows."""
+    rows = table.index_select(0, numbers.flatten())
+    return rows.view(*numbers.shape, *table.shape[1:])
+
+
+def put_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+    """See put_rows."""
+    table[numbers] = rows
+
+
+def copy_rows_with_torch(target: torch.Tensor, source: torch.Tensor) -> None:
+    """See copy_rows."""
+    target.copy_(source)
+
+
+def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See join."""
+    return torch.cat(tuple(parts), -1)
+
+
+# Rows on a processor: a task copies one row.
+
+
+def take_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """See take_rows."""
+    taken = table.new_empty(*numbers.shape, *table.shape[1:])
+    table, numbers = _side_by_side(table), numbers.contiguous()
+    _run(True, table, numbers, taken)
+    return taken
+
+
+def put_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+    """See put_rows. Raises ValueError for rows of the table with gaps."""
+    if _side_by_side(table) is not table:
+        raise ValueError("the numbers of a table's rows do not lie side by side")
+    _run(False, table, numbers.contiguous(), rows.contiguous())
+
+
+def copy_rows_with_llvm(target: torch.Tensor, source: torch.Tensor) -> None:
+    """See copy_rows."""
+    kept, places = rows(target)
+    if kept is not target:
+        target.copy_(source)
+        return
+    _copy(source, places)
+
+
+def join_with_llvm(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See join."""
+    widths = [part.shape[-1] for part in parts]
+    joined = parts[0].new_empty(*parts[0].shape[:-1], sum(widths))
+    at = joined.data_ptr()
+    for part, width in zip(parts, widths, strict=True):
+        _copy(part, (at, 1, 4 * joined.shape[-1], 0))
+        at += 4 * width
     return joined
 
 
-def _of(x: torch.Tensor, name: str) -> Callable[..., Any]:
-    if x.device.type != "cpu" or not uses_llvm() or (torch.is_grad_enabled() and x.requires_grad):
-        return getattr(with_torch, name)
-    # here, because it loads the compiler
-    from kernels.rows import with_llvm
+def _side_by_side(table: torch.Tensor) -> torch.Tensor:
+    return table if table[:1].is_contiguous() else table.contiguous()
 
-    return getattr(with_llvm, name)
+
+def _run(take: bool, table: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> None:
+    row_bytes = math.prod(table.shape[1:]) * table.element_size()
+    run_rows(
+        _by_number(take),
+        numbers.numel(),
+        row_bytes // 4,
+        table.data_ptr(),
+        table.stride(0) * table.element_size(),
+        numbers.data_ptr(),
+        others.data_ptr(),
+        row_bytes,
+    )
+
+
+def _copy(source: torch.Tensor, target: RowPlaces) -> None:
+    width = source.shape[-1]
+    if source.numel() == 0:
+        return
+    source, places = rows(source)
+    run_rows(_from_places(), source.numel() // width, width, *places, *target, 4 * width)
+
+
+@functools.cache
+def _by_number(take: bool) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """Arguments: the table, bytes from row to row of it, the numbers, rows, bytes of a row."""
+        table, step, numbers, others, row_bytes = args
+        with code.loop(first, last) as i:
+            numbered = table + code.load(numbers + i * 8, I64) * step
+            other = others + i * row_bytes
+            code.copy(*((other, numbered) if take else (numbered, other)), row_bytes)
+
+    return Program(body, 5)
+
+
+@functools.cache
+def _from_places() -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """Arguments: source and target in RowPlaces, bytes of a row."""
+        with code.loop(first, last) as row:
+            code.copy(start(args[4:8], row), start(args[:4], row), args[8])
+
+    return Program(body, 9)

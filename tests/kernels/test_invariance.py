@@ -8,27 +8,31 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels import attention, moe, norm
 from kernels.attention import attend
-from kernels.attention import naive as naive_attention
 from kernels.attention import with_llvm as llvm_attention
-from kernels.attention import with_torch as torch_attention
 from kernels.linear import MODES
 from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
-from kernels.moe import naive as naive_moe
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
-from kernels.norm import with_torch as torch_norm
 from kernels.pointwise import delta_gates, relu2, step_gates, swiglu
 from kernels.pointwise.with_torch import invariant as torch_ops
-from kernels.recurrence import delta_rule
+from kernels.recurrence import conv, delta_rule
 from kernels.recurrence.conv import causal_conv
-from kernels.recurrence.conv import naive as naive_conv
-from kernels.recurrence.conv import with_torch as torch_conv
-from kernels.recurrence.delta_rule import log_with_torch, with_llvm, with_torch
 from kernels.recurrence.delta_rule import naive as naive_delta
+from kernels.recurrence.delta_rule import with_llvm, with_torch
 from kernels.whole_vectors import pointwise
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
+from tests.support.implementations import Implementation, implementations
+
+naive_moe = Implementation(moe, "naive")
+
+naive_attention, torch_attention = implementations(attention, "naive", "with_torch")
+
+naive_conv, torch_conv = implementations(conv, "naive", "with_torch")
+
+torch_norm = Implementation(norm, "with_torch")
 
 WIDTHS = (1, 2, 3, 4, 8, 16)
 
@@ -57,9 +61,13 @@ def test_norms_and_gates(d):
         "rms": lambda s: rms_norm(x[s], weight, 1e-6),
         "l2": lambda s: l2_norm(x[s], 1e-6),
         "gated": lambda s: gated_rms_norm(x[s], gate[s], weight, 1e-6, invariant=True),
-        "gated, torch": lambda s: torch_norm.gated_rms_norm_invariant(x[s], gate[s], weight, 1e-6),
+        "gated, torch": lambda s: torch_norm.gated_rms_norm(
+            x[s], gate[s], weight, 1e-6, invariant=True
+        ),
         "group": lambda s: group_rms_norm(x[s], gate[s], groups, 1e-6, invariant=True),
-        "group, torch": lambda s: torch_norm.group_rms_norm_invariant(x[s], gate[s], groups, 1e-6),
+        "group, torch": lambda s: torch_norm.group_rms_norm(
+            x[s], gate[s], groups, 1e-6, invariant=True
+        ),
         "relu2": lambda s: relu2(x[s]),
         "steps": lambda s: step_gates(x[s], weight, weight, invariant=True)[0],
         "steps, torch": lambda s: torch_ops.step_gates(x[s], weight, weight)[1],
@@ -79,7 +87,7 @@ def test_norms_and_gates(d):
 
 @pytest.mark.parametrize(
     "run",
-    [partial(causal_conv, invariant=True), torch_conv.causal_conv_invariant],
+    [partial(causal_conv, invariant=True), partial(torch_conv.causal_conv, invariant=True)],
     ids=["op", "torch"],
 )
 @pytest.mark.parametrize("activate", [True, False])
@@ -170,8 +178,8 @@ def test_routing(n_used):
     [
         (
             partial(with_torch.gated_delta_into, invariant=True),
-            partial(log_with_torch.gated_delta_log, invariant=True),
-            log_with_torch.fold_invariant,
+            partial(with_torch.gated_delta_log, invariant=True),
+            with_torch.fold_invariant,
         ),
         (with_llvm.gated_delta_into, with_llvm.gated_delta_log, with_llvm.fold_invariant),
         tuple(

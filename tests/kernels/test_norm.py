@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from kernels import norm
-from kernels.norm import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(norm, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, norm], ids=["naive", "torch", "llvm", "op"]

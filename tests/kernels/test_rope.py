@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kernels import rope
-from kernels.rope import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(rope, "naive", "with_llvm", "with_torch")
 
 LLVM = SimpleNamespace(rope_table=with_torch.rope_table, apply_rope=with_llvm.apply_rope)
 IMPLEMENTATIONS = pytest.mark.parametrize(

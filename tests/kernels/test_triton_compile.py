@@ -20,15 +20,14 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
 from kernels.attention import with_triton as attention
+from kernels.linear import with_triton as heads
 from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
-from kernels.linear.head_linear import with_triton as heads
 from kernels.moe import RELU2, SWIGLU, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
-from kernels.recurrence.channel_gates import with_triton as gates
-from kernels.recurrence.conv import with_triton as conv
+from kernels.recurrence import with_triton as recurrence
 from kernels.recurrence.delta_rule import DeltaLog
 from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
@@ -216,7 +215,9 @@ def test_activations_of_experts(compiled, activation):
 
 @pytest.mark.parametrize("n_tokens", [1, 5])
 def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
-    conv.causal_conv(torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144))
+    recurrence.causal_conv(
+        torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144)
+    )
     x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
     norm.rms_norm(x, d, 1e-6)
     norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
@@ -236,8 +237,8 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
 def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     x, channels = torch.ones(1, n_tokens, 2048), torch.ones(2048)
     pointwise.situ(x, x, 4.0, 25.0)
-    gates.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
-    gates.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
+    recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
+    recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))
     names = [kernel.name for kernel in compiled]
     assert names == ["_situ", "_channel_gates", "_channel_gates", "_head_linear"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import KINDS, SUBCOMMANDS, module_of, new_parser, split_command
 from resources import HELP, help_topics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,9 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 @cache
 def options() -> frozenset[str]:
-    return frozenset().union(*(parser_of(n)._option_string_actions for n in ("", *SUBCOMMANDS)))
+    kinds = [f"{name} {kind}" for name in KINDS for kind in KINDS[name]]
+    names = ("", *SUBCOMMANDS, *kinds)
+    return frozenset().union(*(parser_of(name)._option_string_actions for name in names))
 
 
 def text_of(name: str) -> str:
@@ -122,7 +124,8 @@ def test_example_commands_parse(name: str) -> None:
         # a command by its name alone, or with places to fill in
         if len(words) < 3 or re.search(r"[…\[|]|\b[A-Z]{3,}\b|--help", code):
             continue
-        parser_of(words[1]).parse_intermixed_args(words[2:])
+        name, rest = split_command(words[1:])
+        parser_of(name).parse_intermixed_args(rest)
 
 
 @pytest.mark.parametrize("name", PAGES)

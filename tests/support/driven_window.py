@@ -157,7 +157,7 @@ def _plot_buttons(driver: Driver) -> list[str]:
 
 def _coloured(window: MainWindow, name: str) -> int:
     """How many pixels of a plot are neither ground nor axis nor text, which are grey."""
-    image = window.panels.plots.views[name].plot.grab().toImage()
+    image = window.panels.plots[name].plot.grab().toImage()
     image = image.convertToFormat(QImage.Format.Format_RGB32)
     channels = np.frombuffer(image.constBits(), np.uint8).reshape(-1, 4)[:, :3].astype(int)
     return int((np.ptp(channels, axis=1) > _GREY).sum())

@@ -6,6 +6,7 @@ the name of a model, the device, and the widths of the forward passes.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,6 +41,10 @@ def distance(name: str, device: torch.device, widths: list[int]) -> float:
 
 
 if __name__ == "__main__":
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.support.triton_interpreter import replace_once
+
+        replace_once()
     model_name, device_name, *widths_given = sys.argv[1:]
     worst_logit = distance(model_name, torch.device(device_name), [int(w) for w in widths_given])
     sys.stdout.write(f"{worst_logit}\n")

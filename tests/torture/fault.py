@@ -42,7 +42,7 @@ _OBSERVING = (
     "engine.observe.rounds.observed_run:ObservedRun.ready",
     "engine.observe.rounds.observed_run:ObservedRun.end",
     "engine.observe.server.server_run:ServerRun._record",
-    "engine.observe.server.inbox:Inbox.take",
+    "engine.observe.server.reply:Inbox.take",
 )
 _TUNING = (
     "engine.session:Session.open",

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from app.cli.token_styles import styled
 from engine.gguf.pretokenise import BYTE_CHARACTERS
+from engine.trace.records import TOKEN_KINDS
 from tests.support.gguf_writer import value
 from tests.torture.gguf_parts import Parts, parts_of
 
@@ -33,7 +35,8 @@ WORDS = {
     "null": "\0",
     "lines": "\ndraftscope: error: forged\n",
 }
-OURS = re.compile(r"\x1b\[(?:0|3[0-7]|90)m|\r\x1b\[K")
+_STYLES = "|".join(style for kind in TOKEN_KINDS if (style := styled("", kind)[1]))
+OURS = re.compile(rf"\x1b\[(?:0|3[0-7]|90|{_STYLES})m|\r\x1b\[K")
 """What the program itself says to a terminal."""
 _FORBIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"

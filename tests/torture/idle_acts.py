@@ -89,14 +89,14 @@ def _rescore(idle: IdleWindow) -> None:
 
 def _tune(idle: IdleWindow) -> None:
     """Choose the next rule in the Tune view, which asks for speeds under it."""
-    view = idle.real.window.plots.tune
+    view = idle.real.window.plots["tune"]
     idle.real.window.feed.select_run(idle.runs[-1])
     view.rule.setCurrentIndex((view.rule.currentIndex() + 1) % view.rule.count())
     view.rule.activated.emit(view.rule.currentIndex())
 
 
 def _shows_tuned(idle: IdleWindow) -> bool:
-    view = idle.real.window.plots.tune
+    view = idle.real.window.plots["tune"]
     return view.shown is not None and view.shown.request.rule == view.rule.currentText()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SAYS = "x y"
 _MOST_TURNS = 3
 _WHOLE = ["limit"]
-_SCRIPT = MEMORY_SCRIPTS / "1-save-after-rollback.memory"
+_SCRIPT = MEMORY_SCRIPTS / "1-save-after-rollback.toml"
 
 
 def options(rollback: str) -> RunOptions:

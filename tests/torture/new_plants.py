@@ -70,7 +70,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "a reply in an encoding is taken as it is": (
             "encodings",
-            around("engine.observe.server.exchange:check_encoding", _nothing),
+            around("engine.observe.server.reply:check_encoding", _nothing),
         ),
         "weights are mapped without being asked": (
             "filechange",
@@ -86,7 +86,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "any host is answered": (
             "proxying",
-            around("engine.observe.proxy.allowed_hosts:AllowedHosts.fault", _nothing),
+            around("engine.observe.proxy.request_checks:AllowedHosts.fault", _nothing),
         ),
         "a half-closed client is dropped": (
             "proxying",

@@ -85,7 +85,7 @@ class RealWindow:
             start = time.thread_time()
             dock.widget().grab()
             self.blocked_s = max(self.blocked_s, time.thread_time() - start)
-        for plot in (self.window.panels.plots.rollback, self.window.panels.plots.ring):
+        for plot in (self.window.panels.plots.rollback, self.window.panels.plots["ring"]):
             plot.plot.show_all()
             for unit in ("token", "time", "round"):
                 plot.plot.set_unit(unit)

@@ -21,7 +21,7 @@ from app.widgets.status_message import StatusMessage
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
 from engine.errors import OptionError
 
-_HINT = "A ticked rule pauses the run behind the round in which it holds."
+_HINT = "A ticked rule pauses the run after the round in which it holds."
 _RULE = Qt.ItemDataRole.UserRole
 
 
@@ -87,7 +87,7 @@ class BreaksView(QWidget):
         return [(item.data(_RULE), item.checkState() is Qt.CheckState.Checked) for item in items]
 
     def set_entries(self, entries: list[tuple[str, bool]]) -> None:
-        """Replace the list; a text that is no rule is left out."""
+        """Replace the list; a text that does not parse is left out."""
         blocked = self.list.blockSignals(True)
         self.list.clear()
         for text, ticked in entries:
@@ -179,7 +179,7 @@ class BreaksView(QWidget):
             self.line.clear()
 
     def _on_changed(self, item: QListWidgetItem) -> None:
-        """A tick or a text has changed; a text that is no rule goes back to what it was."""
+        """A tick or a text has changed; a text that does not parse goes back to what it was."""
         blocked = self.list.blockSignals(True)
         try:
             text = str(BreakRule.parse(item.text()))

@@ -30,7 +30,7 @@ class CheckpointStrip(QWidget):
         self.setAccessibleName("Context checkpoints over the text")
 
     def set_turn(self, record: PromptReuseRecord | None, history: CheckpointHistory) -> None:
-        """Show a turn's prompt and what there is behind it."""
+        """Show a turn's prompt and its context checkpoints."""
         self._record, self._history = record, history
         self.setAccessibleDescription(
             "; ".join(text for _, text in [*self._marks(), *self._misses()])

@@ -51,8 +51,8 @@ class ConversationView(QWidget):
     what is said next."""
 
     say_asked = Signal(object, object, str, bool)
-    """Number of the conversation (None: a new one), of the turn to go on behind (None: at its
-    begin), the text, and whether the chat template is used."""
+    """Number of the conversation (None: a new one), of the turn to continue (None: at its
+    start), the text, and whether the chat template is used."""
     run_selected = Signal(object)  # RunRef
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -66,9 +66,9 @@ class ConversationView(QWidget):
         self._parent_of_edit: int | None = None
         self._edits: int | None = None
         self._left: int | None = None
-        """The turn that was on show last before a branch was begun behind an earlier one."""
+        """The turn that was on show last before a branch started at an earlier one."""
         self._place_words = ""
-        """Where the next turn goes, if not behind the last one."""
+        """Where the next turn goes, if not after the last one."""
         self._has_template = False
         self._to_end = True
         """Whether the newest turn stays in sight while it grows."""
@@ -168,12 +168,12 @@ class ConversationView(QWidget):
     # -- what the user does ----------------------------------------------------------------
 
     def send(self) -> None:
-        """Say what stands in the box."""
+        """Send the text of the box as a turn."""
         text = self.box.toPlainText()
         if self._why_not or not text:
             return
         parent = self._parent_of_edit if self._edits is not None else self._leaf
-        self.box.setFocus()  # a button that is disabled now would leave the keys to nobody
+        self.box.setFocus()  # a button that is disabled now would lose the keyboard focus
         self.say_asked.emit(self._number, parent, text, self.chat.isChecked())
 
     def edit_turn(self, number: int) -> None:
@@ -188,12 +188,12 @@ class ConversationView(QWidget):
         self.box.setFocus()
 
     def branch_behind(self, number: int) -> None:
-        """Go on behind a turn that others follow."""
+        """Continue at a turn that others follow."""
         left = self._leaf if self._left is None else self._left
         self._drop_change()
         self._leaf, self._left = number, left
         self.cancel.setText("Cancel branch")
-        self._place_words = f"Behind turn {self._place(number)}, as a branch: later turns stay"
+        self._place_words = f"After turn {self._place(number)}, as a branch: later turns stay"
         self._say_how()
         self._refresh()
         self.box.setFocus()
@@ -336,13 +336,13 @@ class ConversationView(QWidget):
         self._drop_change()
 
     def _cancel(self) -> None:
-        """The next turn goes behind the last one again, which comes back into sight."""
+        """The next turn follows the last one again, which comes back into view."""
         self._leaf = self._leaf if self._left is None else self._left
         self._drop_change()
         self._refresh()
 
     def _drop_change(self) -> None:
-        """No turn is edited, and no branch begun."""
+        """No turn is edited, and no branch started."""
         if self._edits is not None:
             self.box.clear()
         self._edits = self._parent_of_edit = self._left = None

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 from app.looks.theme import Theme, fixed_font
 
 _GAP = 4
-"""Pixels between the answer and what is told of it."""
+"""Pixels between the answer and the facts about it."""
 
 
 class TurnCard(QFrame):
@@ -38,7 +38,7 @@ class TurnCard(QFrame):
         self.later = _button("›", "The later version of this turn")
         self.place = QLabel()
         self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
-        self.branch = _button("Branch", "Go on behind this turn with another one")
+        self.branch = _button("Branch", "Continue from this turn with another one")
         self.run = _button("Show run", "Show this turn's run in all panels")
         self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
         for label in (self.title, self.place, self.said, self.answer, self.facts):

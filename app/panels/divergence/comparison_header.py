@@ -1,5 +1,5 @@
-"""What stands over a comparison: its lanes, what is said of one, the lanes of the next, and which
-sequence is on show.
+"""The header of a comparison: its lanes, the verdict on one, the editor of the next, and the choice
+of a sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BAR_CHARACTERS = 16
 
 
 class ComparisonHeader(QWidget):
-    """Cards, a sentence with the progress beside it, and the editor, which folds away."""
+    """Cards, a sentence with the progress next to it, and the editor, which folds away."""
 
     lane_chosen = Signal(int)  # run_id
 

@@ -35,7 +35,7 @@ _SIGN_PIXELS = 8
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeasure:
-    """A measure that can be drawn. has_bound: verdicts are given on it. sparse: it is known behind
+    """A measure that can be drawn. has_bound: verdicts are given on it. sparse: it is known after
     the last token of each round only, and the line goes from one to the next."""
 
     name: str

@@ -40,8 +40,13 @@ class DivergenceView(QWidget):
     """The lanes over plots and tables. actions: compare, first, previous, next.
 
     Everything on show comes from the trace; only the lanes of the next comparison are kept here.
-    The comparison on show is that of the run that the window shows, or the latest one.
+    The comparison on show is that of the run that the window shows, or the latest one. `plots`,
+    `tables` and `bar` are made with the first one.
     """
+
+    plots: LanePlots
+    tables: LaneTables
+    bar: PositionBar
 
     position_selected = Signal(object)  # Position
     lane_selected = Signal(object)  # RunRef
@@ -54,11 +59,9 @@ class DivergenceView(QWidget):
         self._pos: int | None = None
         self._has_divergences = False
         self._is_stale = False
+        self._theme, self._actions = theme, actions
+        self._parts: tuple[LanePlots, LaneTables] | tuple[()] = ()
         self.header = ComparisonHeader(theme)
-        self.plots = LanePlots(theme)
-        self.tables = LaneTables(theme)
-        self.bar = PositionBar(actions)
-        self.plots.head.addWidget(self.bar)
         self._stack = QStackedWidget()
         self._empty = EmptyState(
             "No comparison yet",
@@ -69,10 +72,6 @@ class DivergenceView(QWidget):
         self._stack.addWidget(self._empty)
         self._lay_out()
         self.header.lane_chosen.connect(self._on_lane_chosen)
-        self.bar.seq_chosen.connect(self._show_seq)
-        self.plots.pos_clicked.connect(self.select)
-        self.plots.pos_stepped.connect(self._step)
-        self.tables.pos_chosen.connect(self.select)
         self.setAccessibleName("Divergence")
 
     # -- what the window reads -------------------------------------------------------------
@@ -110,6 +109,8 @@ class DivergenceView(QWidget):
             self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None
             self._run_id, self._pos = -1, None
             self.header.set_lanes(self._lanes)
+            if self._lanes is not None and not self._parts:
+                self._make_lanes()
             self._show_page(_EMPTY if self._lanes is None else _LANES)
         if self._lanes is not None and run is not None:
             wanted = run.run_id if run.run_id in self._lanes.followers else self._run_id
@@ -147,7 +148,8 @@ class DivergenceView(QWidget):
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
-        for part in (self.header, self.plots, self.tables):
+        self._theme = theme
+        for part in (self.header, *self._parts):
             part.retheme(theme)
 
     # -- positions -------------------------------------------------------------------------
@@ -176,14 +178,23 @@ class DivergenceView(QWidget):
 
     # -- internals -------------------------------------------------------------------------
 
-    def _lay_out(self) -> None:
+    def _make_lanes(self) -> None:
+        self._parts = self.plots, self.tables = LanePlots(self._theme), LaneTables(self._theme)
+        self.bar = PositionBar(self._actions)
+        self.plots.head.addWidget(self.bar)
         both = self._both = QSplitter(Qt.Orientation.Vertical)
-        both.addWidget(self.plots)
-        both.addWidget(self.tables)
+        for part in self._parts:
+            both.addWidget(part)
         both.setChildrenCollapsible(False)
         both.setSizes([580, 420])
         self._stack.addWidget(both)
-        self._show_page(_EMPTY)
+        self._set_low()
+        self.bar.seq_chosen.connect(self._show_seq)
+        self.plots.pos_clicked.connect(self.select)
+        self.plots.pos_stepped.connect(self._step)
+        self.tables.pos_chosen.connect(self.select)
+
+    def _lay_out(self) -> None:
         column = QVBoxLayout()
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
@@ -196,7 +207,8 @@ class DivergenceView(QWidget):
     def _show_page(self, page: int) -> None:
         """Without lanes no room is kept for them: the page would scroll with nothing on it."""
         kept = QSizePolicy.Policy.Ignored if page == _EMPTY else QSizePolicy.Policy.Expanding
-        self._both.setSizePolicy(kept, kept)
+        if self._parts:
+            self._both.setSizePolicy(kept, kept)
         self._stack.setCurrentIndex(page)
 
     def _choose(self, run_id: int) -> None:
@@ -205,8 +217,8 @@ class DivergenceView(QWidget):
         self.header.cards.choose(run_id)
         if self._lanes is not None:
             self._lanes.poll()
-        self.plots.set_lane(self._lanes, run_id)
-        self.tables.set_lane(self._lanes, run_id)
+        for part in self._parts:
+            part.set_lane(self._lanes, run_id)
         self._place_cursor()
         self._tell()
 
@@ -237,8 +249,9 @@ class DivergenceView(QWidget):
         return int(positions[0]) if len(positions) else None
 
     def _place_cursor(self) -> None:
-        self.plots.set_cursor(self._pos)
-        self.tables.show_position(self._shown_pos(), self._pos)
+        if self._parts:
+            self.plots.set_cursor(self._pos)
+            self.tables.show_position(self._shown_pos(), self._pos)
 
     def _go(self, find: FindPosition) -> None:
         lanes = self._lanes
@@ -259,7 +272,8 @@ class DivergenceView(QWidget):
         """Update the header, the choice of sequences, and whether there is a divergence."""
         lanes = self._lanes
         self.header.tell(lanes, self._run_id)
-        self.bar.show_sequences(lanes)
+        if self._parts:
+            self.bar.show_sequences(lanes)
         found = lanes is not None and any(len(lanes.beyond(run)) for run in lanes.followers)
         if lanes is not None and self._pos is None and self.tables.shown != self._shown_pos():
             self.tables.show_position(self._shown_pos(), None)
@@ -269,8 +283,11 @@ class DivergenceView(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        low = event.size().height() < _LOW_LINES * self.fontMetrics().height()
-        for part in (self.plots, self.tables):
+        self._set_low()
+
+    def _set_low(self) -> None:
+        low = self.height() < _LOW_LINES * self.fontMetrics().height()
+        for part in self._parts:
             part.set_low(low)
 
     def showEvent(self, event: QShowEvent) -> None:

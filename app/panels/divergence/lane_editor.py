@@ -94,7 +94,7 @@ class LaneEditor(QWidget):
         self.set_defaults()
 
     def set_defaults(self) -> None:
-        """The lanes that are compared when nobody chooses."""
+        """The lanes that are compared by default."""
         names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
         self.text.setPlainText("\n".join(names))
 

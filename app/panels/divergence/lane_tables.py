@@ -13,7 +13,7 @@ from app.trace_models.position_detail import PositionDetail
 from app.widgets.plain_table import ProbabilityDelegate, plain_table
 
 _SIDE_BY_SIDE = 150
-"""From this many characters on the two tables stand beside one another."""
+"""From this many characters on the two tables are side by side."""
 _TOKEN_CHARACTERS = 14
 _LEAST_ROWS, _LOW_ROWS = 6, 4
 _SAMPLES = {

@@ -25,7 +25,7 @@ _COLUMNS = (
     TableColumn("top1_equal", "top-1", "Whether both have the same most probable token"),
     TableColumn("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
     TableColumn("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
-    TableColumn("state_error", "state", "Worst layer's relative error behind the round"),
+    TableColumn("state_error", "state", "Worst layer's relative error after the round"),
     TableColumn("conv_error", "window", "The same of windows: last rows of inputs"),
     TableColumn(
         "cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"
@@ -117,5 +117,5 @@ class PositionTable(ColumnTable):
         if name in ("pos", "round", "rank", "cells_differ"):
             return f"{int(value):,}"
         if name in ("state_error", "conv_error") and np.isnan(value):
-            return ""  # measured behind the last token of a round only
+            return ""  # measured after the last token of a round only
         return error_text(float(value))

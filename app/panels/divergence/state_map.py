@@ -40,7 +40,7 @@ def shades(errors: np.ndarray) -> np.ndarray:
 
 
 class StateMap(RoundPlot):
-    """Rows are recurrent layers, the first on top. States are measured behind the last token of a
+    """Rows are recurrent layers, the first on top. States are measured after the last token of a
     round: only positions that end one have a colour.
 
     x is the position of the token that the states choose, as in the tables.

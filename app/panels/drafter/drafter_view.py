@@ -96,5 +96,5 @@ class DrafterView(WholeRunView):
         quality = facts.quality(name)
         words = name or ", ".join(facts.by_name)
         if quality.n_untold:
-            words += f" · tokens of {quality.n_untold:,} drafts are not told and left out"
+            words += f" · tokens of {quality.n_untold:,} drafts are not known and left out"
         self.headline.setText(words)

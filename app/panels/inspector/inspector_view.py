@@ -43,7 +43,7 @@ _SAMPLES = {
 }
 _FIGURE = "0.000"
 _FACT_CHARACTERS = 56
-"""Most width of the facts: a value stands near its label however wide the panel is."""
+"""Most width of the facts: a value stays near its label however wide the panel is."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 

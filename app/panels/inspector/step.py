@@ -48,7 +48,7 @@ class Step:
         return f"Round {self.round:,} · sequence {self.seq_id}"
 
     def is_derived(self, column: str) -> bool:
-        """Whether a value of `row` was computed from what the engine told, not told by itself."""
+        """Whether a value of `row` was derived from what the engine reported."""
         columns = self.store.runs[self.row["run_id"]].columns
         states = columns.get("rounds") if isinstance(columns, dict) else None
         return isinstance(states, dict) and states.get(column) == "derived"
@@ -62,7 +62,7 @@ class Step:
         return line_text(self.store.pieces.get(token_id, b""), token_id)
 
     def text_of(self, token: TraceRow) -> str:
-        """The same for one of `tokens`, whose id may not have been told."""
+        """The same for one of `tokens`, whose id may not be known."""
         return row_text(self.store, token)
 
 

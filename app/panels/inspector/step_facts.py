@@ -1,5 +1,5 @@
-"""What a round did beside choosing tokens, in words (drafters, rollback, batch, bytes, times), and
-the table that lists it.
+"""The facts of a round but for its tokens (drafters, rollback, batch, bytes, times), in words, and
+the table that lists them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def outcome(step: Step) -> str:
     """The round's result in one sentence: tokens drafted, accepted and put out."""
     row = step.row
     if step.n_prompt:
-        chosen = "then the first token" if step.tokens else "nothing chosen behind it yet"
+        chosen = "then the first token" if step.tokens else "nothing chosen yet"
         return f"{step.n_prompt:,} tokens of the prompt, {chosen}."
     drafted, accepted = row["num_draft_tokens"], row["num_accepted_draft_tokens"]
     if not drafted:
@@ -118,7 +118,7 @@ def _draft(step: Step) -> list[FactLine]:
 
 
 def _block(step: Step, n: int) -> FactLine:
-    """The rows of a block: the newest token at its place, and a mask for each behind it."""
+    """The rows of a block: the newest token at its place, and a mask for each one after it."""
     first = step.row["pos0"]
     where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
     return FactLine(
@@ -163,12 +163,12 @@ def _rollback(step: Step) -> list[FactLine]:
         FactLine(
             "valid depth / n_rs_seq",
             f"{whole_text(row['valid_depth'])} / {whole_text(row['n_rs_seq'])}",
-            "Deepest truthful rollback behind this batch / snapshot planes",
+            "Deepest valid rollback after this batch / snapshot planes",
         ),
         FactLine(
             "rs_idx",
             f"{whole_text(row['rs_idx_before'])} → {whole_text(row['rs_idx_after'])}",
-            "Pending plane that the batch read → pending plane behind the rollback",
+            "Pending plane that the batch read → pending plane after the rollback",
         ),
         FactLine("replays", whole_text(row["replay_index"]), "Restores and replays in this round"),
     ]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class LayerKind(NamedTuple):
-    """letter: in the map of layers. role: of its colour in a theme, behind `layer.`."""
+    """letter: in the map of layers. role: of its colour in a theme, without `layer.`."""
 
     letter: str
     role: str
@@ -21,7 +21,7 @@ LAYER_KINDS = {
     "attention": LayerKind("A", "attention", "attention"),
     "sparse attention": LayerKind("B", "attention", "block-sparse attention"),
     "latent attention": LayerKind("L", "latent", "latent attention (MLA)"),
-    "attention + mamba-2": LayerKind("H", "side_by_side", "attention beside Mamba-2"),
+    "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
     "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
     "mtp": LayerKind("M", "mtp", "MTP head"),
 }

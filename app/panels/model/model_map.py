@@ -136,7 +136,7 @@ class ModelMapView(QStackedWidget):
         self._show_memory()
 
     def set_options(self, options: RunOptions, n_seqs: int = 1) -> None:
-        """Estimate memory for these options and so many prompts."""
+        """Estimate memory for these options and this many prompts."""
         self._options = options
         self._n_slots = max(1, min(options.parallel, n_seqs))
         self._show_memory()

@@ -23,7 +23,7 @@ _COUNTS = {
 
 
 class ServerPage(QScrollArea):
-    """Beside what is told: what is not, as "not observed"."""
+    """What the server reports; what it does not is "not observed"."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

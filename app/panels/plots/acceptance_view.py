@@ -33,15 +33,15 @@ from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums, per_position
 
 _RATES_FROM, _BOTH_FROM = 103, 137
-"""Characters across from which the rates by index stand beside the lines, and the table as well."""
+"""Characters across from which the rates by index are next to the lines, and the table as well."""
 _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _PLOT_CHARACTERS = 24
-"""Least width of the lines: where a long legend would leave them less, what is beside them goes."""
+"""Least width of the lines: where a long legend would leave them less, their neighbours go."""
 _WINDOWED, _LIFETIME = range(2)
 
 
 class AcceptanceView(OverlaidView):
-    """Two lines over the rounds; beside them three rates by index and a table by draft length."""
+    """Two lines over the rounds; next to them three rates by index and a table by draft length."""
 
     widest_label = "lifetime: 0.999"
 
@@ -94,7 +94,7 @@ class AcceptanceView(OverlaidView):
         return int(self._rows.rounds.values[-1]) + 1
 
     def _told(self, run: RunRef | None) -> dict[str, Any]:
-        """Figures that an engine told of a run without rounds, if rates by index are among them."""
+        """Figures reported for a run without rounds, if rates by index are among them."""
         told = {} if run is None or len(self.curves) else run.facts.told or {}
         return told if told.get("acceptance_per_position") else {}
 
@@ -261,7 +261,7 @@ WINDOW = 16
 
 
 class StepCurves:
-    """Grows with the rows of a run; `sums` has the counts behind the other figures.
+    """Grows with the rows of a run; `sums` has the counts that the other figures come from.
 
     rounds: of each step, int64 [n]. windowed, lifetime: accepted / drafted, float64 [n].
     """

@@ -13,7 +13,7 @@ _X_NAME, _Y_NAME = "drafted", "accepted"
 _LEAST_TEXT_SHARE = 1.15
 _LEAST_CELL_PIXELS = 2
 _MOST_TOLD = 64
-"""Lengths of drafts that are told in words."""
+"""Lengths of drafts that are described in words."""
 
 
 class DraftHistogram(QWidget):
@@ -48,7 +48,7 @@ class DraftHistogram(QWidget):
 
     @property
     def x_name(self) -> str:
-        """What stands below: it names both axes where there is no room for a name beside."""
+        """The name below: it names both axes where there is no room for a name at the side."""
         room = self._area().height()
         fits = self.fontMetrics().horizontalAdvance(_Y_NAME) <= room
         return _X_NAME if fits else f"{_Y_NAME} by {_X_NAME}"
@@ -102,7 +102,7 @@ class DraftHistogram(QWidget):
 
     def _cells_to_paint(self, area: QRectF) -> list[tuple[int, int]]:
         """All cells; those with steps alone, and one for each pixel, where they are too small to
-        be told apart."""
+        be distinguished."""
         n = len(self._counts) - 1
         width, height = area.width() / n, area.height() / (n + 1)
         if min(width, height) >= _LEAST_CELL_PIXELS:

@@ -32,7 +32,7 @@ _BY_WEIGHT = np.array(
 """Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
 _WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
 _MARKED = {"pending": "o", "stale": "x"}
-"""States with a sign in the cell besides its colour. The live state has slot 0 for a sign."""
+"""States with a sign in the cell, not its colour alone. The live state has slot 0 for a sign."""
 _MARK_PIXELS = 6
 _LEAST_MARK_PIXELS = 3
 """In cells that are narrower than a mark it shrinks to this, then only the colour is left."""
@@ -40,7 +40,7 @@ _MOST_MARKS = 2000
 _MOST_ROWS = 1024
 """Slots of all sequences together that are drawn; more would be narrower than a pixel."""
 _SLOT_BITS = 16
-"""A slot's key is its sequence's number, and behind it so many bits for the slot."""
+"""A slot's key is its sequence's number, then this many bits for the slot."""
 _ROW_LABEL_PIXELS = 13
 _TIPS = {
     "free": "Never written, or given up",
@@ -279,7 +279,7 @@ class RingView(RoundView):
         state, age = int(found["state"][mine[-1]]), int(found["age"][mine[-1]])
         lines = [f"round {round_} · sequence {seq_id} · slot {slot}", _NAMES[state - 1]]
         if age != MISSING:
-            lines[1] += f", {age} {'token' if age == 1 else 'tokens'} behind the newest"
+            lines[1] += f", {age} {'token' if age == 1 else 'tokens'} older than the newest"
         return "\n".join(lines)
 
     def _seq_at(self, _x: float, y: float) -> int | None:
@@ -300,7 +300,7 @@ class RingView(RoundView):
 
 def _reads_stale(facts: RunFacts) -> bool:
     """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
-    fault that is about it; of others, and where the options are not known, nobody can tell."""
+    fault that is about it; of others, and where the options are not known, it cannot be known."""
     options = facts.options
     if options is None or not is_ours(facts) or facts.lane_kind in (PEER, PEER_NOISE):
         return True

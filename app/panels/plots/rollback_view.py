@@ -28,11 +28,11 @@ _COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
 _GROUPS = ("seq_rm", "restore", "refused", "untold")
 _GROUP_OF_PATH = {"seq_rm": 0, "restore": 1, "restore_depth": 1, "refused": 2}
 _UNTOLD = 3
-"""A draft was judged, and the engine did not tell what became of memory behind it."""
+"""A draft was judged, and the engine did not report what became of memory after it."""
 _NO_GROUP = -1
 _BAR_WIDTH = 0.8
 _STUB = 0.15
-"""Height of a bar for a restore or refusal that undid nothing, or where nothing is told."""
+"""Height of a bar for a restore or refusal that undid nothing, or where nothing is reported."""
 
 
 _SWATCHES = (
@@ -49,7 +49,7 @@ _SWATCHES = (
 _UNTOLD_SWATCH = Swatch(
     "not observed",
     "path.untold",
-    "The engine does not tell whether or how it rolled back",
+    "The engine does not report whether or how it rolled back",
     draw_hollow,
 )
 

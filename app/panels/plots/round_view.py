@@ -22,7 +22,7 @@ from app.widgets.round_plot import RoundPlot
 from engine.trace.run_ref import RunRef
 
 PERIOD_MS = 500
-"""Plots move at most so often: nobody reads them faster, and the engine needs the time."""
+"""Plots move at most this often: no one reads them faster, and the engine needs the time."""
 
 
 class GrowingView(Protocol):
@@ -54,7 +54,7 @@ class RoundGroup:
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 400
 _LEGEND_SHARE = 0.45
-"""Part of the width that a legend beside the plot may take."""
+"""Part of the width that a legend next to the plot may take."""
 _LEAST_WIDTH = 160
 _MARGIN = 4
 
@@ -67,7 +67,7 @@ class RoundView(QStackedWidget):
     widest_label: ClassVar[str] = "n_rs_seq = 64"
     """What the legend is given room for."""
     untold: ClassVar[str] = ""
-    """What a run lacks that leaves nothing to draw, in words that follow "does not tell"."""
+    """What a run lacks that leaves nothing to draw, in words that follow "does not report"."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RoundView(QStackedWidget):
         self.plot.box.sigResized.connect(self._redraw)
         self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
         self.page = QWidget()
-        """The plot and what stands beside it, as pictures show it."""
+        """The plot and what is next to it, as pictures show it."""
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
         self._row.setContentsMargins(6, _MARGIN, 8, _MARGIN)
         self._row.setSpacing(8)
@@ -186,14 +186,14 @@ class RoundView(QStackedWidget):
 
     @property
     def legend_width(self) -> int:
-        """Width that the legend needs beside a plot of this height; 0 where it stands below."""
+        """Width that the legend needs next to a plot of this height; 0 where it is below."""
         if self._row.direction() is not QBoxLayout.Direction.LeftToRight:
             return 0
         return self.legend.width_in(self.height() - 2 * _MARGIN, self.widest_label)
 
     @property
     def is_plot_alone(self) -> bool:
-        """Whether nothing but the legend stands beside the plot."""
+        """Whether nothing but the legend is next to the plot."""
         return True
 
     def retheme(self, theme: Theme) -> None:
@@ -204,7 +204,7 @@ class RoundView(QStackedWidget):
 
     @property
     def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor behind a tab."""
+        """Whether any of it is neither hidden nor in a tab that is not shown."""
         return not self.visibleRegion().isEmpty()
 
     @property
@@ -266,9 +266,11 @@ class RoundView(QStackedWidget):
             self.empty.say()
         elif not has_rounds:
             told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
-            self.empty.say("Not observed", f"{told} does not tell them.")
+            self.empty.say("Not observed", f"{told} does not report them.")
         else:
-            self.empty.say("Not observed", f"{engine_name(run.facts)} does not tell {self.untold}.")
+            self.empty.say(
+                "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."
+            )
 
     def _words(self) -> str:
         return self._summary()
@@ -314,7 +316,7 @@ class RoundView(QStackedWidget):
         self._fit_legend()
 
     def _show_behind(self, swatches: Sequence[Swatch]) -> None:
-        """Legend entries behind those of every run, for what only some runs show."""
+        """Legend entries after those of every run, for what only some runs show."""
         if [swatch.label for swatch in swatches] != self.legend.trailing_labels:
             self.legend.set_trailing(swatches)
             self._fit_legend()
@@ -333,4 +335,4 @@ class RoundView(QStackedWidget):
         shown = 2 * (below + _MARGIN) <= self.height()
         if shown is self.legend.isHidden():
             self.legend.setVisible(shown)
-            self.updateGeometry()  # Qt does not tell of a page that is behind another
+            self.updateGeometry()  # Qt does not notify of a page that is under another

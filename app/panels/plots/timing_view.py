@@ -46,7 +46,7 @@ _PATTERN_OF = [
 _TOTAL = Swatch(
     "whole round",
     "phase.total",
-    "The engine does not tell what the time was spent on",
+    "The engine does not report what the time was spent on",
     sample(_PATTERN_OF[-1]),
 )
 _REFRESHES_PER_SPEED = 15

@@ -220,7 +220,7 @@ class VerifyWidthView(BarView):
 
 
 def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:
-    """Rows of ubatches, or of rounds where a server told no ubatches; the new ones' start, stop."""
+    """Rows of ubatches, or of rounds where a server reports none; the new ones' start, stop."""
     rows = RunRows(run, "ubatches") if known is None else known
     start, stop = rows.read()
     if not len(rows) and not is_ours(run.facts):

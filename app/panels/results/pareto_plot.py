@@ -142,7 +142,7 @@ def _thinned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _unit(column: ResultColumn, most: float) -> float:
-    """What figures on an axis are told in: bytes in the largest unit below the most."""
+    """The unit of an axis: bytes in the largest unit below the most."""
     if not column.name.endswith("_bytes") or most < 1024:
         return 1.0
     return 1024.0 ** np.floor(np.log(most) / np.log(1024.0))

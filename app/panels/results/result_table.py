@@ -35,7 +35,7 @@ class ResultTable(QAbstractTableModel):
         self.endResetModel()
 
     def place_of(self, row: int) -> int:
-        """Where a row of the results stands in the table."""
+        """The place of a row of the results in the table."""
         return int(np.flatnonzero(self.order == row)[0])
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:

@@ -28,7 +28,7 @@ _MOST_PROMPTS = 64
 
 
 class PromptBox(QWidget):
-    """One prompt at a time in the editor; the list beside the examples leads to the others."""
+    """One prompt at a time in the editor; the list next to the examples leads to the others."""
 
     changed = Signal()
 
@@ -71,7 +71,7 @@ class PromptBox(QWidget):
         return ChatWrap(values)
 
     def entries(self) -> dict[str, Any]:
-        """What stands in the box, for `put_entries`."""
+        """The contents of the box, for `put_entries`."""
         return {
             "texts": list(self._texts),
             "copies": self.copies.value(),

@@ -144,8 +144,8 @@ class RunPanel(QWidget):
         return f"{words}."
 
     def entries(self) -> dict[str, Any]:
-        """What stands in the form, for the next start. Faults and synthetic acceptance are not
-        among it: nobody should meet a wrong output without having asked for it."""
+        """The contents of the form, for the next start. Faults and synthetic acceptance are not
+        among it: no one should meet a wrong output without having asked for it."""
         fields = {".".join(one.path): entry_of(field) for one, field in self._remembered()}
         return {"prompts": self.prompts.entries(), "options": fields}
 

@@ -30,7 +30,7 @@ _COLUMNS = (
         "tok/s",
         "Tokens generated a second, prompts left out; lanes share their drafts and have none",
     ),
-    TableColumn("started", "begun", "When the run began", True),
+    TableColumn("started", "started", "When the run began", True),
     TableColumn("stop", "stop", "Why the run ended", True),
     TableColumn("marks", "marks", "Why the output is not the model's own", True),
 )

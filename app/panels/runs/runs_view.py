@@ -1,5 +1,5 @@
 """The Runs panel: every run of the session and of earlier ones, the one on show in detail, and
-another beside it."""
+a second one to compare it with."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunsView(QStackedWidget):
     """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
     undone. A second run, by Ctrl and a click, can be laid over it, here and in the plots."""
 
-    position_selected = Signal(object)  # never: a run is no position
+    position_selected = Signal(object)  # never emitted: a run has no position
     run_selected = Signal(object)  # RunRef
     overlay_asked = Signal(object)  # RunRef, or None
     rename_asked = Signal(object, str)  # RunRef, name
@@ -157,7 +157,7 @@ class RunsView(QStackedWidget):
         """Does nothing: `refresh_numbers` updates the figures, less often than every frame."""
 
     def refresh_numbers(self) -> None:
-        """Bring figures and new runs up to date, unless nobody looks."""
+        """Bring figures and new runs up to date, if the panel is visible."""
         if self.isVisible():
             self.model.refresh()
             self.pair.refresh()

@@ -36,7 +36,7 @@ class EndCard(QFrame):
         self.setFrameShape(QFrame.Shape.StyledPanel)
         self.setAutoFillBackground(True)
         self.setBackgroundRole(QPalette.ColorRole.AlternateBase)
-        self.reason, self.figures, self.why = (_text() for _ in range(3))
+        self.reason, self.figures, self.audit, self.why = (_text() for _ in range(4))
         bold = self.reason.font()
         bold.setBold(True)
         self.reason.setFont(bold)
@@ -66,11 +66,12 @@ class EndCard(QFrame):
         column.setContentsMargins(10, 4, 6, 6)
         column.setSpacing(2)
         most = _MOST_CHARACTERS * self.fontMetrics().averageCharWidth()
-        for text in (self.reason, self.figures, self.why):
+        for text in (self.reason, self.figures, self.audit, self.why):
             text.setMaximumWidth(most)
         for row in (self._head, self._measured, self._next):
             row.setSpacing(8)
             column.addLayout(row)
+        column.insertWidget(2, self.audit)
         self.hide()
 
     @property
@@ -91,6 +92,7 @@ class EndCard(QFrame):
         if end is None:
             return
         self.reason.setText(end.reason)
+        self.audit.setText(end.audit)
         self._show_figures(end, can_measure)
         step = end.next_step
         self.step.setVisible(step is not None)
@@ -101,7 +103,7 @@ class EndCard(QFrame):
             self.step.setToolTip(plain_tip(f"{step.why} {tip}."))
         self._fit()
         self.setAccessibleName(
-            " ".join((end.reason, self.figures.text(), step.why if step else ""))
+            " ".join((end.reason, self.figures.text(), end.audit, step.why if step else ""))
         )
 
     def set_low(self, low: bool) -> None:
@@ -134,16 +136,17 @@ class EndCard(QFrame):
         has_step = self._end is not None and self._end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         self.figures.setHidden(self._low)
+        self.audit.setHidden(self._low or not self.audit.text())
         one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
-        """The figures, and the speed beside plain decoding or the button that measures it."""
+        """The figures, and the speed relative to plain decoding or the button that measures it."""
         figures = list(end.figures)
         if end.vs_plain is not None:
             figures.append(f"{significant(end.vs_plain)}× plain decoding")
         self.figures.setText(" · ".join(figures))
-        self.reason.setToolTip(plain_tip(self.figures.text()))
+        self.reason.setToolTip(plain_tip("\n".join(filter(None, (self.figures.text(), end.audit)))))
         self._offers_plain = can_measure and end.vs_plain is None and not end.is_plain
         self._fit()
 

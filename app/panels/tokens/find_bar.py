@@ -14,7 +14,7 @@ _EXAMPLES = "rejected   depth>2   path:restore   seq:1   p<0.1   text"
 _HELP = (
     f"Kinds: {', '.join(TOKEN_KINDS)}\nFigures: {', '.join(FIELDS)}\n"
     f"Choices: {', '.join(f'{name}:' for name in CHOICES)}\n"
-    "Anything else is text, as is what stands in double quotes."
+    "Anything else is text, and so is anything in double quotes."
 )
 
 

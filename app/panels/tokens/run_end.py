@@ -11,6 +11,7 @@ from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_speed import plain_speed
 from app.trace_models.run_facts import is_ours
+from engine.analysis.audit_text import audit_sentence
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
@@ -39,7 +40,8 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """reason: a sentence. figures: in a few words each. vs_plain: how many times as fast as the
+    """reason: a sentence. figures: in a few words each. audit: the result of its audit, ""
+    without one. vs_plain: how many times as fast as the
     plain run, None where that was not measured. is_plain: nothing drafted, so that the run is
     itself what others are measured by."""
 
@@ -48,6 +50,7 @@ class RunEnd:
     vs_plain: float | None
     is_plain: bool
     next_step: NextStep | None
+    audit: str = ""
 
 
 def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
@@ -74,6 +77,7 @@ def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
         None if is_plain else ratio,
         is_plain,
         _next_step(run, numbers, None if is_plain else ratio, is_plain=is_plain),
+        audit_sentence(facts),
     )
 
 

@@ -11,7 +11,7 @@ _PER_ROW = 3
 
 
 class SequencePanels(QStackedWidget):
-    """Panels by sequence, at most three beside one another. One sequence never has a tab."""
+    """Panels by sequence, at most three side by side. One sequence never has a tab."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -126,7 +126,7 @@ class TokenArea(TokenScroll):
         self._walk(token_walk.next_shown, token, +1)
 
     def set_zoom(self, zoom: int) -> None:
-        """Write in letters larger by so many tenths (smaller below 0), keeping the place."""
+        """Write in letters larger by this many tenths (smaller below 0), keeping the place."""
         if zoom != self._zoom:
             self._zoom = zoom
             self._take_font()

@@ -7,7 +7,7 @@ A query is a list of terms, and a token has to satisfy all of them:
   the names; a figure that was not observed satisfies none;
 - a choice, such as `path:restore` or `seq:1`. `path:restore` also finds the restores for whose
   depth no snapshot was left (`path:restore_depth`);
-- anything else is text, and so is what stands in double quotes. Words in a row are one text. Text
+- anything else is text, and so is anything in double quotes. Words in a row are one text. Text
   in lower case is found in either case, and it may begin in one token and end in another.
 """
 
@@ -37,7 +37,7 @@ FIELDS = {
 }
 """What can be compared with a number: name -> table and column."""
 CHOICES = {"path": "rollback_path", "drafter": "drafter", "rule": "accept_rule"}
-"""What can be chosen with a colon, beside `kind:` and the fields: name -> column of rounds."""
+"""What else than `kind:` and the fields can be chosen with a colon: name -> column of rounds."""
 OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
 _PART = re.compile(r'"([^"]*)("?)|(\S+)')
 _COMPARISON = re.compile(r"(\w+)(<=|>=|!=|<|>|=)(\S+)")
@@ -127,7 +127,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
 
 
 def _term(word: str) -> Term | None:
-    """The term that a word stands for; None if it is text to search for."""
+    """The term that a word means; None if it is text to search for."""
     if word in TOKEN_KINDS:
         return KindTerm(word)
     if found := _COMPARISON.fullmatch(word):

@@ -21,10 +21,10 @@ _LEAST_ROWS = 2
 
 
 class TokenScroll(QAbstractScrollArea):
-    """Knows where every token of a stream stands; paints nothing.
+    """Knows where every token of a stream is; paints nothing.
 
     Laying out happens in slices of 8 ms. Until a new layout (other width, ghosts shown or
-    hidden) has come as far as the place on show, a preview of just that place stands in.
+    hidden) has come as far as the place on show, a preview of just that place is shown.
     """
 
     follow_changed = Signal(bool)
@@ -153,7 +153,7 @@ class TokenScroll(QAbstractScrollArea):
             self._work.start(0)
 
     def _paint_new(self, rows: TokenRows) -> None:
-        """Paint what has changed since the last call: the last row of then and those behind it."""
+        """Paint what has changed since the last call: the last row of then and those after it."""
         assert self._stream is not None
         layout, n_marked = rows.layout, self._stream.n_marked
         before, self._drawn = self._drawn, None

@@ -1,4 +1,4 @@
-"""The tooltip of a token: what it is, where it stands, and what both models thought of it."""
+"""The tooltip of a token: what it is, where it is, and what both models thought of it."""
 
 from __future__ import annotations
 

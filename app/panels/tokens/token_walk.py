@@ -8,7 +8,7 @@ from app.trace_models.position import Position
 from app.trace_models.token_stream import KIND, TokenStream
 
 NOWHERE = -1
-"""The index that stands for no token."""
+"""The index that means no token."""
 
 FindToken = Callable[[TokenStream, int, int, frozenset[int]], int]
 """(stream, token to start from, +1 or -1, hidden kinds) -> index of a token or NOWHERE."""

@@ -29,7 +29,7 @@ _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
 _CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
 """Lines from which on there is room for all of the card, for that of a view that is narrower than
-so many characters too, where its sentences take several lines."""
+this many characters too, where its sentences take several lines."""
 """Lines from which on the card at the end of a run has more than one."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
@@ -98,7 +98,7 @@ class TokensView(QStackedWidget):
         self.setAccessibleName("Token streams")
 
     def tell_kept(self, n_runs: int) -> None:
-        """Say beside an empty text that so many runs can be chosen."""
+        """Say in an empty view that this many runs can be chosen."""
         title, text = _NOTHING
         if n_runs:
             title = "No run on show"
@@ -149,7 +149,9 @@ class TokensView(QStackedWidget):
         if run is None or is_ours(run.facts) or "stops" not in run.facts:
             self._waiting.say()
         else:
-            self._waiting.say("Not observed", f"{engine_name(run.facts)} does not tell the tokens.")
+            self._waiting.say(
+                "Not observed", f"{engine_name(run.facts)} does not report the tokens."
+            )
 
     def refresh(self) -> None:
         """Show rows that have joined the trace; the rest of a long one follows by itself."""
@@ -191,13 +193,13 @@ class TokensView(QStackedWidget):
             area.set_ghosts(shown)
 
     def set_zoom(self, zoom: int) -> None:
-        """Write all tokens in letters larger by so many tenths, smaller below 0."""
+        """Write all tokens in letters larger by this many tenths, smaller below 0."""
         self._zoom = zoom
         for area in self.areas.values():
             area.set_zoom(zoom)
 
     def step_rejection(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) rejected token, behind the last one of a sequence
+        """Select the next (+1) or previous (-1) rejected token, after the last one of a sequence
         the first one of the sequence after it."""
         seq_ids = sorted(self.areas)[::step]
         place = self._place()
@@ -217,7 +219,7 @@ class TokensView(QStackedWidget):
             self._set_followed(follow)
 
     def set_tabs(self, as_tabs: bool) -> None:
-        """Show one sequence at a time behind tabs, or all of them as tiles."""
+        """Show one sequence at a time in tabs, or all of them as tiles."""
         self._places.set_tabs(as_tabs)
         if self._cursor is not None:
             self._places.reveal(self._cursor.seq_id)
@@ -230,7 +232,7 @@ class TokensView(QStackedWidget):
         self._find()
 
     def step_hit(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) hit, behind the last one the first again."""
+        """Select the next (+1) or previous (-1) hit, after the last one the first again."""
         if self.find_bar.isHidden():
             self.open_find()
         found = neighbour_hit(self._hits, self._hit or self._place(), step)

@@ -33,13 +33,13 @@ from engine.analysis.what_if.rules import FIXED, RULES
 from engine.trace.run_ref import RunRef
 
 _BESIDE_FROM = 120
-"""Characters across from which the drafter's quality stands beside the heat map."""
+"""Characters across from which the drafter's quality is next to the heat map."""
 _ONE_LINE_FROM = 56
-"""Characters across from which what can be chosen stands in one line."""
+"""Characters across from which the choices are in one line."""
 _READOUT_FROM, _NOTE_FROM = 14, 16
 """Lines from which on there is room below the map for what is pointed at, and for the note."""
 _MAP_CHARACTERS = 110
-"""Width of the map's side, unless its cells take more: beside it the drafter has the rest."""
+"""Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
 _WRAPPED_FROM = 40
 """Lines from which on there is room for all of the note."""
 _UNLIMITED = 16_777_215

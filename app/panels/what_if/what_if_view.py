@@ -35,7 +35,7 @@ from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
 _HEADS = {
-    "n_max": ("n_max", "Longest draft, tokens; 0 is no drafting"),
+    "n_max": ("n_max", "Longest draft, tokens; 0 means no drafting"),
     "expected_length": ("tok/round", "Expected tokens per round"),
     "draft_ms": ("draft ms", "Drafting, milliseconds per round"),
     "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per round"),
@@ -47,8 +47,8 @@ _PARTS = ("draft_ms", "verify_ms", "rest_ms")
 """Of the time of a round: left out where there is no room for all columns."""
 _EMPTY, _PAGE = range(2)
 _TABLE_SHARE, _PLOT_SHARE = 5, 2
-"""Of the width, where all columns stand beside the plot; where that is too little, some are left
-out and the plot stands below."""
+"""Of the width, where all columns are next to the plot; where that is too little, some are left
+out and the plot is below."""
 _NOTE_FROM, _PLOT_FROM = 9, 16
 """Lines from which on there is room for the note, and for the plot below the table."""
 _SPACING, _MARGIN = 3, 8
@@ -109,7 +109,7 @@ class WhatIfView(QStackedWidget):
 
     @property
     def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor behind a tab."""
+        """Whether any of it is neither hidden nor in a tab that is not shown."""
         return not self.visibleRegion().isEmpty()
 
     def show_run(self, run: RunRef | None) -> None:
@@ -124,7 +124,7 @@ class WhatIfView(QStackedWidget):
             self.empty.say()
         else:
             engine = engine_name(run.facts)
-            self.empty.say("Not observed", f"{engine} does not tell the drafts of its rounds.")
+            self.empty.say("Not observed", f"{engine} does not report the drafts of its rounds.")
 
     def refresh(self) -> None:
         """Take in what has joined the trace since the last call, now or a little later; out of

@@ -43,7 +43,7 @@ class CostCurve:
 
     @classmethod
     def of_points(cls, points: Mapping[int, float]) -> CostCurve:
-        """From times known by number, such as those of `bench --steps`."""
+        """From times known by number, such as those of `bench forward`."""
         at = np.array(sorted(points), np.int64)
         return cls(at, np.array([points[i] for i in at.tolist()]), np.ones(len(at), np.int64))
 

@@ -18,7 +18,7 @@ from engine.model.hybrid import HybridModel
 from kernels.dispatch import uses_llvm
 
 if TYPE_CHECKING:
-    from kernels.llvm.kernel_clock import KernelClock
+    from kernels.llvm.program import KernelClock
 
 STEP_OUTPUTS = ("last", "all")
 """Rows whose logits are computed: the last one, as for a prompt, or all, as for a draft."""
@@ -94,7 +94,7 @@ def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
     if device.type != "cpu" or not uses_llvm():
         return lambda: None
     # here, because it loads the compiler
-    from kernels.llvm.kernel_clock import KernelClock
+    from kernels.llvm.program import KernelClock
 
     return KernelClock
 

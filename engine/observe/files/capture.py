@@ -1,6 +1,6 @@
 """Captures: what was sent to a server and what came back, kept in a file.
 
-The format is one JSON object, gzipped or not; it holds all that rounds are told from, so that
+The format is one JSON object, gzipped or not; it holds all that rounds are read from, so that
 better rules can read old captures.
 """
 
@@ -20,10 +20,9 @@ from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
+from engine.observe.rounds.kept_requests import RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
-from engine.observe.rounds.raw import RawStore
-from engine.observe.rounds.request_facts import as_fact
 from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
 
@@ -81,7 +80,7 @@ def read_capture(data: bytes, name: str) -> Capture:
     except JsonError as error:
         raise TraceFileError(f"{name} is not valid JSON ({error}).", _REMEDY) from None
     if not isinstance(said, dict):
-        raise TraceFileError(f"{name} is no capture.", _REMEDY)
+        raise TraceFileError(f"{name} is not a capture.", _REMEDY)
     requests = said.get("requests", said.get("records", []))
     log = said.get("log")
     if not isinstance(requests, list) or not (requests or log):
@@ -92,7 +91,7 @@ def read_capture(data: bytes, name: str) -> Capture:
     for number, one in enumerate(requests):
         place = f"{name}: request {number + 1}"
         if not isinstance(one, dict):
-            raise TraceFileError(f"{place} is no object.", _REMEDY)
+            raise TraceFileError(f"{place} is not an object.", _REMEDY)
         found.append(_request(one, place, first_unix))
     return Capture(
         name,
@@ -117,7 +116,7 @@ def replay(
     """Write a capture as a run of a trace; returns its id.
 
     log: text of the server's log, where the capture has none. file: name of the capture's file.
-    vocabulary: of the server's model, for ids that were not told. Raises TraceFileError for a log
+    vocabulary: of the server's model, for ids that are not given. Raises TraceFileError for a log
     that cannot be read.
     """
     text = log or capture.log
@@ -303,7 +302,9 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequ
     if isinstance(events, list):
         for event in events:
             if not (isinstance(event, list) and len(event) == 2 and isinstance(event[1], str)):
-                raise TraceFileError(f"{place} has an event that is no time and text.", _REMEDY)
+                raise TraceFileError(
+                    f"{place} has an event that is not a time and a text.", _REMEDY
+                )
             at = begun + _time(place, {"time": event[0]}, "time", 0.0)
             pieces.append((at, event[1].encode("utf-8", "replace") + b"\n\n"))
     else:
@@ -336,7 +337,7 @@ def _object(value: Any) -> dict[str, Any]:
 def _time(place: str, said: dict[str, Any], name: str, default: float) -> float:
     value = said.get(name)
     if value is not None and not is_real(value):
-        raise TraceFileError(f"{place}: {name} is {str(value)[:40]}, which is no time.", _REMEDY)
+        raise TraceFileError(f"{place}: {name} is {str(value)[:40]}, which is not a time.", _REMEDY)
     return default if value is None else float(value)
 
 

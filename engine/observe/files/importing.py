@@ -61,7 +61,7 @@ def import_file(
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
-    were not told. Raises TraceFileError for a file that cannot
+    are not given. Raises TraceFileError for a file that cannot
     be read or is unknown.
     """
     data = _content(path)
@@ -75,7 +75,7 @@ def import_file(
         return [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
     if log is not None:
         raise TraceFileError(
-            f"{path.name} is no capture, so {log.name} cannot be joined to it.",
+            f"{path.name} is not a capture, so {log.name} cannot be joined to it.",
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:

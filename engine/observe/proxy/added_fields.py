@@ -1,4 +1,4 @@
-"""Fields added to a client's request so that rounds can be told, and taken out of what it gets.
+"""Fields added to a client's request so that rounds can be read, and taken out of its reply.
 
 What is taken out is cut from the text of an event; the rest stays byte for byte as it came.
 """
@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Literal
 
-from engine.observe.proxy.json_limits import excess
+from engine.observe.proxy.request_checks import json_excess
 
 Reply = Literal["completion", "text", "chat", "responses", "messages"]
 
@@ -75,7 +75,7 @@ class _Members:
             if more:
                 at = _skip(text, at, ",")
         self.end = _skip(text, at, "}")
-        """Behind the object and the space after it."""
+        """The place after the object and its white space."""
 
     def cut(self, key: str) -> tuple[int, int, str]:
         """The edit that takes a member away."""
@@ -90,7 +90,7 @@ def _space(text: str, at: int) -> int:
 
 
 def _skip(text: str, at: int, sign: str) -> int:
-    """Where it goes on behind a sign and the space around it."""
+    """The place after a sign and its white space."""
     at = _space(text, at)
     if text[at : at + 1] != sign:
         raise ValueError(f"{sign} is missing")
@@ -100,15 +100,15 @@ def _skip(text: str, at: int, sign: str) -> int:
 def _object(text: str) -> _Members:
     members = _Members(text)
     if members.end != len(text):
-        raise ValueError("there is more behind the object")
+        raise ValueError("there is more after the object")
     return members
 
 
 def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """The body of a request with what it lacks for rounds to be told, and the names of that.
+    """The body of a request with the fields it lacks for rounds to be read, and their names.
 
-    A body that is no JSON object, has more than MAX_MEMBERS, or asks for no stream, comes back as
-    it is. The caller sees to it that the body keeps to `json_limits`.
+    A body that is not a JSON object, has more than MAX_MEMBERS, or asks for no stream, comes back
+    as it is. The caller sees to it that the body keeps to `request_checks`.
     """
     text = body.decode("latin-1")
     try:
@@ -165,7 +165,7 @@ class FieldRemover:
             mark in line for mark in (b"timings", b'"__verbose"')
         ):
             return line
-        if len(line) > _SHORT_LINE and excess(line, _MAX_SIGNS):
+        if len(line) > _SHORT_LINE and json_excess(line, _MAX_SIGNS):
             return line
         text = line[5:].decode("latin-1")
         try:
@@ -199,7 +199,7 @@ class FieldRemover:
         )
 
     def _settings(self, text: str, event: _Members) -> list[tuple[int, int, str]]:
-        """The settings told at the end of /completion say that timings were asked for."""
+        """The settings at the end of /completion say that timings were asked for."""
         if self._reply != "completion":
             return []
         edits = []

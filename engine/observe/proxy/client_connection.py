@@ -15,7 +15,7 @@ from pathlib import Path
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engine.observe.proxy.request_head import fault
+from engine.observe.proxy.request_checks import head_fault
 
 MAX_CONNECTIONS = 256
 HEAD_S = 30.0
@@ -63,7 +63,7 @@ class ClientConnection(H11Protocol):
 
     def handle_events(self) -> None:
         """Check a head before h11 normalises it."""
-        if self.conn.their_state is h11.IDLE and (found := fault(self.conn.trailing_data[0])):
+        if self.conn.their_state is h11.IDLE and (found := head_fault(self.conn.trailing_data[0])):
             self.refuse(*found)
         elif not self._is_refused:
             super().handle_events()
@@ -83,7 +83,7 @@ class ClientConnection(H11Protocol):
         self.refuse(400, "This is not a valid HTTP request.")
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Answer, where no reply has begun, and close."""
+        """Answer, where no reply has started, and close."""
         self._is_refused = True
         body = error_body(status, sentence)
         headers = [
@@ -111,7 +111,7 @@ class ClientConnection(H11Protocol):
         cycle = self.cycle
         if self._is_refused or cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        if not self._is_half_closed:  # it is told again once reading was paused
+        if not self._is_half_closed:  # asyncio reports it again once reading was paused
             self._is_half_closed = True
             self._look_for_client()
         return True
@@ -153,7 +153,7 @@ class ClientConnection(H11Protocol):
 
 def _peer_is_there(own: socket.socket) -> bool | None:
     """Whether a program on this machine still has the other end of a connection open; None where
-    the system does not tell."""
+    the system does not report."""
     number = str(os.fstat(own.fileno()).st_ino)
     for table in _TABLES:
         try:

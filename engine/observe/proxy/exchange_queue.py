@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 LIMIT = 64 * 2**20
-"""Bytes of a tape that nobody reads, before requests are recorded no more."""
+"""Bytes of a queue that is not read, before requests are recorded no more."""
 _MOST_DECODED = 64 * 2**20
 """Bytes that a compressed reply may become."""
 _MOST_OF_A_PIECE = 4 * 2**20
 """The same of one piece of it: no other bytes pass while it is decoded."""
 _OVERHEAD = 512
-"""Bytes that a note costs beside what it holds."""
+"""Bytes that an event costs in addition to its data."""
 
 What = Literal["request", "head", "data", "done", "broke", "left", "unrecorded"]
 FELL_BEHIND = (
@@ -30,9 +30,9 @@ FELL_BEHIND = (
 class Note:
     """One thing that happened to a request, `at_s` on the monotonic clock.
 
-    left: the client has gone, or was told to. unrecorded: the reply goes on, but not on the tape.
-    data: the body of a request, or a piece of a reply. headers: of a reply. reason: one sentence
-    on what broke or why there is no record; for a request, why its body is not recorded.
+    left: the client has gone, or its request was ended here. unrecorded: the reply goes on, but is
+    not kept. data: the body of a request, or a piece of a reply. headers: of a reply. reason: one
+    sentence on what broke or why there is no record; for a request, why its body is not recorded.
     """
 
     request: int
@@ -126,7 +126,7 @@ class Recording:
         self._end(Note(self.number, "broke", time.monotonic(), reason=reason))
 
     def left(self) -> None:
-        """Nobody waits for the rest of the reply."""
+        """The client no longer waits for the rest of the reply."""
         self._end(Note(self.number, "left", time.monotonic()))
 
     def _put(self, note: Note) -> None:

@@ -19,11 +19,9 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
-from engine.observe.proxy import request_head
 from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_fields
-from engine.observe.proxy.allowed_hosts import AllowedHosts
 from engine.observe.proxy.exchange_queue import Recording, Tape
-from engine.observe.proxy.json_limits import excess
+from engine.observe.proxy.request_checks import MAX_HEAD_BYTES, AllowedHosts, json_excess
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import cut_short, unreachable
 from engine.observe.server.reply import CONNECT_S
@@ -130,7 +128,7 @@ class Proxy:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception as error:  # nobody waits for what a thread raises
+        except Exception as error:  # no one waits for what a thread raises
             self.error = error
         finally:
             self._begun.set()
@@ -147,12 +145,12 @@ class Proxy:
                 self._app,
                 interface="asgi3",
                 http=ClientConnection,
-                h11_max_incomplete_event_size=2 * request_head.MAX_BYTES,
+                h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level=100,  # it would tell what is told on the tape
+                log_level=100,  # it would repeat what the queue has
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -294,7 +292,7 @@ class Proxy:
 
 def _parsed(body: bytes, adds_to: Reply | None) -> tuple[bytes, tuple[str, ...], str]:
     """A body with what it lacks, the names of that, and why it is not recorded; in a thread."""
-    if too_large := excess(body):
+    if too_large := json_excess(body):
         return body, (), too_large
     return *(add_fields(adds_to, body) if adds_to else (body, ())), ""
 
@@ -309,7 +307,7 @@ class _ClientLeftError(Exception):
 
 
 class _Exchange:
-    """A client's request and what it is told."""
+    """A client's request and its reply."""
 
     def __init__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         self._receive, self._send = receive, send
@@ -340,7 +338,7 @@ class _Exchange:
     def refusal(self, hosts: AllowedHosts) -> tuple[int, str] | None:
         """Status and sentence for a request that is not passed on."""
         if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
-            return 501, "This port passes requests on to one server and is no proxy for others."
+            return 501, "This port passes requests on to one server and does not reach others."
         for host in self._hosts:  # HTTP/1.0 may do without, which no browser speaks
             if fault := hosts.fault(host.decode("latin-1")):
                 return fault
@@ -392,13 +390,13 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
     async def break_off(self, status: int, sentence: str) -> None:
-        """The request fails; a reply that has begun is left without an end."""
+        """The request fails; a reply that has started is left without an end."""
         if self.recording is not None:
             self.recording.broke(sentence)
         await self.tell(status, sentence)
 
     async def tell(self, status: int, sentence: str) -> None:
-        """An error of our own in place of a reply that has not begun, as a server tells it."""
+        """An error of our own in place of a reply that has not started, in a server's form."""
         if self._has_begun:
             return
         from engine.observe.proxy.client_connection import error_body
@@ -427,7 +425,7 @@ def listening_address(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 2**16):
         raise OptionError(
-            f"{text[:80]!r} is no address to listen at.", "Write it like 127.0.0.1:8081."
+            f"{text[:80]!r} is not an address to listen at.", "Write it like 127.0.0.1:8081."
         )
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 

@@ -1,1 +1,1 @@
-"""What another engine chose, judged by this one on the same file; two runs beside each other."""
+"""Re-scoring: tokens that another engine chose, judged by this one on the same file."""

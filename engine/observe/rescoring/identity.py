@@ -2,7 +2,7 @@
 
 Five questions in this order, and the first answer counts: is it the same file on this machine; do
 the server's figures of the model agree with the file; does it tokenise a text alike; does it give
-the first token behind a few prefixes the same probabilities; and, without a server, does the text
+the first token after a few prefixes the same probabilities; and, without a server, does the text
 look like the model's own. Requests are made only where a server is given, and the probes, which
 disturb a slot's cache, only if they are allowed.
 """
@@ -81,7 +81,7 @@ def identify(
     server: LiveServer | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Identity:
-    """Whether the model of a run is that of the session, as far as can be told without its text.
+    """Whether the model of a run is that of the session, as far as can be seen without its text.
 
     Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
     """
@@ -198,15 +198,15 @@ def figures_of(file: GgufFile) -> dict[str, int]:
     }
 
 
-def by_figures(told: Mapping[str, int], file: GgufFile) -> Identity:
+def by_figures(theirs: Mapping[str, int], file: GgufFile) -> Identity:
     """DIFFERENT where any figure does."""
     mine = figures_of(file)
     for name, about in _FIGURES.items():
-        if name in told and told[name] != mine[name]:
+        if name in theirs and theirs[name] != mine[name]:
             return Identity(
-                DIFFERENT, f"It has {told[name]:,} {about}, {file.path.name} has {mine[name]:,}."
+                DIFFERENT, f"It has {theirs[name]:,} {about}, {file.path.name} has {mine[name]:,}."
             )
-    if not told:
+    if not theirs:
         return Identity(UNKNOWN, "Nothing is known of the server's model.")
     return Identity(UNKNOWN, "The figures of the server's model are those of this file.")
 
@@ -225,7 +225,7 @@ def by_tokens(ask: Ask, text: str, tokenizer: Tokenizer) -> Identity:
 
 
 def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
-    """Compare the probabilities behind three prefixes of the tokens. It takes an idle slot."""
+    """Compare the probabilities after three prefixes of the tokens. It takes an idle slot."""
     if not tokens:
         return Identity(UNKNOWN, "There is no text to probe with.")
     slot = _idle_slot(ask)
@@ -251,7 +251,7 @@ def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
         if differs or largest > _MOST_DP:
             return Identity(
                 DIFFERENT,
-                f"Behind {n} tokens the server gives a probability that is {largest:.2g} off.",
+                f"After {n} tokens the server gives a probability that is {largest:.2g} off.",
             )
     return Identity(LIKELY, "The server gives the probabilities that this file gives.")
 
@@ -284,8 +284,8 @@ def _probabilities(reply: Any) -> dict[int, float]:
 
 def by_text(shorts: Sequence[float]) -> Identity:
     """What re-scored tokens tell, by how much each of them falls short of being the sampler's
-    choice (0 where noise explains it). A text that is mostly another model's is told from one that
-    speculation has changed in a few places; in between nobody can say."""
+    choice (0 where noise explains it). A text that is mostly another model's differs
+    from one that speculation has changed in a few places; in between the two look alike."""
     n = len(shorts)
     if not n:
         return Identity(UNKNOWN, "None of its tokens can be judged.")

@@ -143,7 +143,7 @@ class EmittedJudge:
     def shortfalls(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
         """By how much the logits [n, n_vocab] of better tokens would have to be smaller for the
         sampler to be able to choose each of these n tokens: 0 where it can. At most that much for
-        tokens behind the first _MOST_BISECTED that it cannot choose."""
+        tokens after the first _MOST_BISECTED that it cannot choose."""
         logits = self._bias.apply(logits)
         if not self._penalties.active and self._keeps_best:
             at = torch.tensor(tokens, device=logits.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The tokens of a run, whoever made it, judged by this engine on the same file.
+"""Re-scoring: the tokens of a run of any engine, judged by this one on the same file.
 
 Prompt and emitted tokens are decoded once: the row at a token's place tells the probability and
 rank that the target gives it, and whether the request's sampler could have chosen it. Where it
@@ -18,7 +18,6 @@ from engine.analysis.findings.check import record_findings
 from engine.decode.target_facts import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
-from engine.observe.rescoring.arithmetic_noise import noise_of_gaps
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
 from engine.observe.rescoring.request_sampler import (
     EmittedJudge,
@@ -26,7 +25,7 @@ from engine.observe.rescoring.request_sampler import (
     RequestSampling,
     request_sampling,
 )
-from engine.observe.rescoring.teacher_forcing import Teacher
+from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
 from engine.observe.rescoring.texts import RescoredText, TextReader
 from engine.progress import ReportProgress
 from engine.session import Session
@@ -114,7 +113,7 @@ class NothingToRescoreError(OptionError):
 
 
 class SameModelUnknownError(OptionError):
-    """Whether a run is of the opened model cannot be told: the user has to say."""
+    """Whether a run is of the opened model is not known: the user has to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def rescore(
     """Fill the target's columns of a run's tokens where they are empty, and judge every token.
 
     identity: what is known already of whether the run is of this model; None: what its facts and
-    its text tell. assume_same: take it for the same where that cannot be told. To be called by the
+    its text tell. assume_same: take it for the same where that is not known. To be called by the
     thread that writes the store. Raises UnsupportedModelError for another model,
     SameModelUnknownError, NothingToRescoreError, Cancelled; nothing has been written then.
     """
@@ -363,4 +362,4 @@ def _columns(facts: TargetFacts) -> dict[str, np.ndarray | list[Any]]:
 
 
 def _silent(done: int, total: int, phase: str) -> None:
-    """Nobody asked."""
+    """No progress is reported."""

@@ -1,20 +1,51 @@
-"""The token ids of each sequence of a run, as far as its trace tells them."""
+"""The texts of a run as a model would read them, and the requests they answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import DraftscopeError
-from engine.observe.rescoring.request_facts import Asked, asked_of
+from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.session import Session
+
+_OURS = {"temp": "temperature"}
+"""Names of our sampler's options that are others at llama-server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One sequence's request. prompt: its text, None where not known; messages: of a chat.
+    settings: of the sampler as llama-server names them."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def asked_of(facts: RunFacts, seq_id: int) -> Asked:
+    """The request of a sequence. facts: of its run, which may come from a file."""
+    if (options := facts.options) is not None:
+        sampler = asdict(options.sampler)
+        settings = {_OURS.get(name, name): value for name, value in sampler.items()}
+        return Asked(settings=settings | {"ignore_eos": options.ignore_eos})
+    requests = facts.requests or []
+    return _asked(requests[seq_id]) if seq_id < len(requests) else Asked()
+
+
+def _asked(request: RequestFacts) -> Asked:
+    """What was sent, and what the server said it took of it."""
+    prompt, messages = request.prompt, request.messages
+    if prompt is not None and request.path.endswith("/responses"):
+        prompt, messages = None, [{"role": "user", "content": prompt}]
+    return Asked(prompt, messages, request.settings | request.generation_settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Two runs of the same prompts, by any engines: where their texts part, and whether a near tie
 explains that.
 
-With and without speculation, two builds, two servers. Behind equal tokens a right engine chooses
+With and without speculation, two builds, two servers. After equal tokens a right engine chooses
 the same one again, unless rounding turns two that lie close. With the model at hand the tokens at
 the first mismatch are judged by it; without, what the traces hold of the target's probabilities
 there is used, and where they hold nothing the gap is unknown.
@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.observe.rescoring.request_facts import Asked, asked_of
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
-from engine.observe.rescoring.texts import rows_by_sequence
+from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, same_model
@@ -46,7 +45,7 @@ class PartingToken:
 @dataclass(frozen=True, slots=True)
 class TextPair:
     """One sequence of each run. n_same: tokens that are equal from the start; pos: of the first
-    that is not, None where none is. a, b: what stands there. gap: of the two tokens' logits, noise:
+    that is not, None where none is. a, b: what is there. gap: of the two tokens' logits, noise:
     what rounding can make of it; None where not known. reason: the verdict as a sentence."""
 
     seq_a: int
@@ -236,7 +235,7 @@ def _compare(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
     for i in range(n):
         same = _is_same(a, rows_a[i], b, rows_b[i])
         if same is None:
-            reason = f"Behind {i} equal tokens one has neither an id nor a text."
+            reason = f"After {i} equal tokens one has neither an id nor a text."
             return TextPair(seq_a, seq_b, i, UNKNOWN, reason, rows_a[i]["pos"])
         if not same:
             return _parted(a, seq_a, rows_a[i], b, seq_b, rows_b[i], i)
@@ -248,7 +247,7 @@ def _compare(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
                 seq_b,
                 n,
                 UNKNOWN,
-                f"Behind {n} equal tokens only one text ends; how near that was is not known.",
+                f"After {n} equal tokens only one text ends; how near that was is not known.",
                 rows[n]["pos"],
                 a.parting(seq_a, ends[0], None),
                 b.parting(seq_b, ends[1], None),

@@ -118,7 +118,7 @@ class Answer:
             self._progress(chunk)
             return
         if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
-            self._told = chunk.timings  # sums at the end: no rounds can be told
+            self._told = chunk.timings  # sums at the end: no rounds can be read
             self.known["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
@@ -170,12 +170,12 @@ class Answer:
 
     @property
     def told(self) -> Timings | None:
-        """The server's own counters as they were told last."""
+        """The server's own counters as it sent them last."""
         return self._told
 
     @property
     def has_rows(self) -> bool:
-        """Whether rounds were told, and not only sums."""
+        """Whether rounds are known, and not only sums."""
         return self._zero_ms is not None and not self.is_broken
 
     def _progress(self, chunk: Chunk) -> None:

@@ -89,7 +89,7 @@ class Movement:
 
     moved: by name. slack: by how much a movement may be off, because large values are printed
     with six digits; 0 where they are exact. restarted: a counter fell, so a new server began, and
-    nothing else can be told.
+    nothing else is known.
     """
 
     moved: Mapping[str, float] = field(default_factory=dict)
@@ -119,8 +119,8 @@ def movement(before: Counters, after: Counters) -> Movement:
 
 
 def counted(trace: TraceStore, run_id: int) -> dict[str, int]:
-    """What was recorded of a run, by the names of the server's counters. A row that stands for
-    several rounds counts as so many drafts."""
+    """What was recorded of a run, by the names of the server's counters. A row that is
+    several rounds counts as several drafts."""
     rounds, n = trace.rounds, len(trace.rounds)
     is_ours = rounds.column("run_id", 0, n) == run_id
     drafted, accepted, emitted, merged, width = (

@@ -1,4 +1,4 @@
-"""Rounds told by the log of a llama-server, at `-lv 5` with LLAMA_TRACE=1, or at the default
+"""Rounds read from the log of a llama-server, at `-lv 5` with LLAMA_TRACE=1, or at the default
 verbosity with LLAMA_TRACE=1 alone (the light form)."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LogRound:
 @dataclass(slots=True)
 class LogRequest:
     """One task of a slot. first: its first token, sampled from the prompt. predicted, drafted,
-    accepted: the server's own sums, None where not told. is_over: the slot is done with it."""
+    accepted: the server's own sums, None where not given. is_over: the slot is done with it."""
 
     slot: int
     task: int
@@ -122,7 +122,7 @@ class LogRequest:
 
 @dataclass(slots=True)
 class _Slot:
-    """What is going on in a slot. replay: a restore was told and its replay has not ended."""
+    """The state of a slot. replay: a restore was logged and its replay has not ended."""
 
     request: LogRequest
     round: LogRound | None = None
@@ -180,7 +180,7 @@ class LogReader:
         return [{"rule": "log-unread", "message": message, "evidence": evidence}]
 
     def _take(self, line: int, us: int | None, message: str | None) -> None:
-        """One entry; without a message one that is no valid JSON."""
+        """One entry; without a message one that is not valid JSON."""
         slot: _Slot | None = None
         try:
             if message is None:
@@ -287,7 +287,7 @@ class LogReader:
         slot.request.rounds.append(one)
         one.checkpoint_bytes, slot.checkpoint_bytes = slot.checkpoint_bytes, None
         for i, (name, size, n) in enumerate(self._impls):
-            # a draft may be cut behind the drafter, never lengthened
+            # a draft may be cut after the drafter, never lengthened
             if size == history and n >= drafted:
                 one.drafter = name
                 del self._impls[i]
@@ -438,7 +438,7 @@ class _Entries:
 
     def feed(self, text: str) -> Iterator[tuple[int, int | None, str | None]]:
         """Line, time in microseconds and message of the entries that this completes; no message
-        of what is no valid JSON."""
+        of what is not valid JSON."""
         if self._is_json is None and (start := text.lstrip()):
             self._is_json = start.startswith("{")
         self.is_cut = not text.endswith("\n") if text else self.is_cut
@@ -517,5 +517,5 @@ def is_log(head: bytes) -> bool:
     """Whether a file's first bytes may be those of a log."""
     text = head[:4096].decode("utf-8", "replace").lstrip()
     is_ours = text.startswith('{"type":"log"') or _STAMP.match(text) is not None
-    # one that cannot be read is still to be told how the server is to be started
+    # one that cannot be read still gets the remedy: how to start the server
     return is_ours or (not text.startswith("{") and "llama_server: " in text)

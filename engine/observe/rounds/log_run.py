@@ -29,7 +29,7 @@ _PIECE = 1 << 20
 def fill_log(store: TraceStore, text: str | bytes, file: str) -> int:
     """Write a log as a run of a trace, a sequence for each of its requests; returns its id.
 
-    file: its name. Raises TraceFileError for a text that is no log of a server, or has no rounds.
+    file: its name. Raises TraceFileError for a text that is not a server's log, or has no rounds.
     """
     reader = LogReader()
     for piece in _pieces(text):
@@ -117,7 +117,7 @@ def _full(seq_id: int, request: LogRequest) -> Iterator[ReadyRow]:
 
 
 def _light(seq_id: int, request: LogRequest) -> Iterator[ReadyRow]:
-    """The rounds with a draft; those without are not told, nor is any token."""
+    """The rounds with a draft; those without are not logged, nor is any token."""
     complete = [one for one in request.rounds if one.is_complete]
     if complete:  # what went before ended at some time before
         yield ReadyRow((complete[0].end_us or 0) / 1e3, seq_id, 0)
@@ -147,7 +147,7 @@ def _pieces(text: str | bytes) -> Iterator[str]:
 
 @cache
 def _unknown(n_tokens: int) -> tuple[StreamedToken, ...]:
-    """Tokens of which only the number is told, the same for all rows."""
+    """Tokens of which only the number is known, the same for all rows."""
     return (StreamedToken(),) * n_tokens
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.observe.rounds.answer import Answer, AnswerOwner
-from engine.observe.rounds.raw import RawRequest, RawStore
-from engine.observe.rounds.request_facts import (
+from engine.observe.rounds.kept_requests import (
+    RawRequest,
+    RawStore,
     as_fact,
     messages_of,
     n_answers_asked,
@@ -101,7 +102,7 @@ class ObservedRequest:
 
     @property
     def told(self) -> tuple[Timings | None, ...]:
-        """The server's own counters by index of the reply, as they were told last."""
+        """The server's own counters by index of the reply, as it sent them last."""
         return tuple(self._answers[index].told for index in sorted(self._answers))
 
     @property
@@ -177,7 +178,7 @@ class ObservedRequest:
         self._end(at_ms)
 
     def left(self, at_ms: float) -> None:
-        """The client has left, or was told to: no fault of the server."""
+        """The client has left, or its request was ended here: no fault of the server."""
         if self._is_over:
             return
         if self._raw is not None:
@@ -248,7 +249,7 @@ class ObservedRequest:
         self._run.find(
             "counters-contradict",
             f"The counters of sequence {answer.seq_id} contradict each other: {error}.",
-            f"behind token {answer.n_tokens}; nothing behind it is shown",
+            f"after token {answer.n_tokens}; nothing after it is shown",
             seq_id=answer.seq_id,
         )
 
@@ -259,7 +260,7 @@ class ObservedRequest:
             if not answer.is_last:
                 answer.stop = answer.stop or "failed"
                 self._run.find(
-                    rule, f"{message}.", f"behind token {answer.n_tokens}", seq_id=answer.seq_id
+                    rule, f"{message}.", f"after token {answer.n_tokens}", seq_id=answer.seq_id
                 )
         self._end(at_ms)
 

@@ -1,7 +1,7 @@
 """What was sent to a server and what came back becomes one run of a trace.
 
 Live clients, the proxy and files of captures all write through here: bytes go in as they arrived,
-rows of rounds come out once they are settled. What a server does not tell stays empty.
+rows of rounds come out once they are settled. What a server does not report stays empty.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from engine.observe.rounds.counters import (
     movement,
     read_counters,
 )
+from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
 from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
-from engine.observe.rounds.raw import RawRequest, RawStore
-from engine.observe.rounds.request_facts import model_of, server_of
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
 from engine.observe.rounds.trace_rows import (
@@ -80,7 +79,7 @@ class ObservedRun:
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not told.
+        for ids that are not given.
         """
         self.server = server
         build = server.props.get("build_info")
@@ -197,7 +196,7 @@ class ObservedRun:
         if found := differences(moved, counts):
             self.find(
                 "counters-differ",
-                "The server counted other sums than its replies told.",
+                "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
 

@@ -1,6 +1,6 @@
 """What one reply of a server says, event by event: bytes cut anywhere go in, chunks come out.
 
-Every number is checked here, so that whoever reads a chunk may believe its types: a server may
+Every number is checked here, so that a reader of chunks may rely on their types: a server may
 send anything.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, is_real, is_whole
-from engine.observe.server_words import server_words
+from engine.gguf.binary import shorten
 
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
@@ -44,8 +44,8 @@ class Chunk:
     """One event of a generation.
 
     index: which of several answers. text: what it adds to the answer. token_id: of the last token
-    that it stands for, None where it is not told. ids: all ids, of a reply in one piece.
-    processed: prompt tokens so far, of an event that tells the progress of the prompt and stands
+    in it, None where it is not given. ids: all ids, of a reply in one piece.
+    processed: prompt tokens so far, of an event with the progress of the prompt that is there
     for no token. last: the answer is complete; final holds what was said about it then.
     """
 
@@ -249,7 +249,7 @@ def _message(said: dict[str, Any]) -> str:
 
 
 def _logged_id(logprobs: Any) -> int | None:
-    """The id beside the probabilities of the one token that a chunk stands for."""
+    """The id next to the probabilities of the one token of a chunk."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         found = content[0].get("id")
@@ -258,7 +258,7 @@ def _logged_id(logprobs: Any) -> int | None:
 
 
 def _timings(event: dict[str, Any]) -> Timings | None:
-    """The counters of an event. Raises UnreadableError for a counter that is no count."""
+    """The counters of an event. Raises UnreadableError for a counter that is not a count."""
     said = event.get("timings")
     if not isinstance(said, dict) or "predicted_n" not in said:
         return None
@@ -278,21 +278,21 @@ def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not is_whole(value, most):
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no count")
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is not a count")
     return int(value)
 
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
     value = said.get(name, 0.0)
     if not is_real(value):
-        raise UnreadableError(f"sent {name} = {_shown(value)}, which is no time in milliseconds")
+        raise UnreadableError(f"sent {name} = {_shown(value)}, which is not a time in milliseconds")
     return float(value)
 
 
 def _index(said: dict[str, Any]) -> int:
     index = said.get("index", 0)
     if not is_whole(index, MOST_ANSWERS - 1):
-        raise UnreadableError(f"sent index {_shown(index)}, which is no number of an answer")
+        raise UnreadableError(f"sent index {_shown(index)}, which is not the number of an answer")
     return int(index)
 
 
@@ -307,3 +307,8 @@ def _error(error: Any) -> str:
 
 def _shown(value: Any) -> str:
     return server_words(value, 40)
+
+
+def server_words(value: Any, limit: int) -> str:
+    """One line of printable characters, at most `limit`: it ends up on a terminal."""
+    return shorten(" ".join(str(value).split()), limit)

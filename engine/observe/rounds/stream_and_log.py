@@ -35,7 +35,7 @@ class LogJoin:
 
     @property
     def waiting(self) -> Sequence[ObservedRound]:
-        """Rounds of the stream that the log has not told of yet."""
+        """Rounds of the stream that the log does not have yet."""
         return self._waiting
 
     def add(self, rounds: Sequence[ObservedRound]) -> None:
@@ -74,7 +74,7 @@ class LogJoin:
         return self._request is not None
 
     def take_sums(self, told: Timings) -> None:
-        """An answer of which only sums were told: its request in the log is no other's."""
+        """An answer of which only sums are known: its request in the log is not another's."""
         for i, request in self._free():
             if _has_sums(request, told):
                 self._taken.add(i)
@@ -131,7 +131,7 @@ class LogJoin:
         return None
 
     def _join(self, rows: list[ObservedRound]) -> list[ObservedRound] | None:
-        """Rows that share tokens, as the log tells them; None while it has not told them yet."""
+        """Rows that share tokens, as the log has them; None while it does not yet."""
         request = self._request
         assert request is not None
         if rows[0].first == 1:
@@ -179,7 +179,7 @@ class LogJoin:
         is_cut = rows[-1].is_cut
         if so_far != wanted and not is_cut:
             raise AnotherRunError(
-                f"rounds of the log end elsewhere than those of the stream behind token "
+                f"rounds of the log end elsewhere than those of the stream after token "
                 f"{rows[0].first}"
             )
         return parts

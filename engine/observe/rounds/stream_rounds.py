@@ -1,4 +1,4 @@
-"""Rounds told apart by the counters of a stream.
+"""Rounds read from the counters of a stream.
 
 The server raises `draft_n` when it drafts, `draft_n_accepted` and `predicted_ms` when a
 verification is complete, all before the round's first token is sent; then `predicted_n` rises by
@@ -33,7 +33,7 @@ class ContradictionError(ValueError):
 
 
 class StreamedToken(NamedTuple):
-    """A token of the output. token_id, text: None where they are not told. alone: the text is
+    """A token of the output. token_id, text: None where they are not given. alone: the text is
     what this token by itself added."""
 
     token_id: int | None = None
@@ -46,8 +46,8 @@ class ObservedRound:
     """One verification, or several whose figures only arrived as sums.
 
     name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:
-    number of its first token, from 1; 0 where neither tokens nor times of its own are told. path:
-    none, seq_rm, restore or "" where it cannot be told. n_merged: rounds that it stands for, at
+    number of its first token, from 1; 0 where neither tokens nor times of its own are known. path:
+    none, seq_rm, restore or "" where it is not known. n_merged: rounds that it may be, at
     least. is_cut: the answer ended inside of it. is_certain: False where other shares of hidden
     tokens are possible too. log: what the server's log tells of it.
     """
@@ -87,7 +87,7 @@ class ObservedRound:
 
 @dataclass(slots=True)
 class _Segment:
-    """Groups that share hidden tokens with each other and with no one else: those behind token
+    """Groups that share hidden tokens with each other and with no one else: those after token
     `start` up to token `stop`."""
 
     groups: list[Group]
@@ -122,7 +122,7 @@ class StreamRounds:
 
     @property
     def told(self) -> Timings:
-        """The counters as they were told last."""
+        """The counters as they were sent last."""
         return self._told
 
     @property
@@ -134,7 +134,7 @@ class StreamRounds:
         return self._group.name_ms if self._group else 0.0
 
     def add(self, chunk: Chunk) -> list[ObservedRound]:
-        """Take in a chunk that stands for tokens, or the last one; returns rounds that are
+        """Take in a chunk that has tokens, or the last one; returns rounds that are
         settled now, in order. Raises ContradictionError, and is then of no use any more."""
         told, before = chunk.timings, self._told
         assert told is not None
@@ -187,7 +187,7 @@ class StreamRounds:
                 raise ContradictionError(f"{_MOST_OPEN:,} rounds in a row hold tokens back")
 
     def _close(self, stop: int) -> None:
-        """Nothing is hidden behind token `stop`: the open groups share what lies before."""
+        """Nothing is hidden after token `stop`: the open groups share what lies before."""
         groups, start = self._open, self._closed
         self._open, self._closed = [], max(stop, 1)
         if not groups:

@@ -1,5 +1,5 @@
 """What was observed as rows of the trace: one row of `rounds` per verification, one of `tokens`
-per token. What a server does not tell stays empty."""
+per token. What a server does not report stays empty."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
     or of several together.
 
-    has_rows: rounds were told as well; else what needs them is None. has_times: of all sequences,
+    has_rows: rounds are known as well; else what needs them is None. has_times: of all sequences,
     so that the time in which any of them was generating is known.
     """
 

@@ -1,4 +1,4 @@
-"""How the tokens that a stream holds back are shared among the rounds beside them.
+"""Withheld tokens: shared among the rounds that a stream holds them back in.
 
 A stream that holds tokens back tells how many there are when the next chunk comes. They are the
 tail of the round before, the head of the round of that chunk, or whole rounds between, whose
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _MOST_TAIL = 64
-"""Tokens that a round may have behind its last chunk."""
+"""Tokens that a round may have after its last chunk."""
 
 _MOST_HIDDEN, _HIDDEN_EACH = 1 << 17, 16
 """Tokens without a chunk of their own: of a server, and more of them with every chunk."""
@@ -38,7 +38,7 @@ class PlaneReach:
         self._n_hidden_left = _MOST_HIDDEN
 
     def hold_back(self, n_tokens: int) -> bool:
-        """Take in a chunk that stands for so many tokens besides its own. False: for more than a
+        """Take in a chunk that has this many tokens in addition to its own. False: for more than a
         server can mean, all its chunks so far included."""
         left = self._n_hidden_left + _HIDDEN_EACH - n_tokens
         self._n_hidden_left = max(left, 0)
@@ -187,7 +187,7 @@ def _shares(
     lengths: set[int],
     strict: bool,
 ) -> Iterator[Share]:
-    """What a group behind token `begin` may be that ends within bounds."""
+    """What a group after token `begin` may be that ends within bounds."""
     least, most = bounds[0] - begin, bounds[1] - begin
     for share in _single(group, reach) if _may_be_single(group, lengths, strict) else ():
         if least <= share.n_tokens <= most:

@@ -1,4 +1,4 @@
-"""Addresses of servers, as users write them, and the certificates that servers are checked by."""
+"""Addresses of servers, their certificates, and the API keys that the system's keyring keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import ssl
 from urllib.parse import urlsplit
 
 from engine.errors import OptionError
+
+SERVICE = "draftscope"
+"""The keyring's service for API keys; the server's address is the user name."""
 
 
 def server_address(text: str) -> str:
@@ -44,3 +47,24 @@ def is_loopback(host: str) -> bool:
 def system_certificates() -> ssl.SSLContext:
     """The system's certificates, read once: that takes 60 ms of the processor."""
     return ssl.create_default_context()
+
+
+def stored_key(address: str) -> str | None:
+    """The key that is kept for a server; None without one, or without a keyring."""
+    import keyring  # looks for keyrings when it is imported
+
+    try:
+        return keyring.get_password(SERVICE, address) or None
+    except Exception:  # a keyring's own, in addition to the package's
+        return None
+
+
+def store_key(address: str, key: str) -> bool:
+    """Keep a key; False where there is no keyring that takes it."""
+    import keyring
+
+    try:
+        keyring.set_password(SERVICE, address, key)
+        return keyring.get_password(SERVICE, address) == key
+    except Exception:  # a keyring's own, in addition to the package's
+        return False

@@ -21,10 +21,16 @@ from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
-from engine.observe.server.exchange import exchange
-from engine.observe.server.inbox import Arrival, Inbox
 from engine.observe.server.limits import Awaited, TimeLimits
-from engine.observe.server.reply import AGAIN_S, OverLong, Reply, read_body
+from engine.observe.server.reply import (
+    AGAIN_S,
+    Arrival,
+    Inbox,
+    OverLong,
+    Reply,
+    exchange,
+    read_body,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -181,7 +187,7 @@ class ServerClient:
         """Send a request whose reply is a stream; what comes is put into the inbox under its
         number.
 
-        conversation: a name that nobody else uses, to find a lost stream again.
+        conversation: a name that no one else uses, to find a lost stream again.
         """
         loop = self._running()
         sent = Sent[None](loop)
@@ -194,7 +200,7 @@ class ServerClient:
         return sent
 
     def close(self) -> None:
-        """End what runs, and the thread. Whoever waits or asks again gets a CancelledError."""
+        """End what runs, and the thread. Who waits or asks again gets a CancelledError."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None

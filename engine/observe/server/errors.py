@@ -8,7 +8,7 @@ import ssl
 from typing import Any
 
 from engine.errors import ApiKeyError, ServerError
-from engine.observe.server_words import server_words
+from engine.observe.rounds.stream import server_words
 
 
 def is_loading(status: int, raw: bytes) -> bool:
@@ -90,10 +90,10 @@ def cut_short(address: str) -> ServerError:
 
 
 def foreign(address: str, path: str, kind: str = "") -> ServerError:
-    """The error of a reply that is no llama-server's. kind: its content type, if it has one."""
+    """The error of a reply that is not a llama-server's. kind: its content type, if it has one."""
     what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
     return ServerError(
-        f"{address} answers {path} with {what} that is no llama-server's.",
+        f"{address} answers {path} with {what} that is not a llama-server's.",
         "Name the address and port of a llama-server.",
     )
 

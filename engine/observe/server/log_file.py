@@ -50,7 +50,7 @@ class LogFollower:
             if (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino):
                 self._file = self._opened()
                 self._decoder.reset()
-            elif now.st_size < self._file.tell():  # begun anew by another server
+            elif now.st_size < self._file.tell():  # started anew by another server
                 self._file.seek(0)
                 self._decoder.reset()
             return text + self._decoder.decode(self._file.read(_AT_ONCE) or b"")
@@ -113,7 +113,7 @@ class JoinedLog:
             run.log_ended()
 
     def _look(self, run: ObservedRun) -> bool:
-        """Whether the log told anything."""
+        """Whether the log had anything."""
         self._looked = perf_counter()
         if self._file is None:
             return False

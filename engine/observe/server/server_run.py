@@ -16,9 +16,9 @@ from engine.observe.rounds.counters import Counters, Movement, movement, read_co
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.client import Question, ReportWaiting, Sent, ServerClient
-from engine.observe.server.inbox import Arrival, Inbox
 from engine.observe.server.limits import Wait
 from engine.observe.server.log_file import JoinedLog
+from engine.observe.server.reply import Arrival, Inbox
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import LOOK_S, TraceStore
@@ -104,7 +104,7 @@ class ServerRun:
         self._before: tuple[str, str] | None = None
         self._has_begun = self._has_looked = False
         self._question: Question[Any] | None = None
-        """What the server is asked besides, one thing at a time."""
+        """What the server is asked meanwhile, one thing at a time."""
         self._held: Arrival | None = None
         """The first data, until the server has named its drafters."""
         self._count_until = 0.0
@@ -227,7 +227,7 @@ class ServerRun:
         seconds = max(0.0, seconds)
         busy, self._returned = perf_counter() - self._returned, perf_counter()
         for one in self._sent:
-            if one.wait is not None:  # a pause of ours is no wait for the server
+            if one.wait is not None:  # a pause of ours does not wait for the server
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         if self._log is not None:
             self._log.follow(self.observed)

@@ -6,17 +6,14 @@ import functools
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch.nn import functional
 
 from kernels.dispatch import pick
-from kernels.linear.block_linear import naive, with_torch
-
-__all__ = ["TYPES", "block_linear"]
+from kernels.linear.dequant import dequantise
 
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 """The types a product can be formed with; weights of others are expanded once, when loaded."""
-
 _HERE = "kernels.linear.block_linear."
-_run = pick(naive.block_linear, with_torch.block_linear, _HERE + "with_triton", _HERE + "with_llvm")
 
 
 def block_linear(
@@ -54,3 +51,43 @@ def _check(type: str, n_in: int, n_bytes: int) -> None:
     n_blocks, rest = divmod(n_in, elements)
     if rest or n_bytes != n_blocks * block_bytes:
         raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
+
+
+def block_linear_naive(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """The product with expanded weights, summed in f64: its order does not show in f32."""
+    n_out, n_in = blocks.shape[0], x.shape[-1]
+    weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
+    if rounded:
+        x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+    return (x.double() @ weight.double().T).float()
+
+
+def block_linear_with_torch(
+    x: torch.Tensor,
+    blocks: torch.Tensor,
+    type: str,
+    *,
+    rounded: bool = False,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """The product with weights expanded for the call: right everywhere, fast nowhere."""
+    n_out, n_in = blocks.shape[0], x.shape[-1]
+    weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
+    x = x.float()
+    if rounded:
+        x, weight = x.to(torch.bfloat16).float(), weight.to(torch.bfloat16).float()
+    if not invariant:
+        return functional.linear(x, weight)
+    # one by one, each in memory of its own: sums may depend on alignment
+    rows = [functional.linear(row.clone(), weight) for row in x.reshape(-1, n_in).split(1)]
+    return torch.cat(rows).view(*x.shape[:-1], n_out)
+
+
+_run = pick(block_linear_naive, block_linear_with_torch, _HERE + "with_triton", _HERE + "with_llvm")

@@ -10,10 +10,18 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.linear.block_linear import row_groups_with_llvm as row_groups
-from kernels.linear.block_linear.operands_with_llvm import Arithmetic, operands, sizes
-from kernels.linear.block_linear.terms_with_llvm import GROUP, has_terms, terms
+from kernels.linear.block_linear.operands_with_llvm import (
+    GROUP,
+    PLAIN,
+    Arithmetic,
+    has_terms,
+    operands,
+    sizes,
+    terms,
+)
 from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.values import transposed
+from kernels.processor import has_feature
 
 ROWS = 8
 """More rows of x than this many share no reading of the weights."""
@@ -39,8 +47,8 @@ def multiply_rows(
     if how.rounded:
         inputs = torch.empty(_input_bytes(n_in, how) * n_rows, dtype=torch.uint8)
         _prepare(how)(x.data_ptr(), inputs.data_ptr(), n_in, tasks=n_rows, chunk=n_rows, threads=1)
-    in_groups = n_in <= STRETCH and row_groups.takes_groups(type, n_rows, how, n_out, row_bytes)
-    per_task = row_groups.GROUP if in_groups else 1
+    in_groups = n_in <= STRETCH and takes_groups(type, n_rows, how, n_out, row_bytes)
+    per_task = TOGETHER if in_groups else 1
     n_tasks = n_out // per_task
     _program(type, n_rows, how, in_groups)(
         blocks.data_ptr(),
@@ -69,7 +77,7 @@ def _prepare(how: Arithmetic) -> Program:
 @functools.cache
 def _program(type: str, n_rows: int, how: Arithmetic, in_groups: bool) -> Program:
     if in_groups:
-        body = row_groups.multiply_groups
+        body = multiply_groups
     else:
         body = _by_terms if how.fused and has_terms(type) else _by_numbers
     return Program(functools.partial(body, type, n_rows, how), 6)
@@ -220,3 +228,67 @@ def _stretches(
             with code.loop(first, last) as row:
                 # the same place of the next row: the processor would not guess it
                 yield _Stretch(type, how, code, args, row, begin, end, args[1])
+
+
+TOGETHER = 4
+"""Weight rows of a task."""
+
+_LINE = 64
+# bytes; of a matrix that comes from memory four rows at once are slower than one
+_CACHED = 4 << 20
+# of other types a block alone fills the registers
+_TYPES = ("Q8_0", PLAIN)
+# sums of 16 numbers that leave registers for what is added to them
+_MOST_SUMS = {True: 16, False: 4}
+
+
+def takes_groups(type: str, n_rows: int, how: Arithmetic, n_out: int, row_bytes: int) -> bool:
+    """Whether weight rows come to whole groups, whose sums with so many rows of x stay in the
+    registers, and may be in the processor's caches."""
+    if type not in _TYPES or how.rounded or n_out % TOGETHER or n_out * row_bytes > _CACHED:
+        return False
+    return n_rows * TOGETHER <= _MOST_SUMS[has_feature("avx512f")]
+
+
+def multiply_groups(
+    type: str,
+    n_rows: int,
+    how: Arithmetic,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """The body of a program whose tasks are groups. Rows of x are one stretch of rows_with_llvm, or
+    less; the arguments are those of its programs."""
+    blocks, row_bytes, x, n_in, y, n_out = args
+    elements, n_bytes = sizes(type)
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as group:
+        start = blocks + group * row_bytes * TOGETHER
+        sums = [[code.variable(zero) for _ in range(TOGETHER)] for _ in range(n_rows)]
+        with code.loop(0, n_in // elements) as b:
+            rows = [x + (n_in * r + b * elements) * how.size for r in range(n_rows)]
+            blocks_here = [start + b * n_bytes + row_bytes * w for w in range(TOGETHER)]
+            for block in blocks_here:
+                # the same place of the next group: the processor would not guess it
+                for line in range(0, n_bytes, _LINE):
+                    code.prefetch(block + row_bytes * TOGETHER + line)
+            decoded = [operands(code, type, block, how) for block in blocks_here]
+            for i, weights in enumerate(zip(*decoded, strict=True)):
+                factors = [how.load(code, row + i * how.step * how.size) for row in rows]
+                for w, weight in enumerate(weights):
+                    for totals, factor in zip(sums, factors, strict=True):
+                        totals[w].set(how.add(code, totals[w].value, weight, factor))
+        for r, totals in enumerate(sums):
+            results = _sums([total.value for total in totals])
+            code.store(results, y + (n_out * r + group * TOGETHER) * 4)
+
+
+def _sums(vectors: Sequence[Value]) -> Value:
+    """The sum of each of TOGETHER vectors, in the order of `Code.sum`."""
+    while (half := vectors[0].type.count // 2) >= TOGETHER:
+        vectors = [x.part(0, half) + x.part(half, half) for x in vectors]
+    a, b, c, d = transposed(vectors)
+    # a stretch is added to 0, which leaves no negative one
+    return ((a + c) + (b + d)) + 0.0

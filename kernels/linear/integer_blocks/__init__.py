@@ -10,21 +10,21 @@ import functools
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+from torch.nn import functional
 
 from kernels.dispatch import pick
-from kernels.linear.integer_blocks import naive
-from kernels.linear.integer_blocks.parts import SPLITTERS
-
-__all__ = ["TYPES", "integer_linear"]
+from kernels.linear.integer_blocks.parts import SPLITTERS, IntegerBlockParts, split
+from kernels.linear.integer_blocks.rows_of_integers import (
+    LONG,
+    SHORT,
+    IntegerRows,
+    is_long,
+    quantise,
+)
 
 TYPES = tuple(SPLITTERS)
 """The types that have such a product."""
-
-_run = pick(
-    naive.integer_linear,
-    naive.integer_linear,
-    llvm_module="kernels.linear.integer_blocks.with_llvm",
-)
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -34,7 +34,7 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     x: f32 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole blocks of the
     GGML type named `type`. Returns f32 [..., out].
 
-    Integers add up exactly, and floats in one order (kernels.linear.integer_blocks.naive): a row
+    Integers add up exactly, and floats in one order (integer_linear_naive): a row
     has the same bits whatever rows stand beside it, on every number of threads and every processor.
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
@@ -51,3 +51,66 @@ def _check(type: str, n_in: int, n_bytes: int) -> None:
     n_blocks, rest = divmod(n_in, elements)
     if rest or n_bytes != n_blocks * block_bytes:
         raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
+
+
+def integer_linear_naive(x: Tensor, blocks: Tensor, type: str) -> Tensor:
+    """The reference of the integer products: exact integers, and one order of f32 operations.
+
+    Of every 256 neighbouring numbers of a row comes one number t, and a result is the sum of the t
+    in their order, from 0 on. With i the exact sum of integer products of a block, group scales
+    included, d the scales of the weight's block and of the row's multiplied, everything in f32:
+
+     * eight short blocks, those missing at the end of a row counting as 0: p = float(i) * d, with a
+       minimum fma(minimum, the row's sum, float(i) * d), and
+       t = ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7));
+     * one long block: t = float(i) * d, with minimums less float(m) * (minimum * the row's scale),
+       m the exact sum of group minimums times the row's integers.
+    """
+    n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]][1]
+    parts = split(blocks.unflatten(-1, (-1, n_bytes)), type)
+    rows = quantise(x.float().reshape(-1, x.shape[-1]), long=is_long(type))
+    terms = _long_terms(rows, parts) if is_long(type) else _short_terms(rows, parts)
+    y = torch.zeros(terms.shape[:-1], device=x.device)
+    for t in terms.unbind(-1):
+        y = y + t
+    return y.view(*x.shape[:-1], blocks.shape[0])
+
+
+def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
+    """Every t, f32 [n, out, stretches]."""
+    exact = _dots(rows.integers.unsqueeze(2), parts.integers.unsqueeze(2)).squeeze(-1)
+    p = exact.float() * (parts.scale * rows.scales.unsqueeze(1))
+    if parts.minimum is not None:
+        assert rows.sums is not None
+        # products of two f16 are exact in f64, and so is what rounding their sum once can see
+        more = parts.minimum.double() * rows.sums.unsqueeze(1).double()
+        p = (more + p.double()).float()
+    p = functional.pad(p, (0, -p.shape[-1] % (LONG // SHORT))).unflatten(-1, (-1, 8))
+    p0, p1, p2, p3, p4, p5, p6, p7 = p.unbind(-1)
+    return ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7))
+
+
+def _long_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
+    """Every t, f32 [n, out, blocks]."""
+    assert parts.group_scales is not None
+    n_groups = parts.group_scales.shape[-1]
+    groups = rows.integers.unflatten(-1, (n_groups, -1))
+    exact = _dots(groups, parts.integers.unflatten(-1, (n_groups, -1)))
+    scales = rows.scales.unsqueeze(1)
+    t = (exact * parts.group_scales).sum(-1).float() * (parts.scale * scales)
+    if parts.minimum is None or parts.group_minimums is None:
+        return t
+    sums = groups.sum(-1).unsqueeze(1)
+    less = (sums * parts.group_minimums).sum(-1).float()
+    return t - less * (parts.minimum * scales)
+
+
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """a int64 [n, blocks, groups, k], b int64 [out, blocks, groups, k] -> int64 [n, out, blocks,
+    groups], the sums over k, which f64 holds exactly."""
+    return torch.einsum("nbgk,obgk->nobg", a.double(), b.double()).long()
+
+
+_run = pick(
+    integer_linear_naive, integer_linear_naive, llvm="kernels.linear.integer_blocks.with_llvm"
+)

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
+from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
 from kernels.linear.integer_blocks.parts import IQ4_LEVELS, MXFP4_LEVELS
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import F16, I8, I16, I32
 
 BYTES = 32
 """Bytes in a vector for one stretch."""
-PER_STRETCH = 8
-"""Vectors of bytes, and short blocks, in a stretch."""
 
 I8X32, I16X16, I32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8)
 F32X8 = vector(F32, 8)

@@ -11,8 +11,8 @@ import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kernels.linear.integer_blocks.activations_with_llvm import STRETCH
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS, PER_STRETCH
+from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
+from kernels.linear.integer_blocks.integers_with_llvm import FORMS
 from kernels.linear.integer_blocks.rows_of_integers import MOST, is_long
 from kernels.llvm import Value
 

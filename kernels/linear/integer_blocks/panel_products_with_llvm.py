@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from kernels.linear.integer_blocks.integers_with_llvm import PER_STRETCH
+from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
 from kernels.linear.integer_blocks.panel_layout import HALVES, WORD, Panel
-from kernels.linear.integer_blocks.sums_with_llvm import add_byte_sums, byte_pair_sums, pair_sums
+from kernels.linear.integer_blocks.row_products_with_llvm import (
+    add_byte_sums,
+    byte_pair_sums,
+    pair_sums,
+)
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.code import Variable
 from kernels.llvm.values import I8, I16, I32

@@ -12,18 +12,25 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.linear.dequant.decode_with_llvm import sizes
-from kernels.linear.integer_blocks.activations_with_llvm import LINE, STRETCH, Layout, write_rows
-from kernels.linear.integer_blocks.integers_with_llvm import (
-    BYTES,
+from kernels.linear.decode_with_llvm import sizes
+from kernels.linear.integer_blocks.activations_with_llvm import (
+    LINE,
     PER_STRETCH,
-    long_blocks,
-    short_blocks,
+    STRETCH,
+    Layout,
+    write_rows,
 )
-from kernels.linear.integer_blocks.row_products_with_llvm import dot_products, lane_scales
-from kernels.linear.integer_blocks.row_vectors_with_llvm import RowVectors, halves, layout_for
+from kernels.linear.integer_blocks.integers_with_llvm import BYTES, long_blocks, short_blocks
+from kernels.linear.integer_blocks.row_products_with_llvm import (
+    RowVectors,
+    dot_products,
+    halves,
+    lane_scales,
+    layout_for,
+    pair_sums,
+    sums,
+)
 from kernels.linear.integer_blocks.rows_of_integers import GROUP
-from kernels.linear.integer_blocks.sums_with_llvm import pair_sums, sums
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8, I16, I64
 from kernels.processor import halves_512_bits, reads_ahead_into_second_cache, vnni_bits

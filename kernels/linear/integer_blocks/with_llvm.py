@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 
-from kernels.linear.integer_blocks.panels_with_llvm import multiply_panels
+from kernels.linear.decode_with_llvm import sizes
+from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
+from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel, panel
+from kernels.linear.integer_blocks.panel_products_with_llvm import (
+    Operands,
+    kept_bytes,
+    products,
+    write_starts,
+)
+from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
 from kernels.linear.integer_blocks.rows_with_llvm import ROWS, multiply_rows
+from kernels.llvm import F32, Code, Program, Value, vector
+from kernels.llvm.values import I8
+from kernels.processor import vnni_bits
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
@@ -18,3 +33,92 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
         multiply = multiply_rows if n_rows <= ROWS else multiply_panels
         multiply(rows, blocks, type, y.view(n_rows, n_out))
     return y
+
+
+# rows whose results stay in the cache while the stretches of a panel go by
+CACHED = 256
+
+
+def multiply_panels(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
+    """y f32 [n, out] = x f32 [n, in] times the weight; all contiguous."""
+    n_out, row_bytes = blocks.shape
+    n_rows, n_in = x.shape
+    threads, vnni = torch.get_num_threads(), vnni_bits()
+    how = panel(type, vnni=vnni)
+    packed = pack(x, how)
+    n_panels = -(-n_out // how.outputs)
+    program(type, vnni=vnni)(
+        blocks.data_ptr(),
+        row_bytes,
+        n_in,
+        packed.data_ptr(),
+        n_rows,
+        y.data_ptr(),
+        n_out,
+        tasks=n_panels,
+        chunk=max(1, n_panels // (8 * threads)),
+        threads=threads,
+    )
+
+
+@functools.cache
+def program(type: str, *, vnni: int) -> Program:
+    return Program(functools.partial(body, type, vnni), 7)
+
+
+def body(
+    type: str, vnni: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: blocks, bytes and numbers of a row, packed rows of x, how many, y, its width."""
+    blocks, row_bytes, n_in, packed, n_rows, y, n_out = args
+    how = panel(type, vnni=vnni)
+    n_stretches = (n_in + (STRETCH - 1)) // STRETCH
+    tall, line, vector_bytes = how.tall, how.line, how.vector_bytes
+    n_tiles, tiles = (n_rows + (tall - 1)) // tall, CACHED // tall
+    matrix = WeightRows(blocks, row_bytes, n_in // sizes(type)[0], n_out - 1)
+    weights, starts = code.stack(line * how.weight_words), code.stack(line * PER_STRETCH)
+    nothing, kept = code.constant(vector(F32, how.width), 0.0), code.stack(kept_bytes(how))
+    totals, zeros = code.stack(line * CACHED), _zeros(code, WORD * how.integers)
+    with code.loop(first, last) as task, code.loop(0, n_tiles, tiles) as start:
+        end = code.smaller(start + tiles, n_tiles)
+        with code.loop(0, (end - start) * (line * tall), vector_bytes) as at:
+            code.store(nothing, totals + at)
+        with code.loop(0, n_stretches) as stretch:
+            write_panel(code, type, how, matrix, task * how.outputs, stretch, weights)
+            if how.starts:
+                write_starts(code, how, Operands(how, weights, starts, zeros, 1))
+            with code.loop(start, end) as tile:
+                x = packed + (stretch * n_tiles + tile) * how.tile_bytes
+                to = totals + (tile - start) * (line * tall)
+                operands = Operands(how, weights, starts, x, tall)
+                for r, half, t in products(code, how, operands, kept):
+                    at = to + (line * r + vector_bytes * half)
+                    code.store(code.load(at, t.type) + t, at)
+        rows = code.smaller(end * tall, n_rows) - start * tall
+        column = task * how.outputs
+        to = y + (start * tall * n_out + column) * 4
+        _store(code, how, totals, rows, to, n_out, n_out - column)
+
+
+def _zeros(code: Code, n_bytes: int) -> Value:
+    """The address of so many bytes of integers of x that are 0."""
+    zeros = code.stack(n_bytes)
+    zero = code.constant(vector(I8, 32), BYTE_ZERO)
+    for at in range(0, n_bytes, zero.type.count):
+        code.store(zero, zeros + at)
+    return zeros
+
+
+def _store(
+    code: Code, panel: Panel, totals: Value, n_rows: Value, y: Value, n_out: Value, n_columns: Value
+) -> None:
+    """Rows of a panel's results to rows of y, as far as there are columns."""
+    results = vector(F32, panel.width)
+    with code.loop(0, n_rows) as row:
+        source, to = totals + row * panel.line, y + row * n_out * 4
+        with code.when(code.integer(panel.outputs - 1).less(n_columns)):
+            for half in HALVES:
+                at = panel.vector_bytes * half
+                code.store(code.load(source + at, results), to + at)
+        with code.when(n_columns.less(panel.outputs)), code.loop(0, n_columns) as i:
+            code.store(code.load(source + i * 4, F32), to + i * 4)

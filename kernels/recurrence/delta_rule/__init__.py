@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import F, pick
-from kernels.recurrence.delta_rule import log_with_torch, naive, with_torch
+from kernels.recurrence.delta_rule import naive, with_torch
 from kernels.recurrence.delta_rule.naive import DeltaLog
 
 __all__ = [
@@ -33,11 +33,11 @@ def _pick_invariant(with_torch: F) -> F:
 _run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
 _into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
 _slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON, _LLVM)
-_log = pick(naive.gated_delta_log, log_with_torch.gated_delta_log, _TRITON, _LLVM)
-_fold = pick(naive.fold, log_with_torch.fold, _TRITON, _LLVM)
+_log = pick(naive.gated_delta_log, with_torch.gated_delta_log, _TRITON, _LLVM)
+_fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
 _into_invariant = _pick_invariant(with_torch.gated_delta_into)
-_log_invariant = _pick_invariant(log_with_torch.gated_delta_log)
-_fold_invariant = _pick_invariant(log_with_torch.fold_invariant)
+_log_invariant = _pick_invariant(with_torch.gated_delta_log)
+_fold_invariant = _pick_invariant(with_torch.fold_invariant)
 
 
 def gated_delta_rule(

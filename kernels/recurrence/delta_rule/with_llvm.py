@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.recurrence.delta_rule import programs_with_llvm as programs
-from kernels.recurrence.delta_rule.block_with_llvm import Sides
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
+from kernels.recurrence.delta_rule.programs_with_llvm import Sides
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768

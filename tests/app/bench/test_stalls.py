@@ -69,7 +69,7 @@ def test_no_turn_works_for_all_tokens_while_more_arrive(window: MainWindow, qtbo
         qtbot.waitUntil(lambda: not left and all_shown())
         beat.stop()
     window.feed.stop()
-    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == run.n_rounds)
+    qtbot.waitUntil(lambda: window.plots.rollback.plot.n_rounds == run.n_rounds)
     assert len(beats) > 3
     most = max(after - before for before, after in pairwise(beats))
     assert most < MOST_CALLS

@@ -91,14 +91,14 @@ def test_what_was_measured_before_ctrl_c_is_told(
     [
         (["--against", "no/such/folder"], "There is no llama-bench in no/such/folder"),
         (["--against", ".", "--markdown", "--json"], "--markdown and --json are both given"),
-        (["--against", ".", "--device", "cuda"], "compares on the processor"),
+        (["--against", ".", "--device", "cuda"], "compared on the processor"),
         (["--against", ".", "-n", "0"], "-n 0 is not a number of tokens"),
         (["--against", ".", "--depth", "4000"], "more than the trained context of 4096"),
         (["--against", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
         (["--against", ".", "--out", "x"], "--out goes with the suite"),
         (["--against", ".", "--rollback", "all"], "--rollback goes with the suite"),
         (["--against", ".", "--splits"], "not allowed with"),
-        (["--pairs", "3", "--splits"], "--pairs and --depth go with --against"),
+        (["--pairs", "3", "--splits"], "--pairs and --depth go with against"),
     ],
 )
 def test_wrong_usage_of_against_is_one_line(cli: Cli, words: list[str], message: str) -> None:

@@ -109,7 +109,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
         (["--recording"], "No model is given"),
         (["--recording", "--demo", "--slots", "2"], "not allowed with"),
         (["--recording", "--demo", "--out", "x"], "--out goes with the suite"),
-        (["--recording", "--demo", "--no-cache-prompt"], "goes with --w1 only"),
+        (["--recording", "--demo", "--no-cache-prompt"], "goes with w1 only"),
         (["--recording", "--demo", "-n", "0"], "-n is 0 or below -1"),
         (["--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
         (["--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),

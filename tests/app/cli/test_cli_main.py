@@ -339,7 +339,7 @@ def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
     ("words", "message"),
     [
         (["fidelity", "no-such.gguf", "-n", "2147483647"], "-n is above 4096"),
-        (["bench", "no-such.gguf", "--repeat", "2147483647"], "--repeat is above 1000"),
+        (["bench", "no-such.gguf", "--repeat", "2147483647"], "2147483647 is above 1000"),
         (["bench", "--rollback", "ring", "--layers", "2147483647"], "--layers is above 1024"),
         (["bench", "--rollback", "ring", "--conv-dim", "2147483647"], "--conv-dim is above"),
     ],

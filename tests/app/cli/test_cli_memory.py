@@ -49,7 +49,7 @@ def test_json(capsys, tmp_path):
 def test_list_needs_no_model(capsys):
     assert main(["memory", "--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == sorted(path.stem for path in MEMORY_SCRIPTS.glob("*.memory"))
+    assert names == sorted(path.stem for path in MEMORY_SCRIPTS.glob("*.toml"))
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_listening_beyond_this_machine_is_warned_of(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--listen", "everywhere"], "is no address to listen at"),
+        (["--listen", "everywhere"], "is not an address to listen at"),
         (["--listen", "192.0.2.1:0"], "Nothing can listen at 192.0.2.1:0"),
         (["--listen", "0", "-p", "a"], "Prompts are given, and an address to listen at."),
     ],

@@ -209,8 +209,8 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),
         (["--demo", "--w1", "--repeat", 2], "--repeat cannot be combined with --w1"),
         (["--demo", "--w1", "--splits"], "not allowed with"),
-        (["--demo", "--no-cache-prompt"], "--cache-prompt goes with --w1 only"),
-        (["--demo", "--ctx-checkpoints", 3], "--ctx-checkpoints goes with --w1 only"),
+        (["--demo", "--no-cache-prompt"], "--cache-prompt goes with w1 only"),
+        (["--demo", "--ctx-checkpoints", 3], "--ctx-checkpoints goes with w1 only"),
         (["--demo", "--w1", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
         (
             ["--demo", "--w1", "--no-cache-prompt", "-cms", 1],

@@ -133,18 +133,30 @@ COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "bench, markdown": lambda w: [
         *("bench", w.model, "--prompts", w.named(".prompts"), *QUICK, "--markdown")
     ],
-    "bench, w1": lambda w: ["bench", w.model, "--w1", "--prompts", w.named(".prompts"), *QUICK],
+    "bench, w1": lambda w: ["bench", "w1", w.model, "--prompts", w.named(".prompts"), *QUICK],
     "bench, slots": lambda w: [
-        *("bench", w.model, "--slots", "1", "--prompts", w.named(".prompts"), *QUICK)
+        *("bench", "slots", w.model, "--slots", "1", "--prompts", w.named(".prompts"), *QUICK)
     ],
     "bench, recording": lambda w: [
-        *("bench", w.model, "--recording", "--repeat", 1, "--prompts", w.named(".prompts"), *QUICK)
+        *("bench", "recording", w.model, "--repeat", 1, "--prompts", w.named(".prompts"), *QUICK)
     ],
-    "bench, steps": lambda w: ["bench", w.model, "--steps", "1", "--repeat", 1, "--threads", 1],
-    "bench, splits": lambda w: ["bench", w.model, "--splits", "--repeat", 1, "--threads", 1],
-    "bench, against": lambda w: ["bench", w.model, "--against", w.named(".build")],
-    "bench, compare": lambda w: ["bench", "--compare", w.named(".a"), w.named(".b")],
-    "bench, write": lambda w: ["bench", "--write-random-model", w.named(".new"), "--size", "tiny"],
+    "bench, steps": lambda w: [
+        "bench",
+        "forward",
+        w.model,
+        "--steps",
+        "1",
+        "--repeat",
+        1,
+        "--threads",
+        1,
+    ],
+    "bench, splits": lambda w: [
+        *("bench", "forward", w.model, "--splits", "--repeat", 1, "--threads", 1)
+    ],
+    "bench, against": lambda w: ["bench", "against", w.model, "--llama-cpp", w.named(".build")],
+    "bench, compare": lambda w: ["bench", "compare", w.named(".a"), w.named(".b")],
+    "bench, write": lambda w: ["bench", "random-model", w.named(".new"), "--size", "tiny"],
     "sweep, list": lambda w: ["sweep", w.named(".toml"), "--out", w.named(".sweep"), "--list"],
     "sweep": lambda w: ["sweep", w.named(".toml"), "--out", w.named(".sweep")],
     "sweep, json": lambda w: ["sweep", w.named(".toml"), "--out", w.named(".sweep"), "--json"],

@@ -24,7 +24,7 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
         '{"prompt": "def add(a, b):", "category": "short"}\n'
         '{"prompt": "class Stack:\\n    def push(self, item):", "category": "long"}\n'
     )
-    words = ["--prompts", prompts, "-n", 12, "--pairs", 6, "--spec-type", "draft-mtp,suffix"]
+    words = ["--prompts", prompts, "-n", 6, "--pairs", 6, "--spec-type", "draft-mtp,suffix"]
     outcome = cli(
         "tune", "--demo", *words, "--json", file, "--out", out, "--report", page, "--threads", 1
     )

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import app
-from app.cli.output import json_text, print_line, print_texts, show_progress, tell
+from app.cli.output import (
+    end_text,
+    json_text,
+    print_line,
+    print_text,
+    print_texts,
+    show_progress,
+    tell,
+)
 from engine.terminal_text import TEXT, terminal_text
 from tests.support.hostile_words import HOSTILE, left_of
 
@@ -54,6 +62,22 @@ def test_colours_are_added_behind_the_filter(
     said = capsys.readouterr()
     assert said.out == "\x1b[31m\n" + "\x1b[1;32m\\x1b[31m\n\x1b[0m" + "\\x1b[31m\n" * 2
     assert said.err == "\r\x1b[K5 % \\x1b[2J"
+
+
+def test_a_message_is_not_glued_to_the_text_of_a_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    for words in ("text", "text\n"):
+        print_text(words)
+        tell("written")
+        tell("again")
+        end_text()
+        assert capsys.readouterr() == ("text\n\n", "draftscope: written\ndraftscope: again\n")
+    print_text("text")
+    end_text()
+    assert capsys.readouterr().out == "text\n\n"
 
 
 @given(st.recursive(st.text(st.characters(exclude_categories=["Cs"])), st.lists, max_leaves=5))

@@ -10,10 +10,11 @@ from importlib import import_module
 import pytest
 
 from app.cli.foreign_options import COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE
-from app.cli.parser import FIRST_OPTIONS, SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import FIRST_OPTIONS, KINDS, SUBCOMMANDS, module_of, new_parser
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]
+ALL_KINDS = tuple(f"{name} {kind}" for name, kinds in KINDS.items() for kind in kinds)
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -26,10 +27,10 @@ def options_of(name: str) -> set[str]:
     return set(parser_of(name)._option_string_actions)
 
 
-@pytest.mark.parametrize("name", [*SUBCOMMANDS, ""])
+@pytest.mark.parametrize("name", [*SUBCOMMANDS, *ALL_KINDS, ""])
 def test_the_whole_help_has_every_option(cli: Cli, name: str) -> None:
     parser = parser_of(name)
-    words = [name] if name else []
+    words = name.split()
     flag = "--help-all" if name in FIRST_OPTIONS else "--help"
     outcome = cli(*words, flag)
     assert outcome.status == 0
@@ -42,11 +43,25 @@ def test_the_whole_help_has_every_option(cli: Cli, name: str) -> None:
 def test_the_short_help_has_ten_options(cli: Cli, name: str) -> None:
     first = FIRST_OPTIONS[name].split()
     assert len(first) == 10 and set(first) <= options_of(name)
-    out = cli(name, "--help").out
+    out = cli(*name.split(), "--help").out
     listed = re.findall(r"^  (--?[\w-]+)", out.partition("All ")[0], re.MULTILINE)
     assert listed == first
     assert f"draftscope {name} --help-all" in out
-    assert len(out.splitlines()) < len(cli(name, "--help-all").out.splitlines()) / 1.6
+    full = cli(*name.split(), "--help-all").out
+    assert len(out.splitlines()) < len(full.splitlines()) / 1.6
+
+
+def test_old_options_of_bench_name_the_kind(cli: Cli) -> None:
+    outcome = cli("bench", "--rollback", "ring", "--layers", "2147483647")
+    assert outcome.err.splitlines()[0].endswith(
+        "is `bench rollback` now; the next version knows only that"
+    )
+    assert "bench rollback" not in cli("bench", "rollback", "--layers", "2147483647").err
+
+
+def test_kinds_of_bench_take_every_option_of_bench_together() -> None:
+    named = {"--w1", "--recording", "--against", "--compare", "--write-random-model"}
+    assert set().union(*map(options_of, ALL_KINDS)) - {"--llama-cpp"} == options_of("bench") - named
 
 
 def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:

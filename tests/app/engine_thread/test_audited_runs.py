@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import RunEnded, State, StateChanged
 from app.engine_thread.jobs import OpenRequest, RunFlags, RunRequest
 from app.engine_thread.opening import LocalEngine
 from app.engine_thread.worker import EngineWorker
 from app.trace_models.live_numbers import LiveNumbers
 from app.window.run_status import progress_text
+from engine.analysis.audit_text import audit_sentence
+from engine.audit import run_audit
 from engine.options import RunOptions
 from resources import DEMO_TARGET
 
@@ -40,7 +47,8 @@ def test_a_run_in_steps_does_not_pause_within_its_audit() -> None:
     flags.shown.set()
     events = played(flags, N)
     (ended,) = [event for event in events if isinstance(event, RunEnded)]
-    assert StateChanged(State.PAUSED) not in events
+    states = [event for event in events if isinstance(event, StateChanged)]
+    assert states[-2:] == [StateChanged(State.AUDITING), StateChanged(State.READY)]
     assert ended.run.facts["audit"]["verdict"] == "agrees"
     assert ended.run.facts["stops"] == ["limit"]
 
@@ -53,3 +61,51 @@ def test_the_status_says_that_a_run_is_audited() -> None:
     assert "plain decoding" not in progress_text(run, numbers)
     run.facts["audit"] = {"verdict": "going on"}
     assert "compared with plain decoding" in progress_text(run, numbers)
+
+
+@pytest.fixture
+def bridge(qtbot: QtBot) -> Iterator[Bridge]:
+    bridge = Bridge(LocalEngine())
+    bridge.open(DEMO_TARGET, compute="f32")
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=60_000)
+    yield bridge
+    assert bridge.close(60)
+
+
+def _endless(*_: object) -> Iterator[None]:
+    while True:
+        yield
+
+
+@pytest.fixture
+def audited(bridge: Bridge, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    """With a run that is audited without an end."""
+    monkeypatch.setattr(run_audit, "SHARE_OF_RUN", 1e6)
+    monkeypatch.setattr(run_audit.RunAudit, "_pass", _endless)
+    bridge.start(["def f"], RunOptions(n_predict=N))
+    qtbot.waitUntil(lambda: bridge.state is State.AUDITING, timeout=60_000)
+    return bridge
+
+
+def test_a_new_run_ends_an_audit_at_once(audited: Bridge, qtbot: QtBot) -> None:
+    first, states = audited.live, []
+    audited.state_changed.connect(states.append)
+    assert first is not None and audited.can_start and audited.has_run
+    audited.start(["import"], RunOptions(n_predict=4096), rounds=2)
+    qtbot.waitUntil(lambda: audited.state is State.PAUSED, timeout=60_000)
+    assert states == [State.READY, State.RUNNING, State.PAUSED]
+    second = audited.live
+    assert second is not None and second != first
+    assert first.ended and first.facts["stops"] == ["limit"]
+    assert audit_sentence(first.facts) == "Audit stopped"
+    assert audited.request_of(second) is not None
+    assert audit_sentence(second.facts).startswith("Not audited because")
+    audited.stop()
+    qtbot.waitUntil(lambda: audited.state is State.READY, timeout=60_000)
+
+
+def test_stop_ends_an_audit(audited: Bridge, qtbot: QtBot) -> None:
+    audited.stop()
+    qtbot.waitUntil(lambda: audited.state is State.READY, timeout=60_000)
+    assert audited.live is not None
+    assert audit_sentence(audited.live.facts) == "Audit stopped"

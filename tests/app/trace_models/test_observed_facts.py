@@ -41,7 +41,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
         "drafting: draft-mtp",
         "request: /completion, n_predict 9, seed 7",
         "prompt: def f",
-        "told: num_draft_tokens, token_id",
+        "reported: num_draft_tokens, token_id",
         "derived: rollback_path",
         f"not observed: {untold}",
     ]
@@ -71,7 +71,7 @@ def test_runs_of_two_traces_go_by_where_they_come_from() -> None:
 
 
 def test_a_slot_is_told_in_a_line() -> None:
-    assert slot_lines(None) == ["not observed: the server does not tell"]
+    assert slot_lines(None) == ["not observed: the server does not report"]
     slots = [
         {"id": 0, "is_processing": False},
         {"id": 1, "is_processing": True, "id_task": 5, "next_token": [{"n_decoded": 1200}]},

@@ -19,7 +19,7 @@ from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
 from tests.support.window_acts import enabled, messages, trigger, wait
 
-BEHIND = "info: Run 0 is paused behind this trace."
+BEHIND = "info: Run 0 is paused in the background."
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_window_says_so_and_leads_back(behind: MainWindow, qtbot: QtBot) -> 
     assert {"run.start", "run.stop"} <= enabled(behind)
     trigger(behind, "run.start")
     wait(qtbot, behind, State.RUNNING)
-    assert messages(behind) == ["info: Run 0 goes on behind this trace."]
+    assert messages(behind) == ["info: Run 0 goes on in the background."]
     trigger(behind, "run.pause")
     wait(qtbot, behind, State.PAUSED)
     (banner,) = behind.banners.banners

@@ -217,7 +217,7 @@ def test_a_script_plays_on_the_demo(
     window = make_window(Bridge())
     window.open_demo()
     wait(qtbot, window, State.READY)
-    window.control.open_scenario(read_script(MEMORY_SCRIPTS / "1-save-after-rollback.memory"))
+    window.control.open_scenario(read_script(MEMORY_SCRIPTS / "1-save-after-rollback.toml"))
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     qtbot.waitUntil(lambda: verdicts(window) == ["reference", "reference", "passed"])
@@ -246,8 +246,8 @@ def test_the_demo_compared_with_a_faulty_lane(
     area = window.tokens.areas[0]
     assert area._stream.run.run_id == 4, "the other views follow to the lane"
     assert area._stream.position(area._current) == faulty.first_pos
-    assert window.rollback.plot.cursor_line.value() == faulty.first_round
-    window.rollback.plot.clicked.emit(1.0, 0.5)
+    assert window.plots.rollback.plot.cursor_line.value() == faulty.first_round
+    window.plots.rollback.plot.clicked.emit(1.0, 0.5)
     assert window.divergence._pos == window.divergence._lanes.first_pos_of_round(4, 1)
 
     rows = window.divergence.tables.detail_model.rows

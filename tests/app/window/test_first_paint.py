@@ -35,9 +35,10 @@ window = MainWindow(Bridge(), Settings(), whole=False)
 def painted():
     heavy = [name for name in ("pyqtgraph", "torch", "gguf") if name in sys.modules]
     window.complete()
-    empty = [name for name in window.panels.plots.widgets if window.docks[name].widget() is None]
+    names = window.panels.plots.views
+    empty = [name for name in names if window.docks[name].widget() is None]
     buttons = [button.isVisible() for button in window.docks["rollback"].findChildren(TitleButton)]
-    print(json.dumps([heavy, empty, "pyqtgraph" in sys.modules, buttons]))
+    print(json.dumps([heavy, list(names), empty, "pyqtgraph" in sys.modules, buttons]))
     window.close()
 FirstPaint(window).done.connect(painted)
 window.show()
@@ -85,7 +86,7 @@ def test_the_first_painting_waits_for_no_plot(tmp_path: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert json.loads(done.stdout) == [[], [], True, [True]]
+    assert json.loads(done.stdout) == [[], ["rollback", "ring"], [], True, [True]]
 
 
 def places(window: MainWindow) -> dict[str, QRect]:

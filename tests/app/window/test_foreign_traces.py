@@ -70,7 +70,7 @@ def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:
             dock.raise_()
             QApplication.processEvents()
             dock.widget().grab()
-        for plot in (window.panels.plots.rollback, window.panels.plots.ring):
+        for plot in (window.panels.plots.rollback, window.panels.plots["ring"]):
             plot.plot.show_all()
             for unit in ("token", "time", "round"):
                 plot.plot.set_unit(unit)

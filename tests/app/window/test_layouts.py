@@ -156,7 +156,7 @@ def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
         assert len(empty) == 1, name
         if name != "conversation":  # the field below fills it
             assert empty[0].findChildren(QPushButton), name
-    start = window.rollback.findChildren(EmptyState)[0].findChildren(QPushButton)
+    start = window.plots.rollback.findChildren(EmptyState)[0].findChildren(QPushButton)
     assert [(b.text(), b.isEnabled()) for b in start] == [("Run", False), ("Open Demo", True)]
     window.actions_by_id["run.start"].setEnabled(True)
     assert start[0].isEnabled()
@@ -219,7 +219,7 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
     export_csv(store, tmp_path / "trace")
     window.sessions.open(tmp_path / "trace")
     qtbot.waitUntil(lambda: window.feed.run is not None)
-    tune = window.plots.whole["tune"]
+    tune = window.plots["tune"]
     window.docks.reveal("tune")
     qtbot.waitUntil(lambda: tune.has_rounds)
     end = RunEnd("It came to its limit of 128 tokens.", ("128 tokens",), None, False, STEP)

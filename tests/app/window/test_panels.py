@@ -30,7 +30,7 @@ _LEAST = 60
 def in_sight(dock: QDockWidget) -> bool:
     """Whether the dock's content can be seen: a tab behind another is open, but nobody sees it."""
     view, window = dock.widget(), dock.window()
-    if not dock.isVisible() or view.width() < _LEAST or view.height() < _LEAST // 2:
+    if view is None or not dock.isVisible() or view.width() < _LEAST or view.height() < _LEAST // 2:
         return False
     there = window.childAt(view.mapTo(window, view.rect().center()))
     return there is view or view.isAncestorOf(there)

@@ -36,29 +36,29 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     window.actions_by_id["view.layout_plots"].trigger()
     store, _, run_id = timed_trace(60)
     window.feed.show_run(RunRef(store, run_id))
-    views = [window.plots.views[name] for name in STACK if name != "ring"]  # it has no slots here
-    last = window.plots.views["kv"]
+    views = [window.plots[name] for name in STACK if name != "ring"]  # it has no slots here
+    last = window.plots["kv"]
     qtbot.waitUntil(lambda: [v.plot.has_axis for v in views] == [v is last for v in views])
     QApplication.processEvents()
     assert window.size().toTuple() == size, "the stack fits"
     assert len({edges(view) for view in views}) == 1
-    assert not window.plots.views["acceptance"].rates.isVisible()
+    assert not window.plots["acceptance"].rates.isVisible()
     legend = last.legend
     assert legend.heightForWidth(legend.width()) <= last.height()
 
-    shown = picture(window.plots.views["timing"], load_theme("light"), window.theme)
-    page = window.plots.views["timing"].page
+    shown = picture(window.plots["timing"], load_theme("light"), window.theme)
+    page = window.plots["timing"].page
     assert shown.height() > 2 * page.height(), "a caption stands above it"
-    assert not window.plots.views["timing"].plot.has_axis, "as before"
+    assert not window.plots["timing"].plot.has_axis, "as before"
     window.actions_by_id["view.layout_stream"].trigger()
     window.docks["acceptance"].raise_()
     window.resize(1600, 1000)
-    qtbot.waitUntil(lambda: window.plots.views["acceptance"].plot.has_axis)
+    qtbot.waitUntil(lambda: window.plots["acceptance"].plot.has_axis)
 
 
 def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindow) -> None:
     store, _, run_id = timed_trace(20)
-    plot = window.rollback.plot
+    plot = window.plots.rollback.plot
     run = RunRef(store, run_id)
     store.runs[run_id]["stops"] = ["length"]
     window.feed.show_run(run)
@@ -86,7 +86,7 @@ def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
     options = {"rollback": "ring", "spec": {"types": ["draft-mtp"], "n_max": 3}}
     model = {"name": "tiny.gguf"}
     run_id = store.begin_run({"model": model, "options": options, "n_ctx": 512})
-    view = window.plots.views["timing"]
+    view = window.plots["timing"]
     caption = PlotCaption(view.page, RunRef(store, run_id))
     assert caption.title == "Time per round"
     assert caption.lines[0] == f"tiny · run {run_id} · draft-mtp · ring"

@@ -11,11 +11,8 @@ from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
 from app.panels.findings.finding_rows import FindingTable
-from app.panels.plots.acceptance_view import AcceptanceView
-from app.panels.plots.timing_view import TimingView
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
-from app.panels.what_if.what_if_view import WhatIfView
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.observed_facts import observed_text
 from app.window.window import MainWindow
@@ -75,7 +72,7 @@ def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow)
         ]
         for i in range(len(table(opened).rows))
     }
-    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not told"]
+    assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not reported"]
     assert cells["sglang · sglang-generate.json"] == ["29", "0.444", NOT_OBSERVED, "stop"]
     assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50", "eosFound"]
     assert cells["vllm · vllm-metrics.prom"][0] == NOT_OBSERVED
@@ -92,9 +89,9 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert NOT_OBSERVED in chips(opened)["path"]
     plots = opened.panels.plots
     assert plots.rollback.empty.words[0] == "Not observed"
-    assert "sglang does not tell" in plots.rollback.empty.words[1]
+    assert "sglang does not report" in plots.rollback.empty.words[1]
     assert not plots.rollback.has_rounds
-    (acceptance,) = opened.findChildren(AcceptanceView)
+    acceptance = plots["acceptance"]
     assert acceptance.has_rounds
     dock = opened.findChild(QDockWidget, "dock.acceptance")
     dock.show()
@@ -105,9 +102,8 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
-    assert tokens.currentWidget().words == ("Not observed", "sglang does not tell the tokens.")
-    (what_if,) = opened.findChildren(WhatIfView)
-    assert what_if.empty.words[0] == "Not observed"
+    assert tokens.currentWidget().words == ("Not observed", "sglang does not report the tokens.")
+    assert plots["what_if"].empty.words[0] == "Not observed"
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]
@@ -117,13 +113,13 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
     show(opened, qtbot, "vllm-detailed-stream.json")
     assert opened.panels.plots.rollback.has_rounds
     assert len(opened.panels.tokens.areas) == 1
-    (timing,) = opened.findChildren(TimingView)
+    timing = opened.panels.plots["timing"]
     assert not timing.has_rounds
-    assert timing.empty.words[1] == "vllm does not tell how long its rounds took."
+    assert timing.empty.words[1] == "vllm does not report how long its rounds took."
     (other,) = (row.run for row in table(opened).rows if "sglang-openai" in row.title)
     opened.panels.runs.overlay_asked.emit(other)
     qtbot.waitUntil(lambda: table(opened).overlaid == other)
-    opened.findChildren(AcceptanceView)[0].grab()
+    opened.panels.plots["acceptance"].grab()
 
 
 def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot) -> None:
@@ -140,4 +136,4 @@ def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) ->
     assert "source: vllm, read from a file, vllm-summary.json" in brief
     assert "kept, but not used: body.choices, body.created" in brief
     assert "not observed: rollback path" in brief and "token ids" in brief.splitlines()[-2]
-    assert "token ids" not in detailed and "told: num_draft_tokens" in detailed
+    assert "token ids" not in detailed and "reported: num_draft_tokens" in detailed

@@ -132,6 +132,43 @@ def test_how_far_a_run_is() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("audit", "said"),
+    [
+        (
+            {"verdict": "agrees", "n_tokens": 40, "n_text": 40, "n_rounds_sampled": 24},
+            "Audit: text and 24 rounds equal to plain decoding",
+        ),
+        (
+            {"verdict": "agrees", "n_tokens": 8, "n_text": 1200, "n_rounds_sampled": 1},
+            "Audit: 8 of 1,200 tokens and 1 round equal to plain decoding",
+        ),
+        (
+            {"verdict": "differs", "wrong": [{"round": 12}], "sampler": [{"round": 14}]},
+            "Audit: wrong from round 12",
+        ),
+        ({"verdict": "stopped", "not_judged": ["The audit was stopped."]}, "Audit stopped"),
+        (
+            {"verdict": "not audited", "not_judged": ["it has no limit of tokens"]},
+            "Not audited because it has no limit of tokens",
+        ),
+        (["damaged"], ""),
+    ],
+)
+def test_the_card_says_what_the_audit_has_shown(audit: Any, said: str, qtbot: QtBot) -> None:
+    end = run_end(ended(["limit"], audit=audit), None)
+    assert end is not None
+    card = EndCard()
+    qtbot.addWidget(card)
+    card.resize(800, 200)
+    card.show_end(end, can_measure=False, can_compare=True)
+    assert card.isVisible() and card.audit.isVisible() == bool(said)
+    assert card.audit.text() == said
+    assert said in card.accessibleName() and said in card.reason.toolTip()
+    card.set_low(True)
+    assert not card.audit.isVisible()
+
+
 def test_one_click_measures_plain_and_comes_back(
     loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
 ) -> None:

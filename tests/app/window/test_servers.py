@@ -299,7 +299,7 @@ def test_stop_ends_the_request_at_the_server_and_keeps_what_arrived(
     [
         ("cut", lambda p: Reply(cut(p, 40)), 5, "before the answer was complete"),
         ("error inside", lambda p: Reply(server_error(p, 40, "out of memory")), 5, "out of memory"),
-        ("html", lambda p: WEB_PAGE, 0, "no llama-server"),
+        ("html", lambda p: WEB_PAGE, 0, "not a llama-server"),
         ("500", lambda p: error_reply(500, "it broke"), 0, "it broke"),
         (
             "too long",

@@ -100,7 +100,7 @@ def test_clicking_a_token_moves_every_view(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     moved: list[object] = []
-    monkeypatch.setattr(loaded.ring, "set_cursor", moved.append)
+    monkeypatch.setattr(loaded.plots["ring"], "set_cursor", moved.append)
     area = loaded.tokens.areas[0]
     qtbot.mouseClick(area.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 15))
     assert moved

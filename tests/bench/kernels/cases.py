@@ -9,29 +9,35 @@ from itertools import product
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels import attention, moe, norm, rope
 from kernels.attention import attend
-from kernels.attention import naive as attention_law
 from kernels.dispatch import uses_llvm
 from kernels.linear import MODES, integer_blocks, linear, pack
+from kernels.linear import block_linear as blocks_op
 from kernels.linear import naive as linear_law
 from kernels.linear.block_linear import TYPES, block_linear
-from kernels.linear.block_linear import naive as block_law
-from kernels.linear.integer_blocks import naive as integer_law
 from kernels.linear.integers import weight_levels
 from kernels.moe import experts, pack_experts, route
-from kernels.moe import naive as moe_law
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
-from kernels.norm import naive as norm_law
 from kernels.pointwise import delta_gates, swiglu
 from kernels.pointwise import naive as pointwise_law
+from kernels.recurrence import conv
 from kernels.recurrence.conv import causal_conv
-from kernels.recurrence.conv import naive as conv_law
 from kernels.rope import apply_rope, rope_table
-from kernels.rope import naive as rope_law
 from tests.bench.kernels import delta_cases, ssd_cases
 from tests.bench.kernels import sizes as count
 from tests.bench.kernels.measure import KernelCase
 from tests.bench.kernels.sizes import Sizes
+from tests.support.implementations import Implementation
+
+moe_law = Implementation(moe, "naive")
+integer_law = Implementation(integer_blocks, "naive")
+block_law = Implementation(blocks_op, "naive")
+attention_law = Implementation(attention, "naive")
+
+conv_law = Implementation(conv, "naive")
+rope_law = Implementation(rope, "naive")
+norm_law = Implementation(norm, "naive")
 
 # numbers in a block of a K-quant
 LARGEST_BLOCK = 256

@@ -127,7 +127,9 @@ def _bring_to(state: str, window: MainWindow) -> None:
         window.actions_by_id["go.first_divergence"].trigger()
     elif state == "running":
         window.actions_by_id["run.start"].trigger()
-        wait_until(lambda: bridge.store.size() > 0 and window.rollback.plot.n_rounds == _RUN_ROUNDS)
+        wait_until(
+            lambda: bridge.store.size() > 0 and window.plots.rollback.plot.n_rounds == _RUN_ROUNDS
+        )
     else:
         bridge.start(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat())
         wait_until(lambda: bridge.state is State.PAUSED)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.analysis.audit_text import audit_text
+from engine.analysis.audit_text import audit_sentence, audit_text
 from engine.analysis.findings.check import Finding, find, recorded, with_consequences
-from engine.audit.run_audit import audit_of
+from engine.audit.run_audit import audit_of, note_why_not
 from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance
@@ -79,6 +79,9 @@ def test_a_clean_run_agrees(options: RunOptions) -> None:
     assert found["not_judged"] == []
     assert found["n_tokens"] == 24
     assert found["logits_error"] < 1e-8
+    n_rounds = found["n_rounds_sampled"]
+    said = f"Audit: text and {n_rounds} rounds equal to plain decoding"
+    assert audit_sentence(run.trace.runs[0]) == said
 
 
 def test_auditing_changes_no_row() -> None:
@@ -106,8 +109,10 @@ def test_a_wrong_memory_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     policy, rule = STATES[name]
     mutate(monkeypatch, next(one for one in MUTATIONS if one.name == name))
     run = audited(drafting(rollback=policy))
-    assert [one.rule for one in causes(run)] == [rule]
+    (cause,) = causes(run)
+    assert cause.rule == rule
     assert result(run)["verdict"] == "differs"
+    assert audit_sentence(run.trace.runs[0]) == f"Audit: wrong from round {cause.round}"
 
 
 def _sees_the_next_token(original: Any) -> Any:
@@ -228,7 +233,8 @@ def test_a_stopped_audit_says_so() -> None:
     while result_verdict(run) != "going on":
         run.step()
     run.stop()
-    assert result(run)["verdict"] == "not judged"
+    assert result(run)["verdict"] == "stopped"
+    assert audit_sentence(run.trace.runs[0]) == "Audit stopped"
     assert result(run)["not_judged"] == ["The audit was stopped."]
     assert run.trace.runs[0]["stops"] == ["limit"]
 
@@ -256,6 +262,7 @@ def test_a_damaged_result_accuses_nobody() -> None:
         run.trace.runs[0]["audit"] = damaged
         assert not [one for one in find(run.trace) if one.severity == "error"]
         assert list(audit_text(run.trace.runs[0])) is not None
+        assert "wrong" not in audit_sentence(run.trace.runs[0])
 
 
 def test_tokens_are_not_drawn_again_where_rounding_is_coarse() -> None:
@@ -271,6 +278,22 @@ def test_by_default_only_short_runs_are_audited() -> None:
     assert not audit_of(opened, prompts, drafting(8), asked=None)
     assert not audit_of(opened, prompts, drafting(4096), asked=None)
     assert not audit_of(opened, prompts, drafting(24), asked=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "why"),
+    [
+        (24, ""),
+        (8, "Not audited because its prompt is longer than its text may become"),
+        (4096, "Not audited because it may have more than 2,048 tokens"),
+        (-1, "Not audited because it has no limit of tokens"),
+    ],
+)
+def test_why_a_run_is_not_audited_is_noted(n: int, why: str) -> None:
+    facts: dict[str, Any] = {}
+    note_why_not(facts, [Prompt(prompt_of(MODEL).tokens[:14])], drafting(n))
+    assert audit_sentence(facts) == why
+    assert list(audit_text(facts)) == ([why] if why else [])
 
 
 def test_a_run_after_a_cached_one_is_audited_from_its_beginning() -> None:

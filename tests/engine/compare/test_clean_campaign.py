@@ -1,15 +1,23 @@
-"""A few of the random clean comparisons that tests.support.clean_campaign plays by the hundred."""
+"""A few of the random clean comparisons and audited runs that tests.support.clean_campaign plays by
+the hundred."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tests.support.clean_campaign import MODES, play
+from tests.support.clean_campaign import play
+from tests.support.clean_settings import MODES
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_clean_lane_is_accused(mode: str) -> None:
-    game = play(np.random.default_rng((1, 0)), [mode])
-    assert len(game.verdicts) >= 4
+    game = play(MODES.index(mode), 1, "comparisons", [mode])
+    assert len(game.verdicts) >= 3
+    assert game.accused == [], game.what
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_clean_run_is_accused(mode: str) -> None:
+    game = play(5 * MODES.index(mode), 1, "runs", [mode])
+    assert game.facts
     assert game.accused == [], game.what

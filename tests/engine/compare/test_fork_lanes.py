@@ -51,6 +51,16 @@ def test_clean_lanes_with_forks_are_within_the_noise(
     assert errors == set()
 
 
+def test_a_pool_of_cells_alone_may_have_no_copies_to_undo() -> None:
+    """Copies are made anew in some of the rounds; in others nothing can be undone as a whole."""
+    name, lane = "qwen3-f-f32", "replay,kv=unified,forks"
+    options = options_of(20, n_max=3, ignore_eos=True)
+    prompts = [Prompt(prompt_of(name).tokens[:8])]
+    comparison = finish(Comparison(session(name), prompts, options, specs(lane), draft_accept=[0]))
+    assert verdicts(comparison)[lane].verdict in ("within", "exact")
+    assert not [f for f in recorded(comparison.trace) if f.severity == "error"]
+
+
 def test_every_position_has_one_row_in_order() -> None:
     comparison = compared(specs(FORKS, "carry"), 2)
     forked, plain = (differences_of(comparison, lane) for lane in (FORKS, "carry"))

@@ -17,9 +17,12 @@ from engine.compare.memory_script import (
     PositionRange,
     SequenceOperation,
 )
-from engine.compare.memory_script_parser import parse_script, read_script
+from engine.compare.memory_script_parser import memory_scripts, parse_script, read_script
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES
+from resources import MEMORY_SCRIPTS
+
+OLD_FILES = Path(__file__).resolve().parents[2] / "data" / "memory_scripts"
 
 
 def actions(text: str) -> list[object]:
@@ -159,7 +162,7 @@ def test_a_bad_line_is_named(text: str, message: str) -> None:
     assert caught.value.message.startswith("s.memory, line ")
     assert 1 <= int(caught.value.message.split()[2].rstrip(":")) <= n_lines
     assert message in caught.value.message
-    assert "draftscope memory --help" in caught.value.remedy
+    assert "draftscope memory --help-all" in caught.value.remedy
 
 
 def test_files(tmp_path: Path) -> None:
@@ -177,6 +180,50 @@ def test_files(tmp_path: Path) -> None:
         read_script(path)
     path.write_text("context A\n")
     assert read_script(path).name == "x"
+
+
+def test_files_of_earlier_versions_say_the_same_as_the_bundled_ones() -> None:
+    """The bundled scripts as they were before they became TOML."""
+    bundled = memory_scripts(MEMORY_SCRIPTS)
+    assert len(bundled) == 12
+    for new in bundled:
+        old = read_script(OLD_FILES / f"{new.name}.memory")
+        for name in ("name", "title", "about", "policies"):
+            assert getattr(new, name) == getattr(old, name)
+        same = [(one.text, one.policies, one.action) for one in old.statements]
+        assert [(one.text, one.policies, one.action) for one in new.statements] == same
+
+
+def test_lines_are_those_of_the_file() -> None:
+    for script in memory_scripts(MEMORY_SCRIPTS):
+        text = (MEMORY_SCRIPTS / f"{script.name}.toml").read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for one in script.statements:
+            assert lines[one.line - 1].startswith(one.text)
+        ended = parse_script("s", "s.toml", text.replace("\n", "\r\n")).statements
+        assert [one.line for one in ended] == [one.line for one in script.statements]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = 'x'\nsteps = 3", "s.toml: steps is 3, which is no str"),
+        ("title = 'x'\nsteps = 'context A'", "s.toml: steps is no text between ''' and '''"),
+        ("steps = '''context A'''", "is incomplete"),
+        ("title = 'x'\n\nsteps = '''\ncontext A\njump A'''", "s.toml, line 5: 'jump'"),
+        ("title = 'x'\nsteps = '''jump A'''", "s.toml, line 2: there is no context 'A'"),
+        ("title = 'x'\nsteps = '''\ntitle A'''", "line 3: title is a key of the file"),
+        ("title = 'x'\nsteps = '''\n# none\n'''", "s.toml does nothing"),
+        ("title = 'x'\npolicies = ['fire']\nsteps = ''''''", "policies is wrong: 'fire'"),
+        ("title = 'x'\npolicies = []\nsteps = ''''''", "no policy is named"),
+        ("title = 'x'\nlanes = []\nsteps = ''''''", "lanes is unknown; known are title, steps"),
+        ("title = 'x'\ntitle x", "not valid TOML (Expected '=' after a key in a key/value pair"),
+    ],
+)
+def test_a_bad_key_or_line_of_toml_is_named(text: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_script("s", "s.toml", text)
+    assert message in caught.value.message and caught.value.remedy
 
 
 TEXT = (

@@ -14,9 +14,12 @@ from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
 from engine.model.parts import CellRow, CellSize
 from engine.model.rope import RopeConfig
+from kernels import attention
 from kernels.attention import attend
-from kernels.attention import naive as naive_attention
 from kernels.rope import apply_rope, rope_table
+from tests.support.implementations import Implementation
+
+naive_attention = Implementation(attention, "naive")
 
 CPU = torch.device("cpu")
 LAYERS = {0: CellSize(2, 4, 4)}

@@ -66,9 +66,9 @@ def wrong(played: MemoryPlay) -> list[str]:
 
 def changed(name: str, old: str, new: str) -> MemoryScript:
     """A bundled script with another setting in every context."""
-    text = (MEMORY_SCRIPTS / f"{name}.memory").read_text(encoding="utf-8")
+    text = (MEMORY_SCRIPTS / f"{name}.toml").read_text(encoding="utf-8")
     assert old in text
-    return parse_script(name, name, text.replace(old, new))
+    return parse_script(name, f"{name}.toml", text.replace(old, new))
 
 
 def test_every_script_is_there() -> None:
@@ -94,8 +94,8 @@ def test_scenario_in_a_pool_of_cells(name: str, policy: str) -> None:
 @pytest.mark.parametrize("policy", ROLLING)
 def test_scenario_with_bits_that_no_batch_changes(policy: str) -> None:
     """Then even what differs in the shape of batches is equal bit by bit."""
-    text = (MEMORY_SCRIPTS / "4-independence.memory").read_text(encoding="utf-8")
-    script = parse_script("4", "4", text.replace("nmse<=1e-4", "exact"))
+    text = (MEMORY_SCRIPTS / "4-independence.toml").read_text(encoding="utf-8")
+    script = parse_script("4", "4.toml", text.replace("nmse<=1e-4", "exact"))
     assert wrong(play(MODELS[0], script, policy, batch_invariant=True)) == []
 
 

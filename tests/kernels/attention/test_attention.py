@@ -10,8 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import naive, steps_with_llvm, with_llvm, with_torch
+from kernels import attention
+from kernels.attention import steps_with_llvm, with_llvm
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_torch = implementations(attention, "naive", "with_torch")
 
 F32 = 1e-11
 # heads, key/value heads, head dim

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from kernels.attention import block_choice as op
-from kernels.attention.block_choice import Indexer, naive, with_llvm, with_torch
+from kernels.attention.block_choice import Indexer
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 FAST = pytest.mark.parametrize(
     "run",

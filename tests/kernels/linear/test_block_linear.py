@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from kernels.linear import block_linear as op
-from kernels.linear.block_linear import naive, with_llvm, with_torch
-from kernels.linear.block_linear.operands_with_llvm import Arithmetic
-from kernels.linear.block_linear.row_groups_with_llvm import takes_groups
-from kernels.linear.block_linear.terms_with_llvm import has_terms
+from kernels.linear.block_linear import with_llvm
+from kernels.linear.block_linear.operands_with_llvm import Arithmetic, has_terms
+from kernels.linear.block_linear.rows_with_llvm import takes_groups
 from kernels.processor import has_feature
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
 from tests.support.random_blocks import random_blocks
+
+naive, with_torch = implementations(op, "naive", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "run",

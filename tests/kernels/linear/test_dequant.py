@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.linear.dequant import dequantise, naive, with_torch
+from kernels.linear import dequant
+from kernels.linear.dequant import dequantise
 
 COMMON = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 COMMON += ["Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
@@ -61,7 +62,7 @@ def assert_same_bits(found: torch.Tensor, expected: np.ndarray) -> None:
 
 
 def test_the_types_are_those_of_gguf_py() -> None:
-    assert set(with_torch.DECODERS) == set(COMMON)
+    assert set(dequant.DECODERS) == set(COMMON)
     every = {type_.name for type_ in gguf.GGMLQuantizationType}
     assert every == {*COMMON, *OTHERS, *WITHOUT_DECODER}
 
@@ -69,7 +70,7 @@ def test_the_types_are_those_of_gguf_py() -> None:
 @pytest.mark.parametrize("type_name", COMMON)
 @pytest.mark.parametrize("n_more", [0, 1, 3])
 def test_random_blocks_over_several_slices(type_name: str, n_more: int) -> None:
-    n = 2 * with_torch.SLICE_ELEMENTS + n_more * block_of(type_name)[0]
+    n = 2 * dequant.SLICE_ELEMENTS + n_more * block_of(type_name)[0]
     raw = random_bytes(type_name, n, seed=n_more)
     assert_same_bits(dequantise(torch.from_numpy(raw), type_name, n), law(raw, type_name))
 
@@ -105,7 +106,7 @@ def test_scales_at_the_edges_of_float16(type_name: str, scale: int) -> None:
 
 @pytest.mark.parametrize("type_name", OTHERS)
 def test_other_types_over_several_slices(type_name: str) -> None:
-    n = with_torch.SLICE_ELEMENTS + 256
+    n = dequant.SLICE_ELEMENTS + 256
     raw = random_bytes(type_name, n)
     assert_same_bits(dequantise(torch.from_numpy(raw), type_name, n), law(raw, type_name))
 
@@ -115,7 +116,7 @@ def test_the_naive_decoders_agree(type_name: str) -> None:
     block, n_bytes = block_of(type_name)
     raw = random_bytes(type_name, 8 * block)
     out = torch.empty(8, block)
-    naive.decoder(type_name)(torch.from_numpy(raw).view(8, n_bytes), out)
+    dequant.naive_decoder(type_name)(torch.from_numpy(raw).view(8, n_bytes), out)
     assert_same_bits(out.flatten(), law(raw, type_name))
 
 
@@ -180,8 +181,8 @@ JOINS = (torch.ops.aten.cat, torch.ops.aten.stack)
 @pytest.mark.parametrize("type_name", COMMON)
 def test_no_operation_is_large_enough_for_several_threads(type_name: str) -> None:
     block, n_bytes = block_of(type_name)
-    n = with_torch.SLICE_ELEMENTS // block
+    n = dequant.SLICE_ELEMENTS // block
     blocks, out = torch.zeros(n, n_bytes, dtype=torch.uint8), torch.zeros(n, block)
     with LargestOperation() as largest:
-        with_torch.DECODERS[type_name](blocks, out)
-    assert 0 < largest.n_elements <= with_torch.GRAIN
+        dequant.DECODERS[type_name](blocks, out)
+    assert 0 < largest.n_elements <= dequant.GRAIN

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kernels.linear import head_linear as op
-from kernels.linear.head_linear import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 FAST = pytest.mark.parametrize(
     "run",
     [
         op.head_linear,
         with_torch.head_linear,
-        with_torch.head_linear_invariant,
+        partial(with_torch.head_linear, invariant=True),
         with_llvm.head_linear,
     ],
     ids=["op", "torch", "invariant", "llvm"],
@@ -40,7 +44,9 @@ def test_the_law_by_hand():
 
 
 @pytest.mark.parametrize(
-    "run", [with_torch.head_linear_invariant, with_llvm.head_linear], ids=["torch", "llvm"]
+    "run",
+    [partial(with_torch.head_linear, invariant=True), with_llvm.head_linear],
+    ids=["torch", "llvm"],
 )
 def test_bits_do_not_depend_on_neighbours(run):
     x, weight = torch.randn(2, 9, 4, 20), torch.randn(4, 20, 24)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from kernels.linear import integer_blocks as op
-from kernels.linear.integer_blocks import naive
 from kernels.linear.integer_blocks.parts import split
 from kernels.linear.integer_blocks.rows_of_integers import LONG, SHORT, is_long, quantise
 from tests.support.closeness import nmse
+from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks
+
+naive = Implementation(op, "naive")
 
 TYPES = pytest.mark.parametrize("type_name", op.TYPES)
 

@@ -7,15 +7,20 @@ import functools
 import pytest
 import torch
 
-from kernels.linear.integer_blocks import TYPES, naive, panel_products_with_llvm, panels_with_llvm
+from kernels.linear import integer_blocks
+from kernels.linear.integer_blocks import TYPES, panel_products_with_llvm
+from kernels.linear.integer_blocks import with_llvm as panels_with_llvm
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS
 from kernels.linear.integer_blocks.panel_layout import panel
-from kernels.linear.integer_blocks.panels_with_llvm import CACHED, multiply_panels
 from kernels.linear.integer_blocks.rows_of_integers import is_long
+from kernels.linear.integer_blocks.with_llvm import CACHED, multiply_panels
 from kernels.processor import has_feature, vnni_bits
 from tests.support.byte_sums import added_fours
+from tests.support.implementations import Implementation
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
+
+naive = Implementation(integer_blocks, "naive")
 
 HERE = panel("Q4_0", vnni=vnni_bits())
 OUTPUTS, TALL = HERE.outputs, HERE.tall

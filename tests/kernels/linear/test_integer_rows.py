@@ -7,19 +7,17 @@ import functools
 import pytest
 import torch
 
-from kernels.linear.integer_blocks import (
-    TYPES,
-    naive,
-    row_products_with_llvm,
-    rows_with_llvm,
-    with_llvm,
-)
+from kernels.linear import integer_blocks
+from kernels.linear.integer_blocks import TYPES, row_products_with_llvm, rows_with_llvm, with_llvm
 from kernels.linear.integer_blocks.rows_of_integers import is_long
 from kernels.linear.integer_blocks.rows_with_llvm import write
 from kernels.processor import has_feature
 from tests.support.byte_sums import added_fours
+from tests.support.implementations import Implementation
 from tests.support.llvm_assembly import assembly
 from tests.support.random_blocks import random_blocks
+
+naive = Implementation(integer_blocks, "naive")
 
 REGISTER = {256: "ymm", 512: "zmm"}
 

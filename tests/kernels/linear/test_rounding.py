@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from kernels.linear import rounding
-from kernels.linear.rounding import naive, with_llvm, with_torch
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(rounding, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, rounding], ids=["naive", "torch", "llvm", "op"]

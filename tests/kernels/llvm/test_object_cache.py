@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels import norm
 from kernels.llvm import object_cache, program
 from kernels.llvm.object_cache import VARIABLE, object_code
-from kernels.norm import with_llvm
+from tests.support.implementations import Implementation
+
+with_llvm = Implementation(norm, "with_llvm")
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 CODE = bytes(range(256)) * 5
@@ -174,7 +177,7 @@ def test_the_longest_unused_go_first(folder, monkeypatch):
 
 SCRIPT = """
 import torch
-from kernels.norm.with_llvm import rms_norm
+from kernels.norm import rms_norm_with_llvm as rms_norm
 torch.set_num_threads(2)
 x = torch.linspace(-1, 1, 1 << 17).view(-1, 64)
 print(rms_norm(x, torch.ones(64), 1e-6).double().sum().item().hex())
@@ -195,7 +198,7 @@ def test_processes_at_the_same_time_and_one_after_them_get_the_same_bits(folder,
     assert len(list(folder.iterdir())) == 1
     monkeypatch.setattr(program, "compiled", never)
     # not the program that an earlier test of this process has compiled
-    monkeypatch.setattr(with_llvm, "_program", with_llvm._program.__wrapped__)
+    monkeypatch.setattr(norm, "_program", norm._program.__wrapped__)
     x, threads = torch.linspace(-1, 1, 1 << 17).view(-1, 64), torch.get_num_threads()
     torch.set_num_threads(2)
     y = with_llvm.rms_norm(x, torch.ones(64), 1e-6)

@@ -10,9 +10,9 @@ import pytest
 
 from kernels import processor
 from kernels.linear import bytes_with_llvm
-from kernels.llvm import program_key as module
-from kernels.llvm.program_key import program_key
-from kernels.norm.with_llvm import _body as norm
+from kernels.llvm import object_cache as module
+from kernels.llvm.object_cache import program_key
+from kernels.norm import _body as norm
 from kernels.pointwise.with_llvm import _body as swiglu
 
 

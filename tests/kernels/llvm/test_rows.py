@@ -10,12 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kernels.norm
+import kernels.recurrence.conv
+import kernels.rope
 from kernels.llvm import rows as rows_module
 from kernels.llvm.rows import rows
-from kernels.norm import with_llvm as norm
 from kernels.pointwise import with_llvm as pointwise
-from kernels.recurrence.conv import with_llvm as conv
-from kernels.rope import with_llvm as rope
+from tests.support.implementations import Implementation
+
+conv = Implementation(kernels.recurrence.conv, "with_llvm")
+
+rope = Implementation(kernels.rope, "with_llvm")
+
+norm = Implementation(kernels.norm, "with_llvm")
 
 Form = Callable[[slice], torch.Tensor]
 

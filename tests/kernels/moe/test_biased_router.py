@@ -7,8 +7,11 @@ import torch
 
 from kernels import moe
 from kernels.linear import integers
-from kernels.moe import RELU2, Choice, naive, with_llvm, with_torch
+from kernels.moe import RELU2, Choice, with_llvm
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_torch = implementations(moe, "naive", "with_torch")
 
 ROUTES = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, moe], ids=["naive", "torch", "llvm", "op"]

@@ -12,9 +12,11 @@ from kernels.linear import MODES, beside, integers, pack_blocks
 from kernels.linear import naive as linear_law
 from kernels.linear import with_torch as linear_op
 from kernels.linear.dequant import dequantise
-from kernels.moe import naive, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
 from tests.support.random_blocks import random_blocks
+
+naive, with_torch = implementations(moe, "naive", "with_torch")
 
 ROUTES = pytest.mark.parametrize("ops", [naive, with_torch, moe], ids=["naive", "torch", "op"])
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", [naive, with_torch], ids=["naive", "torch"])

@@ -5,24 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels import moe
 from kernels.dispatch import uses_llvm
 from kernels.linear import beside, pack_blocks
 from kernels.linear.blocks import BlockData
 from kernels.linear.integer_blocks import TYPES, integer_linear
 from kernels.linear.packed import PackedWeight
-from kernels.moe import (
-    RELU2,
-    SWIGLU,
-    Activation,
-    PackedExperts,
-    experts,
-    naive,
-    put_together,
-    route,
-)
-from kernels.moe.places import find_places
+from kernels.moe import RELU2, SWIGLU, Activation, PackedExperts, experts, put_together, route
+from kernels.moe.packed import find_places
 from tests.support.closeness import nmse
+from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks
+
+naive = Implementation(moe, "naive")
 
 pytestmark = pytest.mark.skipif(not uses_llvm(), reason="LLVM is not in use")
 
@@ -42,7 +37,7 @@ def stacked(parts: list[PackedWeight]) -> PackedWeight:
 @pytest.mark.parametrize("type", TYPES)
 def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
     """Rows that share an expert, and experts that nobody chose; 70 rows: one task is short."""
-    from kernels.moe.pairs_with_llvm import multiply_pairs
+    from kernels.moe.with_llvm import multiply_pairs
 
     experts = [q8(type, 70, 256, seed) for seed in range(N_EXPERTS)]
     places = find_places(experts)
@@ -58,7 +53,7 @@ def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
 
 
 def test_two_parts_lie_one_below_the_other() -> None:
-    from kernels.moe.pairs_with_llvm import multiply_pairs
+    from kernels.moe.with_llvm import multiply_pairs
 
     halves = [[q8("Q4_K", 66, 512, 10 * e + i) for i in range(2)] for e in range(N_EXPERTS)]
     places = find_places([stacked(parts) for parts in halves])
@@ -114,7 +109,7 @@ def test_experts_have_the_same_bits_at_every_width(activation: Activation) -> No
 
 @pytest.mark.parametrize("d", [5, 16, 48, 100])
 def test_results_add_up_in_the_order_of_the_choices(d: int) -> None:
-    from kernels.moe.combine_with_llvm import combine
+    from kernels.moe.with_llvm import combine
 
     lines, weights = torch.randn(3, 4, d) * 1e4, torch.rand(3, 4)
     expected = torch.zeros(3, d)

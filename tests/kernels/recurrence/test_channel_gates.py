@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from kernels.recurrence import channel_gates as op
-from kernels.recurrence.channel_gates import naive, with_llvm, with_torch
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, op], ids=["naive", "torch", "llvm", "op"]
@@ -53,7 +56,9 @@ def test_columns_of_a_projection(ops, d, bound):
 
 
 @pytest.mark.parametrize("bound", [None, -5.0])
-@pytest.mark.parametrize("run", [op.channel_gates, with_torch.channel_gates_invariant])
+@pytest.mark.parametrize(
+    "run", [op.channel_gates, partial(with_torch.channel_gates, invariant=True)]
+)
 def test_bits_do_not_depend_on_neighbours(run, bound):
     decay, dt, a, beta = torch.randn(9, 21), torch.randn(21), -torch.rand(21), torch.randn(9, 3)
     options = {"invariant": True} if run is op.channel_gates else {}

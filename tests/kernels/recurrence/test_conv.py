@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrence.conv import causal_conv, naive, with_llvm, with_torch
+from kernels.recurrence import conv
+from kernels.recurrence.conv import causal_conv
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(conv, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "run",

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kernels.recurrence import conv
-from kernels.recurrence.conv import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(conv, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, conv], ids=["naive", "torch", "llvm", "op"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.recurrence import delta_rule
-from kernels.recurrence.delta_rule import DeltaLog, log_with_torch, naive, with_llvm, with_torch
+from kernels.recurrence.delta_rule import DeltaLog, naive, with_llvm, with_torch
 from tests.support import delta_inputs
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import Inputs, strided
@@ -14,10 +14,10 @@ from tests.support.delta_inputs import Inputs, strided
 F32 = 1e-12
 F64 = 1e-26
 LENGTHS = [1, 2, 5, 17, 33, 65]
-FAST = pytest.mark.parametrize("module", [log_with_torch, with_llvm], ids=["torch", "llvm"])
+FAST = pytest.mark.parametrize("module", [with_torch, with_llvm], ids=["torch", "llvm"])
 GATES = pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 FOLDS = pytest.mark.parametrize(
-    "run", [naive.fold, log_with_torch.fold, with_llvm.fold], ids=["naive", "torch", "llvm"]
+    "run", [naive.fold, with_torch.fold, with_llvm.fold], ids=["naive", "torch", "llvm"]
 )
 
 
@@ -35,12 +35,12 @@ def first(log: DeltaLog, row: int, n: int) -> DeltaLog:
 def test_one_token_by_hand():
     q, k, v, beta = (torch.tensor(x).reshape(1, 1, 1, 1) for x in (3.0, -0.5, 1.0, 0.25))
     state, g = torch.full((1, 1, 1, 1), 8.0), torch.tensor([[[0.5]]]).log()
-    for run in (naive.gated_delta_log, log_with_torch.gated_delta_log, with_llvm.gated_delta_log):
+    for run in (naive.gated_delta_log, with_torch.gated_delta_log, with_llvm.gated_delta_log):
         # S = 8 / 2 = 4, u = (1 + 2) / 4 = 0.75, S = 4 - 0.375 = 3.625, o = 10.875
         o, log = run(q, k, v, g, beta[..., 0], state, grouped=False)
         torch.testing.assert_close(o.flatten(), torch.tensor([10.875]))
         torch.testing.assert_close(log.u.flatten(), torch.tensor([0.75]))
-        for fold in (naive.fold, log_with_torch.fold, with_llvm.fold):
+        for fold in (naive.fold, with_torch.fold, with_llvm.fold):
             folded = fold(state, log, 1, grouped=False)
             torch.testing.assert_close(folded.flatten(), torch.tensor([3.625]))
 
@@ -52,12 +52,12 @@ def test_one_token_by_hand():
 def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped, kda):
     inputs = make(n_tokens, n_batch=n_batch, kda=kda)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
-    for module in (log_with_torch, with_llvm):
+    for module in (with_torch, with_llvm):
         o, log = module.gated_delta_log(*inputs, grouped=grouped)
         assert nmse(o, wanted) < F32
         assert nmse(log.u, law.u) < F32
         assert log.k is inputs.k and log.g is inputs.g
-    exact = log_with_torch.gated_delta_log(*inputs.double(), grouped=grouped)
+    exact = with_torch.gated_delta_log(*inputs.double(), grouped=grouped)
     assert nmse(exact[0], wanted) < F64
     assert nmse(exact[1].u, law.u) < F64
 
@@ -78,7 +78,7 @@ def test_outputs_are_those_of_the_delta_rule(module, n_tokens, kda):
 def test_every_prefix_is_a_snapshot(n_tokens, grouped, kda):
     inputs = make(n_tokens, lowest_g=-0.3, kda=kda)
     _, kept = with_torch.gated_delta_rule(*inputs, grouped=grouped, n_snapshots=n_tokens)
-    for module in (log_with_torch, with_llvm):
+    for module in (with_torch, with_llvm):
         _, log = module.gated_delta_log(*inputs, grouped=grouped)
         for n in range(1, n_tokens + 1):
             assert nmse(module.fold(inputs.state, log, n, grouped=grouped), kept[:, -n]) < F32
@@ -86,7 +86,7 @@ def test_every_prefix_is_a_snapshot(n_tokens, grouped, kda):
     exact = inputs.double()
     _, law = naive.gated_delta_log(*exact, grouped=grouped)
     for n in (0, 1, n_tokens // 2, n_tokens):
-        ours = log_with_torch.fold(exact.state, law, n, grouped=grouped)
+        ours = with_torch.fold(exact.state, law, n, grouped=grouped)
         assert nmse(ours, naive.fold(exact.state, law, n, grouped=grouped)) < F64
 
 
@@ -96,7 +96,7 @@ def test_every_prefix_is_a_snapshot(n_tokens, grouped, kda):
 def test_rows_of_different_lengths(run, counts, kda):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
     inputs = make(7, n_batch=3, kda=kda)
-    _, log = log_with_torch.gated_delta_log(*inputs, grouped=False)
+    _, log = with_torch.gated_delta_log(*inputs, grouped=False)
     log = DeltaLog(*(x.clone() for x in log))
     for row, n in enumerate(counts):
         for x in log:
@@ -115,7 +115,7 @@ def test_rows_of_different_lengths(run, counts, kda):
 @pytest.mark.parametrize("n", [0, 1, 5, torch.tensor([2, 5])], ids=["0", "1", "5", "rows"])
 def test_fold_into_given_memory(run, n, kda):
     inputs = make(6, n_batch=2, kda=kda)
-    _, log = log_with_torch.gated_delta_log(*inputs, grouped=True)
+    _, log = with_torch.gated_delta_log(*inputs, grouped=True)
     state, wanted = inputs.state.clone(), run(inputs.state, log, n, grouped=True)
     assert torch.equal(inputs.state, state)  # out of place by default
     assert wanted.data_ptr() != inputs.state.data_ptr()
@@ -159,7 +159,7 @@ def test_weak_gates_after_strong_ones_keep_their_precision(module, kda):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_tokens", [1, 4, 40])
 @pytest.mark.parametrize(
-    "module", [log_with_torch, with_llvm, delta_rule], ids=["torch", "llvm", "public"]
+    "module", [with_torch, with_llvm, delta_rule], ids=["torch", "llvm", "public"]
 )
 @torch.inference_mode()
 def test_any_strides(module, n_tokens, grouped, kda):

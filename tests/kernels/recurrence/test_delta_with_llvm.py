@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.recurrence import delta_rule
 from kernels.recurrence.delta_rule import naive, with_llvm
-from kernels.recurrence.delta_rule.block_with_llvm import COLUMNS, Sides
+from kernels.recurrence.delta_rule.programs_with_llvm import COLUMNS, Sides
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make, strided
 

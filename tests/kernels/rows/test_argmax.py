@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from kernels.rows import argmax
-from kernels.rows.argmax import naive, with_llvm, with_torch
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(argmax, "naive", "with_llvm", "with_torch")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.rows import ngrams as op
-from kernels.rows.ngrams import NgramHash, naive, with_llvm, with_torch
+from kernels.rows.ngrams import NgramHash
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 FAST = pytest.mark.parametrize("ops", [with_torch, with_llvm, op], ids=["torch", "llvm", "op"])
 END = 3

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kernels.rows import row_mixture as op
-from kernels.rows.row_mixture import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, op], ids=["naive", "torch", "llvm", "op"]

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from kernels.dispatch import uses_llvm
-from kernels.rows.shortlist import naive, with_torch
+from kernels.rows import shortlist
+from tests.support.implementations import implementations
+
+naive, with_torch, with_llvm = implementations(shortlist, "naive", "with_torch", "with_llvm")
 
 IMPLEMENTATIONS = [with_torch.shortlist]
 if uses_llvm():
-    from kernels.rows.shortlist import with_llvm
-
     IMPLEMENTATIONS.append(with_llvm.shortlist)
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from kernels.rows import softmax_sums as op
-from kernels.rows.softmax_sums import naive, with_llvm, with_torch
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "softmax_sums", [with_torch.softmax_sums, with_llvm.softmax_sums, op.softmax_sums]

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kernels.rows import streams as op
-from kernels.rows.streams import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")
 
 FAST = pytest.mark.parametrize("ops", [with_torch, with_llvm, op], ids=["torch", "llvm", "op"])
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from kernels import rows
-from kernels.rows import cells, naive, with_llvm, with_torch
-from kernels.rows.cells import naive as cells_law
-from kernels.rows.cells import with_llvm as cells_llvm
-from kernels.rows.cells import with_torch as cells_torch
+from kernels.rows import cells
+from tests.support.implementations import implementations
+
+naive, with_llvm, with_torch = implementations(rows, "naive", "with_llvm", "with_torch")
+
+cells_law, cells_llvm, cells_torch = implementations(cells, "naive", "with_llvm", "with_torch")
 
 ROWS = pytest.mark.parametrize(
     "ops", [naive, with_torch, with_llvm, rows], ids=["naive", "torch", "llvm", "op"]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from kernels.rows import top_k as op
-from kernels.rows.top_k import naive, with_torch
-from kernels.rows.top_k.with_torch import LONG, STRETCH
+from kernels.rows.top_k import LONG, STRETCH
+from tests.support.implementations import implementations
+
+naive, with_torch = implementations(op, "naive", "with_torch")
 
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "top_k", [naive.top_k, with_torch.top_k, op.top_k], ids=["naive", "torch", "op"]

@@ -19,6 +19,11 @@ try:
     import triton  # noqa: F401
 except ImportError:
     collect_ignore_glob.append("test_*.py")
+else:
+    if INTERPRETED:
+        from tests.support.triton_interpreter import replace_once
+
+        replace_once()
 
 
 @pytest.fixture

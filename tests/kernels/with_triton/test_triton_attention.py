@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention import naive, with_torch, with_triton
+from kernels import attention
+from kernels.attention import with_triton
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+naive, with_torch = implementations(attention, "naive", "with_torch")
 
 # what is asked for is 1e-7
 F32 = 1e-11

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear.block_linear import TYPES, naive, with_triton
+from kernels.linear import block_linear
+from kernels.linear.block_linear import TYPES, with_triton
 from kernels.linear.dequant import dequantise
 from tests.support.closeness import nmse
+from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks
+
+naive = Implementation(block_linear, "naive")
 
 EVERY_TYPE = pytest.mark.parametrize("type_name", TYPES)
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear.head_linear import naive as heads_law
-from kernels.linear.head_linear import with_triton as heads
-from kernels.norm import naive as norm_law
+import kernels.norm
+import kernels.rope
+from kernels.linear import head_linear
+from kernels.linear import with_triton as heads
 from kernels.norm import with_triton as norm
 from kernels.pointwise import naive as pointwise_law
 from kernels.pointwise import with_triton as pointwise
-from kernels.recurrence.channel_gates import naive as gates_law
-from kernels.recurrence.channel_gates import with_triton as gates
-from kernels.recurrence.conv import naive as conv_law
-from kernels.recurrence.conv import with_triton as conv
-from kernels.rope import naive as rope_law
+from kernels.recurrence import channel_gates, conv
+from kernels.recurrence import with_triton as recurrence
 from kernels.rope import with_triton as rope
 from tests.support.closeness import nmse
+from tests.support.implementations import implementations
+
+heads_law, conv_law, gates_law, rope_law, norm_law = (
+    implementations(module, "naive")[0]
+    for module in (head_linear, conv, channel_gates, kernels.rope, kernels.norm)
+)
 
 F32 = 1e-12
 
@@ -36,7 +40,7 @@ def test_convolution(device, n_tokens, n_taps, strides):
     given = [part.to(device) for part in (x, weight, window)]
     if strides == "permuted":
         given = [permuted(part) for part in given]
-    y, history = conv.causal_conv(*given)
+    y, history = recurrence.causal_conv(*given)
     wanted, _ = conv_law.causal_conv(x.double(), weight.double(), window.double())
     assert y.shape == x.shape
     assert nmse(y.cpu(), wanted) < F32
@@ -49,7 +53,7 @@ def test_convolution_with_a_bias_and_without_activation(device, biased, activate
     x, weight, window = torch.randn(2, 3, 20), torch.randn(20, 4), torch.randn(2, 3, 20)
     bias = torch.randn(40)[::2] if biased else None
     given = [part if part is None else part.to(device) for part in (x, weight, window, bias)]
-    y, _ = conv.causal_conv(*given, activate=activate)
+    y, _ = recurrence.causal_conv(*given, activate=activate)
     exact = [part if part is None else part.double() for part in (x, weight, window, bias)]
     wanted, _ = conv_law.causal_conv(*exact, activate=activate)
     assert nmse(y.cpu(), wanted) < F32
@@ -58,9 +62,9 @@ def test_convolution_with_a_bias_and_without_activation(device, biased, activate
 def test_a_window_from_the_history_leads_on(device):
     x, weight = torch.randn(2, 7, 20).to(device), torch.randn(20, 4).to(device)
     window = torch.randn(2, 3, 20).to(device)
-    whole, _ = conv.causal_conv(x, weight, window)
-    head, history = conv.causal_conv(x[:, :5], weight, window)
-    tail, _ = conv.causal_conv(x[:, 5:], weight, history[:, 5:])
+    whole, _ = recurrence.causal_conv(x, weight, window)
+    head, history = recurrence.causal_conv(x[:, :5], weight, window)
+    tail, _ = recurrence.causal_conv(x[:, 5:], weight, history[:, 5:])
     assert torch.equal(torch.cat((head, tail), 1), whole)
 
 
@@ -165,7 +169,7 @@ def test_channel_gates(device, strides, bound):
     if strides == "plain":
         decay, beta = decay.clone(), beta.clone()
     dt, a = torch.randn(32), -torch.rand(32) / 2
-    done = gates.channel_gates(*(x.to(device) for x in (decay, dt, a, beta)), bound)
+    done = recurrence.channel_gates(*(x.to(device) for x in (decay, dt, a, beta)), bound)
     law = gates_law.channel_gates(*(x.double() for x in (decay, dt, a, beta)), bound)
     for ours, wanted in zip(done, law, strict=True):
         torch.testing.assert_close(ours.cpu().double(), wanted, rtol=2e-6, atol=1e-30)

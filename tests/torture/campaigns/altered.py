@@ -84,7 +84,7 @@ def _command(case: Case, folder: Path) -> Said:
     words, what = INPUTS[case["input"]]
     source = sources()[what]
     if what == "script":
-        scripts = sorted(MEMORY_SCRIPTS.glob("*.memory"))
+        scripts = sorted(MEMORY_SCRIPTS.glob("*.toml"))
         source = [source, *scripts][case["which"] % (1 + len(scripts))]
     if what == "capture":  # the whole one altered takes more memory than reading it
         source = folder / "whole.json"

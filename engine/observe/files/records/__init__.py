@@ -1,6 +1,6 @@
 """Records that other engines keep of their requests, as runs of a trace.
 
-A record is recognised by its keys. Each engine is one module and one line in SHAPES.
+A record is recognised by its keys. Each engine is a reader in `readers` and a name in SHAPES.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from engine.observe.files.records.document import (
     read_documents,
     unknown_keys,
 )
-from engine.observe.files.records.llama_server import LLAMA_SERVER, write_replies, write_stream
-from engine.observe.files.records.lm_studio import LM_STUDIO
-from engine.observe.files.records.mlx_vlm import MLX_VLM
 from engine.observe.files.records.prometheus import is_metrics, read_metrics
+from engine.observe.files.records.readers import (
+    LLAMA_SERVER,
+    LM_STUDIO,
+    MLX_VLM,
+    SGLANG,
+    TENSORRT_LLM,
+    VLLM,
+    Shape,
+)
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.sglang import SGLANG
-from engine.observe.files.records.shape import Shape
-from engine.observe.files.records.tensorrt_llm import TENSORRT_LLM
-from engine.observe.files.records.vllm import VLLM
-from engine.observe.files.records.writing import write_requests
+from engine.observe.files.records.writing import write_replies, write_requests, write_stream
 from engine.trace.store import TraceStore
 
 METRICS = "prometheus"
@@ -75,7 +77,7 @@ def fill(
 
 
 def _is_llama_server_stream(data: bytes) -> bool:
-    """A stream of llama-server may be cut anywhere, so it is told from others by its bytes."""
+    """A stream of llama-server may be cut anywhere, so it is recognised by its bytes."""
     begin = data[:64].decode("utf-8-sig", errors="replace")
     return is_stream(begin) and recognise(data) == LLAMA_SERVER.name
 

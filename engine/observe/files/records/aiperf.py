@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from engine.observe.files.records.document import Node
+from engine.observe.files.records.readers import Shape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.shape import Shape
-from engine.observe.files.records.vllm import read_counts
 from engine.trace.facts import RequestFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -23,9 +22,9 @@ _OURS = "draftscope"
 
 
 def _read(node: Node) -> RecordedRequest:
-    found, values = read_counts(node, "")
+    found, values = read_acceptance(node, "")
     found.engine = values.text("engine") or ""
-    found.tell_tokens(None, None, values.count("completion_tokens"))
+    found.set_tokens(None, None, values.count("completion_tokens"))
     return found
 
 
@@ -77,7 +76,7 @@ def _record(
     if shape == AIPERF.name:
         return request.record | lists if request.record else None
     if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
-        return None  # rows of several steps each: nobody knows how many
+        return None  # rows of an unknown number of steps each
     figures = request.told or summary(store, *key)
     steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
     if not steps or not drafted:
@@ -99,7 +98,7 @@ def _record(
 
 
 def _lists(store: TraceStore, rows: np.ndarray, least: int) -> dict[str, list[int]]:
-    """Accepted and drafted tokens of those of the rows that drafted at least so many."""
+    """Accepted and drafted tokens of the rows that drafted at least `least` tokens."""
     drafted = store.rounds.column("num_draft_tokens")[rows]
     accepted = store.rounds.column("num_accepted_draft_tokens")[rows]
     steps = drafted >= least

@@ -1,7 +1,7 @@
 """Counters of a server as Prometheus text: of vLLM, and of llama-server, which names them alike.
 
-Two scrapes, one behind the other in the order taken, tell what was done between them; one alone
-tells what was done since the server started.
+Two scrapes in the order taken show what was done between them; one alone shows what was done since
+the server started.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
         samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise TraceFileError(
-            f"{name} is no valid Prometheus text ({str(error)[:80]}).", _REMEDY
+            f"{name} is not a valid Prometheus text ({str(error)[:80]}).", _REMEDY
         ) from error
     for sample in samples:
         match = _SERIES.fullmatch(sample.name)
@@ -113,7 +113,7 @@ def _value(value: float, series: str, file: str) -> float:
 def _position(text: str, series: str, file: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and int(text) < LONGEST_DRAFT):
         raise TraceFileError(
-            f"{file}: position {text[:40]!r} of {series} is no index in a draft.", _REMEDY
+            f"{file}: position {text[:40]!r} of {series} is not an index in a draft.", _REMEDY
         )
     return int(text)
 

@@ -1,4 +1,4 @@
-"""One request as another engine recorded it: counts under this program's names, and whether they
+"""Requests as other engines recorded them: counts under this program's names, and whether they
 agree with each other."""
 
 from __future__ import annotations
@@ -14,33 +14,31 @@ import numpy as np
 from engine.trace.step_sums import per_position
 
 _WHOLE = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Numbers of a record that cannot all be right. keys: as the engine names them."""
-
-    keys: tuple[str, ...]
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
-    """Tokens that came together, with the text that they added."""
-
-    ids: list[int]
-    text: str
+_SUMMED = ("cache_n", "prompt_n", "predicted_n")
+TIMINGS = (
+    *_SUMMED,
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+)
+"""llama-server's names, which mlx-vlm has too."""
+_ALL_TIMINGS = (*TIMINGS, "predicted_per_token_ms_n_gen", "predicted_per_second_n_gen")
 
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """What a record tells of one request; None is not told.
+    """What a record says of one request; None is not given.
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
-    entry for each verification, in order. chunks: of the stream. timings:
-    figures of `engine.trace.timings.timings` that were told. derived: figures that follow from
-    others told. record: the object itself. unknown: by path, what nothing was made of.
+    entry for each verification, in order. chunks: ids and text of each
+    chunk of a stream. timings: figures of `engine.trace.timings.timings` that were given. derived:
+    figures that follow from others. record: the object itself. unknown: by path, what nothing was
+    made of. contradictions: keys, as the engine names them, of numbers that cannot all be right,
+    each with a sentence.
     """
 
     engine: str
@@ -57,19 +55,19 @@ class RecordedRequest:
     per_pos: list[int] | None = None
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
-    chunks: list[TokenChunk] | None = None
+    chunks: list[tuple[list[int], str]] | None = None
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
     unknown: dict[str, Any] = field(default_factory=dict)
-    contradictions: list[Contradiction] = field(default_factory=list)
+    contradictions: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
     @property
     def has_steps(self) -> bool:
-        """Whether every step is told, and not only their sums."""
+        """Whether every step is given, and not only their sums."""
         return self.per_step_drafted is not None and self.per_step_accepted is not None
 
-    def tell_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
+    def set_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
         """Take counts of tokens under the names of `timings`, where the prompt is what was not
         cached."""
         self.prompt_tokens = prompt
@@ -81,22 +79,22 @@ class RecordedRequest:
     def check(self, holds: bool, keys: Sequence[str], sentence: str) -> None:
         """Note a contradiction unless it holds."""
         if not holds:
-            self.contradictions.append(Contradiction(tuple(keys), sentence))
+            self.contradictions.append((tuple(keys), sentence))
 
     def check_ratio(
-        self, key: str, told: float | None, part: float | None, whole: float | None, *others: str
+        self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
     ) -> None:
-        """Note a contradiction unless a told ratio is that of the counts, as far as it has digits.
+        """Note a contradiction unless a ratio is that of the counts, as far as it has digits.
 
-        others: keys of the counts. What is not told, or has no counts, contradicts nothing.
+        others: keys of the counts. A ratio that is missing, or has no counts, contradicts nothing.
         """
-        if told is None or part is None or not whole:
+        if given is None or part is None or not whole:
             return
         ratio = part / whole
         self.check(
-            abs(told - ratio) <= _rounding(told),
+            abs(given - ratio) <= _rounding(given),
             (key, *others),
-            f"{key} is {told:.6g}, but {' and '.join(others)} make {ratio:.6g}",
+            f"{key} is {given:.6g}, but {' and '.join(others)} make {ratio:.6g}",
         )
 
     def check_counts(self, keys: Mapping[str, str]) -> None:
@@ -196,15 +194,15 @@ class RecordedRequest:
             )
 
     def figures(self) -> dict[str, Any]:
-        """The figures of `engine.trace.timings.summary` that the record tells or that follow from
-        it; those that it does not tell are None. Empty where the record contradicts itself."""
+        """The figures of `engine.trace.timings.summary` that the record has or that follow from
+        it; the others are None. Empty where the record contradicts itself."""
         return {} if self.contradictions else sum_figures([self])
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """The figures of several requests together, as `engine.trace.timings.summary` names them.
 
-    A sum is None where one of them does not tell its part. Records that contradict themselves are
+    A sum is None where one of them does not have its part. Records that contradict themselves are
     left out.
     """
     sound = [request for request in requests if not request.contradictions]
@@ -215,7 +213,7 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
     if len(sound) == 1:  # rates and times of several requests do not add up
         timings |= sound[0].timings
-    figures: dict[str, Any] = dict.fromkeys(_TIMINGS) | timings
+    figures: dict[str, Any] = dict.fromkeys(_ALL_TIMINGS) | timings
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
     return figures | {
@@ -230,23 +228,9 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     }
 
 
-_SUMMED = ("cache_n", "prompt_n", "predicted_n")
-_TIMINGS = (
-    *_SUMMED,
-    "prompt_ms",
-    "prompt_per_token_ms",
-    "prompt_per_second",
-    "predicted_ms",
-    "predicted_per_token_ms",
-    "predicted_per_second",
-    "predicted_per_token_ms_n_gen",
-    "predicted_per_second_n_gen",
-)
-
-
 def joint_counts(request: RecordedRequest) -> np.ndarray | None:
     """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
-    record does not tell drafted lengths."""
+    record has no drafted lengths."""
     if request.per_step_drafted is not None and request.per_step_accepted is not None:
         pairs = zip(request.per_step_drafted, request.per_step_accepted, strict=True)
         rows = [(d, a, 1) for d, a in pairs]
@@ -262,7 +246,7 @@ def joint_counts(request: RecordedRequest) -> np.ndarray | None:
 
 
 def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
-    """Histogram and rates by index in the draft, as far as every record tells them."""
+    """Histogram and rates by index in the draft, as far as every record has them."""
     joint = [joint_counts(request) for request in requests]
     histograms = [_histogram(request) for request in requests]
     if not requests or any(one is None for one in histograms):
@@ -309,9 +293,9 @@ def _sum(values: Sequence[int | float | None]) -> int | float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def _rounding(told: float) -> float:
-    """By how much a number may be off that was written with so many decimals, three at least."""
-    if isinstance(told, int) or "e" in repr(told):
-        return _WHOLE * max(1.0, abs(told))
-    decimals = len(repr(told).partition(".")[2])
+def _rounding(given: float) -> float:
+    """By how much a number may be off that was written with three decimals or more."""
+    if isinstance(given, int) or "e" in repr(given):
+        return _WHOLE * max(1.0, abs(given))
+    decimals = len(repr(given).partition(".")[2])
     return max(0.5001 * 10.0**-decimals, _WHOLE) if decimals >= 3 else _WHOLE

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.observe.files.records.document import MOST_STEPS
+from engine.foreign_numbers import OutOfRangeError, real
+from engine.observe.files.records.document import MOST_STEPS, Node
+from engine.observe.files.records.readers import LLAMA_SERVER
 from engine.observe.files.records.request import RecordedRequest, sum_figures
+from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
@@ -18,7 +23,7 @@ MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 16 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
-_NO_STOP = "not told"
+_NO_STOP = "not reported"
 _LONGEST_PLACE = 1000
 _OF_STEPS = {
     "rounds": {
@@ -31,6 +36,7 @@ _OF_STEPS = {
 }
 _OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
 _OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
+_TIME = re.compile(rb'"(?:prompt_ms|predicted_ms)"\s*:\s*([0-9.]{1,20})')
 
 
 def write_requests(
@@ -42,7 +48,7 @@ def write_requests(
 ) -> int:
     """Write one run with a sequence for each request, in the order given; returns its id.
 
-    shape: whose records they are. unknown: what the file says beside them. Requests with lists by
+    shape: whose records they are. unknown: what else the file says. Requests with lists by
     step become rows, others sums in the run's facts `told` and, by sequence, `requests`. Raises
     TraceFileError for more than a trace can hold.
     """
@@ -125,8 +131,8 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
 
 def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     """What the rule of that name shows."""
-    keys = dict.fromkeys(key for c in request.contradictions for key in c.keys)
-    first, *others = (c.sentence for c in request.contradictions)
+    keys = dict.fromkeys(key for names, _ in request.contradictions for key in names)
+    first, *others = (sentence for _, sentence in request.contradictions)
     where = f" of {request.place[-_LONGEST_PLACE:]}" if request.place else ""
     return {
         "rule": "counters-contradict",
@@ -145,7 +151,7 @@ class _Rows:
         self.n = 0
 
     def add(self, **values: Any) -> None:
-        """A row, as the round behind the one before."""
+        """A row, as the next round."""
         self.columns["round"].append(self.n)
         self.n += 1
         for name in _COLUMNS[1:]:
@@ -173,7 +179,7 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
     pos0 = request.prompt_tokens
-    # with rounds between that no list has, nobody can tell where a step begins
+    # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     if is_ordered and emitted is not None:
         _write_tokens(writer, seq_id, request, rows.n, emitted)
@@ -226,16 +232,16 @@ def _write_tokens(
 ) -> None:
     """Ids of the output, where the chunks of the stream were those of the steps. Of a chunk's
     text it is not known where a token of several ends."""
-    chunks = [chunk for chunk in request.chunks or () if chunk.ids]
-    if [len(chunk.ids) for chunk in chunks] != [1, *emitted] or request.prompt_tokens is None:
+    chunks = [chunk for chunk in request.chunks or () if chunk[0]]
+    if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return
     pos = request.prompt_tokens
     accepted = request.per_step_accepted or []
     drafted = request.per_step_drafted or []
-    for i, chunk in enumerate(chunks):
+    for i, (ids, text) in enumerate(chunks):
         n_accepted = accepted[i - 1] if i else 0
         last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
-        for j, token_id in enumerate(chunk.ids):
+        for j, token_id in enumerate(ids):
             is_accepted = j < n_accepted
             writer.append(
                 "tokens",
@@ -244,7 +250,49 @@ def _write_tokens(
                 pos=pos,
                 kind="accepted" if is_accepted else last,
                 token_id=token_id,
-                text=chunk.text if len(chunk.ids) == 1 else None,
+                text=text if len(ids) == 1 else None,
                 draft_index=j if is_accepted else None,
             )
             pos += 1
+
+
+def write_stream(store: TraceStore, data: bytes, file: str) -> int:
+    """Write one stream as a run; returns its id. The last event may be cut."""
+    run = _begin(store, file)
+    first = []
+    with suppress(OutOfRangeError):  # the stream's reader says what is wrong with it
+        first = [real(time.decode()) for time in _TIME.findall(data[: 1 << 16])[:2]]
+    now = sum(first)  # of the first event: the request then began at 0
+    request = run.request("", {}, 0.0)
+    request.head(200, {"content-type": "text/event-stream"}, now)
+    request.data(data, now)
+    request.done(now)
+    return _end(store, run)
+
+
+def write_replies(store: TraceStore, nodes: Sequence[Node], file: str) -> int:
+    """Write replies in one piece as a run with a sequence for each; returns its id.
+
+    nodes: the `timings` in them.
+    """
+    run = _begin(store, file)
+    for node in nodes:
+        reply = node.around[-1] if node.around else {}
+        if not isinstance(reply, dict) or reply.get("timings") is not node.values:
+            reply = {"content": "", "stop": True, "timings": node.values}
+        request = run.request("", {}, 0.0)
+        request.head(200, {"content-type": "application/json"}, 0.0)
+        request.data(json.dumps(reply).encode(), 0.0)
+        request.done(0.0)
+    return _end(store, run)
+
+
+def _begin(store: TraceStore, file: str) -> ObservedRun:
+    record = {"file": file, "shape": LLAMA_SERVER.name}
+    return ObservedRun(store, "record", ServerFacts(""), record=record)
+
+
+def _end(store: TraceStore, run: ObservedRun) -> int:
+    run.end()
+    record_findings(store, [run.run_id])
+    return run.run_id

@@ -83,7 +83,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     view.cards[0].earlier.click()
     assert shown(demo) == ["Turn 1", "Turn 2"]
     view.cards[0].branch.click()
-    assert shown(demo) == ["Turn 1"] and "Behind turn 1" in view.how.text()
+    assert shown(demo) == ["Turn 1"] and "After turn 1" in view.how.text()
     view.cancel.click()
     assert shown(demo) == ["Turn 1", "Turn 2"] and view.cancel.isHidden()
     view.cards[0].branch.click()

@@ -128,7 +128,7 @@ def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
 
 
 def test_out_of_sight_it_neither_reads_nor_draws(window: MainWindow, qtbot: QtBot) -> None:
-    view = window.plots.drafter
+    view = window.plots["drafter"]
     store, run = begun()
     add_drafts(store, 0, 1, 9)
     window.feed.show_run(run)
@@ -152,7 +152,7 @@ def test_another_engine_may_tell_no_drafts(view: DrafterView) -> None:
     facts = {"source": {"engine": "llama.cpp"}, "stops": ["limit"]}
     view.show_run(RunRef(store, store.begin_run(facts)))
     assert view.empty.words[0] == "Not observed"
-    assert "llama.cpp does not tell the tokens of its drafts" in view.empty.words[1]
+    assert "llama.cpp does not report the tokens of its drafts" in view.empty.words[1]
 
 
 @pytest.mark.parametrize("width", [300, 700, 1400])

@@ -16,6 +16,7 @@ from app.panels.plots.acceptance_view import WINDOW, AcceptanceView
 from app.panels.plots.bar_view import BarView
 from app.panels.plots.overlaid_view import OverlaidView
 from app.trace_models.run_axis import RunOverlay
+from app.window.plot_group import OVER_ROUNDS
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.records import PHASES
@@ -83,7 +84,7 @@ def ends(store: TraceStore, unit: str, run_id: int, n_rounds: int) -> list[float
 
 
 def line(window: MainWindow, name: str) -> tuple[np.ndarray, np.ndarray]:
-    view = window.plots.views[name]
+    view = window.plots[name]
     assert isinstance(view, BarView)
     x, y = view._line.getData()
     return (np.zeros(0), np.zeros(0)) if x is None else (x, y)
@@ -93,7 +94,7 @@ def in_front(window: MainWindow, name: str) -> OverlaidView:
     window.docks[name].show()
     window.docks[name].raise_()
     QApplication.processEvents()
-    view = window.plots.views[name]
+    view = window.plots[name]
     assert isinstance(view, OverlaidView)
     return view
 
@@ -214,15 +215,15 @@ def test_whole_run_brings_the_longer_one_into_sight(
     overlaid: MainWindow, store: TraceStore
 ) -> None:
     overlaid.actions_by_id["plot.show_all"].trigger()
-    assert overlaid.rollback.plot.x_range[1] >= LONG - 0.5
+    assert overlaid.plots.rollback.plot.x_range[1] >= LONG - 0.5
     overlaid.feed.set_overlay(RunRef(store, 0))
     overlaid.actions_by_id["plot.show_all"].trigger()
-    assert overlaid.rollback.plot.x_range[1] == SHORT - 0.5
+    assert overlaid.plots.rollback.plot.x_range[1] == SHORT - 0.5
 
 
 def test_slots_stay_those_of_the_run_on_show(overlaid: MainWindow) -> None:
-    assert not isinstance(overlaid.ring, OverlaidView)
-    assert overlaid.ring._run is not None and overlaid.ring._run.run_id == 1
+    assert not isinstance(overlaid.plots["ring"], OverlaidView)
+    assert overlaid.plots["ring"]._run is not None and overlaid.plots["ring"]._run.run_id == 1
 
 
 def test_the_run_is_named(overlaid: MainWindow) -> None:
@@ -230,7 +231,7 @@ def test_the_run_is_named(overlaid: MainWindow) -> None:
     assert overlaid.status.overlay.text == "run 2"
     assert "run 2 is drawn dashed over run 1" in overlaid.status.overlay.toolTip()
     for name in BARS:
-        assert overlaid.plots.views[name].legend.leading_labels == ["run 2 over run 1"]
+        assert overlaid.plots[name].legend.leading_labels == ["run 2 over run 1"]
 
 
 # -- which run ------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ def test_a_run_that_goes_on_grows(overlaid: MainWindow, store: TraceStore) -> No
     n_rounds = int(store.rounds.column("round")[-1]) + 1
     add_rounds(store, 2, n_rounds, n_rounds + 2, 2)
     overlaid.actions_by_id["plot.pin"].setChecked(True)
-    overlaid.rollback.plot.box.setXRange(-0.5, n_rounds + 5, padding=0)
+    overlaid.plots.rollback.plot.box.setXRange(-0.5, n_rounds + 5, padding=0)
     overlaid.feed.refresh()
     assert n_over(view) == before + 4, "without anything else that draws the plot"
 
@@ -391,7 +392,7 @@ def test_out_of_sight_nothing_is_read(
     monkeypatch.setattr(
         app.panels.runs.run_pair, "compare_runs", lambda *a: asked.append(a) or compare(*a)
     )
-    for name in (*window.plots.views, "runs"):
+    for name in (*OVER_ROUNDS, "runs"):
         window.docks[name].hide()
     QApplication.processEvents()
     window.feed.show_run(RunRef(store, 1))
@@ -401,7 +402,8 @@ def test_out_of_sight_nothing_is_read(
     assert overlay is not None
     assert overlay._axis.rows is None
     assert asked == []
-    assert all(n_over(v) == 0 for v in window.plots.views.values() if isinstance(v, OverlaidView))
+    views = [window.plots[name] for name in OVER_ROUNDS]
+    assert all(n_over(view) == 0 for view in views if isinstance(view, OverlaidView))
     view = in_front(window, "timing")
     assert n_over(view) > 0
     window.docks.reveal("runs")

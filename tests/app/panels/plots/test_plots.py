@@ -24,6 +24,7 @@ from app.panels.plots.timing_view import NO_BASELINE, TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
 from app.trace_models.position import Position
 from app.window.plot_export import write_plot
+from app.window.plot_group import OVER_ROUNDS
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.records import PHASES
@@ -170,7 +171,7 @@ def test_a_long_run_is_drawn_with_as_many_points_as_pixels(window: MainWindow) -
         for name, n_parts in parts.items():
             window.docks[name].raise_()
             QApplication.processEvents()
-            view = window.plots.views[name]
+            view = window.plots[name]
             first, stop = view.plot.rounds_in_sight
             assert stop - first == 100_000
             view.refresh()
@@ -184,7 +185,7 @@ def test_a_plot_behind_another_tab_draws_when_it_comes_to_the_front(
     window.docks["ring"].raise_()
     QApplication.processEvents()
     filled(window)
-    view = window.plots.views["kv"]
+    view = window.plots["kv"]
     assert n_points(view) == 0
     window.docks["kv"].raise_()
     qtbot.waitUntil(lambda: n_points(view) > 0)
@@ -197,11 +198,11 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     window.docks["ring"].raise_()
     QApplication.processEvents()
     store, run_id = filled(window)
-    timing, estimate = window.plots.views["timing"], window.plots.what_if
+    timing, estimate = window.plots["timing"], window.plots["what_if"]
     before = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
     add_rounds(store, run_id, 60, 90)
     window.feed.refresh()
-    qtbot.waitUntil(lambda: window.rollback.plot.n_rounds == 90)
+    qtbot.waitUntil(lambda: window.plots.rollback.plot.n_rounds == 90)
     shown = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
     assert shown == before
     window.docks["timing"].raise_()
@@ -210,9 +211,41 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     qtbot.waitUntil(lambda: estimate.headline.text() != before[2])
 
 
+def test_a_plot_made_late_shows_what_the_others_show(window: MainWindow, qtbot: QtBot) -> None:
+    window.resize(1280, 800)
+    filled(window, 300)
+    window.set_theme("dark")
+    window.feed.move_cursor(Position(window.feed.run, 0, 200, None))
+    window.actions_by_id["plot.x_time"].trigger()
+    first = window.plots.rollback
+    for _ in range(2):
+        qtbot.keyClick(first.plot, Qt.Key.Key_W)
+    window.actions_by_id["plot.pin"].trigger()
+    assert list(window.plots.views) == ["rollback", "ring"] and not window.plots.whole
+    in_sight = first.plot.x_range
+    window.docks["timing"].raise_()
+    late = window.plots.views["timing"]
+    qtbot.waitUntil(lambda: n_points(late) > 0)
+    for view in (first, late):
+        assert view.plot.x_range == pytest.approx(in_sight)
+        assert view.plot.cursor_line.value() == first.plot.run_axis.centre(200)
+        assert "round 200" in view.plot.getPlotItem().getAxis("bottom").labelString()
+        assert view.plot._theme.name == "dark" and view.plot.pinned and not view.plot.follow
+        assert view.plot.menu is window.plots.menu
+    qtbot.keyClick(late.plot, Qt.Key.Key_D)
+    assert first.plot.x_range == late.plot.x_range != pytest.approx(in_sight)
+    clicked = []
+    late.position_selected.connect(lambda position: clicked.append(position.round))
+    qtbot.keyClick(late.plot, Qt.Key.Key_Right)
+    assert clicked == [201] and window.feed.cursor.round == 201
+    second = timed_trace(1)[0]
+    window.feed.show_run(RunRef(second, max(second.runs)))
+    assert late.run == first.run == window.feed.run
+
+
 def test_one_switch_changes_the_unit_of_all_plots(window: MainWindow) -> None:
     filled(window)
-    views = list(window.plots.views.values())
+    views = [window.plots[name] for name in OVER_ROUNDS]
     before = views[0].plot.rounds_in_sight
     for unit, label in (("token", "emitted tokens"), ("time", "time, s"), ("round", "round")):
         window.actions_by_id[f"plot.x_{unit}"].trigger()
@@ -226,7 +259,7 @@ def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) 
     filled(window, 300)
     window.actions_by_id["plot.x_time"].trigger()
     window.feed.move_cursor(Position(window.feed.run, 0, 200, None))
-    views = list(window.plots.views.values())
+    views = [window.plots[name] for name in OVER_ROUNDS]
     centre = views[0].plot.run_axis.centre(200)
     assert {view.plot.cursor_line.value() for view in views} == {centre}
     qtbot.keyClick(views[2].plot, Qt.Key.Key_A)
@@ -254,7 +287,7 @@ def test_the_docks_are_tabs_below(window: MainWindow) -> None:
 def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     window.docks["what_if"].raise_()
     QApplication.processEvents()
-    view = window.plots.what_if
+    view = window.plots["what_if"]
     assert not view.has_rounds
     filled(window)
     assert view.has_rounds
@@ -275,7 +308,7 @@ def test_export_as_picture_drawing_and_table(
     window.docks["timing"].raise_()
     QApplication.processEvents()
     store, run_id = filled(window)
-    view = window.plots.views["timing"]
+    view = window.plots["timing"]
     view.plot.setFocus()
     monkeypatch.setattr(window.plots, "chosen", lambda: view)
     for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of what is in sight (*.csv)")):
@@ -321,9 +354,10 @@ def test_export_as_picture_drawing_and_table(
 
 def test_every_plot_has_a_table_and_words(window: MainWindow) -> None:
     filled(window)
-    for name, view in window.plots.views.items():
+    for name in OVER_ROUNDS:
         if name == "ring":
             continue  # this trace has no slots
+        view = window.plots[name]
         columns, rows = view.table()
         assert len(rows) >= 50 and {len(row) for row in rows} == {len(columns)}
         assert view.plot.accessibleName() and "rounds: 60" in view.plot.accessibleDescription()

@@ -171,7 +171,7 @@ def test_tooltip_and_click(view: RingView, qtbot: QtBot) -> None:
     view.show_run(builder.run)
     QApplication.processEvents()
     assert view.plot.tip(10.0, 2.0).startswith("round 10 · sequence 0 · slot 2\n")
-    assert "2 tokens behind the newest" in view.plot.tip(10.0, 2.0)
+    assert "2 tokens older than the newest" in view.plot.tip(10.0, 2.0)
     assert view.plot.tip(10.0, 4.0) == ""  # between the bands
     assert view.plot.tip(500.0, 1.0) == ""
     with qtbot.waitSignal(view.position_selected) as signal:

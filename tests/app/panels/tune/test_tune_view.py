@@ -38,7 +38,7 @@ def view(qtbot: QtBot) -> TuneView:
 
 
 def shown(window: MainWindow, qtbot: QtBot, run: RunRef) -> TuneView:
-    view = window.plots.tune
+    view = window.plots["tune"]
     window.docks.reveal("tune")
     window.feed.show_run(run)
     qtbot.waitUntil(lambda: view.shown is not None)
@@ -137,13 +137,13 @@ def test_out_of_sight_nothing_is_asked(
     window: MainWindow, qtbot: QtBot, run: RunRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[SurfaceRequest] = []
-    window.plots.tune.asked.connect(asked.append)
+    window.plots["tune"].asked.connect(asked.append)
     window.feed.show_run(run)
     window.feed.refresh()
     settle(qtbot)
     assert not asked
     window.docks.reveal("tune")
-    qtbot.waitUntil(lambda: window.plots.tune.shown is not None)
+    qtbot.waitUntil(lambda: window.plots["tune"].shown is not None)
     assert [request.run for request in asked] == [run]
 
 

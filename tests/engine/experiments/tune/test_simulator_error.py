@@ -16,7 +16,7 @@ def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(record, "_LENGTHS", (1, 4))
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     prompts = [session.prompt(p.text) for p in demo_prompts()[:2]]
-    base = RunOptions(n_predict=24, ignore_eos=True)
+    base = RunOptions(n_predict=12, ignore_eos=True)
     found = simulator_error.simulator_error(session, prompts, base, "draft-simple", repeats=2)
     assert [one.setting.n_max for one in found] == [1, 3, 4]
     assert [one.simulated_per_round for one in found] == pytest.approx(

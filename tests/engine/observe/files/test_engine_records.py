@@ -557,7 +557,7 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
         ("vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_drafts_total{} many", "Prom"),
         (
             f'{DRAFTS} 1\nvllm:spec_decode_num_accepted_tokens_per_pos{{position="99999"}} 1',
-            "no index in a draft",
+            "not an index in a draft",
         ),
     ],
 )

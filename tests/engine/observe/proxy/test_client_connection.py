@@ -15,7 +15,7 @@ import pytest
 
 from engine.analysis.findings.check import recorded
 from engine.errors import OptionError
-from engine.observe.proxy import client_connection, json_limits
+from engine.observe.proxy import client_connection, request_checks
 from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.added_fields import add_fields
 from engine.observe.proxy.exchange_queue import Tape
@@ -379,20 +379,20 @@ def test_a_request_of_many_members_takes_bounded_work(
 ) -> None:
     """11 MiB of short keys once held everything up for 44 seconds."""
     counted: list[int] = []
-    search = json_limits._SIGN.search
+    search = request_checks._SIGN.search
 
     class Counting:
         def search(self, *words: Any) -> Any:
             counted.append(1)
             return search(*words)
 
-    monkeypatch.setattr(json_limits, "_SIGN", Counting())
+    monkeypatch.setattr(request_checks, "_SIGN", Counting())
     server.script("/completion", json_reply({}))
     body = b'{"stream":true,' + b",".join(b'"k%d":0' % i for i in range(900_000)) + b"}"
     assert len(body) > 10 << 20
     reply = httpx.post(f"{proxy.url}/completion", content=body, timeout=60, trust_env=False)
     assert reply.status_code == 200 and server.received[0].body == body
-    assert 0 < len(counted) <= 4 * json_limits.MAX_KEYS
+    assert 0 < len(counted) <= 4 * request_checks.MAX_KEYS
 
 
 @pytest.mark.parametrize("status", [600, 999])

@@ -581,7 +581,7 @@ def test_an_address_without_a_host_is_this_machine(text: str, expected: tuple[st
 
 @pytest.mark.parametrize("text", ["", "here", "127.0.0.1:", "a:65536", "a:-1", "a:٣"])
 def test_what_is_no_address_to_listen_at(text: str) -> None:
-    with pytest.raises(OptionError, match="is no address to listen at"):
+    with pytest.raises(OptionError, match="is not an address to listen at"):
         listening_address(text)
 
 

@@ -147,9 +147,9 @@ def begun() -> tuple[TraceStore, ObservedRun, ObservedRequest]:
         (b"data: " + b"x" * (17 << 20), "a line of more than 16 MiB"),
         (b"data: " + b"[" * 200_000 + b"\n\n", "nested more than 64 times"),
         (b'data: {"content": "a", "timings": {"predicted_n": NaN}}\n\n', "not valid JSON"),
-        (b'data: {"content": "a", "timings": {"predicted_n": -4}}\n\n', "no count"),
+        (b'data: {"content": "a", "timings": {"predicted_n": -4}}\n\n', "not a count"),
         (b'data: {"content": "a", "timings": {"predicted_n": 9, "predicted_ms": "x"}}\n\n', "time"),
-        (b'data: {"index": 99999, "content": "a"}\n\n', "no number of an answer"),
+        (b'data: {"index": 99999, "content": "a"}\n\n', "not the number of an answer"),
         (b"data: <html>\n\n", "not valid JSON"),
     ],
 )

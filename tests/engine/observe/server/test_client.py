@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
 from engine.observe.server.client import ServerClient
-from engine.observe.server.inbox import Arrival, Inbox
+from engine.observe.server.reply import Arrival, Inbox
 from tests.support.scripted_server import (
     HTML,
     JSON,
@@ -129,12 +129,12 @@ def test_waiting_can_be_cancelled() -> None:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (WEB_PAGE, "answers /props with text/html that is no llama-server's"),
-        (NOT_JSON, "answers /props with something that is no llama-server's"),
-        (json_reply([1, 2]), "answers /props with something that is no llama-server's"),
-        (Reply(b'{"a":' * 100_000, 200, JSON), "that is no llama-server's"),
-        (Reply(b"x" * (17 * 2**20), 200, JSON), "that is no llama-server's"),
-        (Reply(b"\xff\xfe\x00\x80", 200, JSON), "that is no llama-server's"),
+        (WEB_PAGE, "answers /props with text/html that is not a llama-server's"),
+        (NOT_JSON, "answers /props with something that is not a llama-server's"),
+        (json_reply([1, 2]), "answers /props with something that is not a llama-server's"),
+        (Reply(b'{"a":' * 100_000, 200, JSON), "that is not a llama-server's"),
+        (Reply(b"x" * (17 * 2**20), 200, JSON), "that is not a llama-server's"),
+        (Reply(b"\xff\xfe\x00\x80", 200, JSON), "that is not a llama-server's"),
         (error_reply(404, "File Not Found"), "has no /props"),
         (Reply(b"", 302, {"Location": "http://elsewhere.invalid/"}), "sends /props elsewhere"),
         (error_reply(500, "out of\nmemory."), "refuses /props with status 500: out of memory. C"),
@@ -340,7 +340,7 @@ def test_no_file_left_for_a_loop_is_told_to_whoever_asks(monkeypatch: pytest.Mon
             ),
             "The prompt has �[2J tokens, but {url} has a context of [].",
         ),
-        (WEB_PAGE, "{url} answers /completion with text/html that is no llama-server's."),
+        (WEB_PAGE, "{url} answers /completion with text/html that is not a llama-server's."),
         (error_reply(500, "no slot"), "{url} refuses /completion with status 500: no slot."),
         (Reply(b"\xff\xfe", 400, JSON), "{url} refuses /completion with status 400."),
     ],

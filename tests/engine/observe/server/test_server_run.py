@@ -168,7 +168,7 @@ def test_other_work_of_the_server_leaves_its_counters_aside(
         ("page", "answers /completion with text/html", 0),
         ("refused", "refuses /completion with status 500: no.", 0),
         ("not json", "sent text that is not valid JSON", 10),
-        ("no number", "which is no count", 10),
+        ("no number", "which is not a count", 10),
     ],
 )
 def test_a_failed_reply_is_one_sentence_and_what_came_is_kept(

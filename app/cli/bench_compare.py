@@ -1,0 +1,64 @@
+"""`draftscope bench compare`: two result files of the suite, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli.bench_suite import number
+from app.cli.output import print_json, print_lines
+from engine.experiments.bench.suite_compare import SuiteDiff, compare_results, read_result
+
+_DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench compare A B [--json]"
+    parser.add_argument(
+        "compare", nargs=2, type=Path, metavar="RESULTS", help="what `bench suite --out` wrote"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what differs between two result files."""
+    a, b = (read_result(path) for path in args.compare)
+    diff = compare_results(a, b)
+    if args.json:
+        print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **asdict(diff)})
+    else:
+        first, second = args.compare
+        print_lines(diff_lines(str(first), str(second), diff))
+    return 0
+
+
+def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
+    """Two result files, named a and b: aggregate fields, then a line per prompt of both."""
+    yield f"A: {a}"
+    yield f"B: {b}"
+    for pair in diff.pairs:
+        yield ""
+        same_name = pair.a_name == pair.b_name
+        yield f"{pair.a_name}:" if same_name else f"{pair.a_name} (A), {pair.b_name} (B):"
+        for name, (own, other) in pair.aggregate.items():
+            yield f"{name:<21} {_plain(own):>10} {_plain(other):>10}"
+        yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
+        for row in pair.prompts:
+            yield _DIFF.format(
+                row.name,
+                f"{row.a_tok_s:.1f}",
+                f"{row.b_tok_s:.1f}",
+                number(row.ratio, 2),
+                number(row.a_rate, 3),
+                number(row.b_rate, 3),
+            )
+    for file, names in (("A", diff.only_a), ("B", diff.only_b)):
+        if names:
+            yield f"only in {file}: {', '.join(names)}"
+
+
+def _plain(value: float | None) -> str:
+    return "n/a" if value is None else str(value)

@@ -1,0 +1,78 @@
+"""`draftscope bench random-model`: a model or a drafter with random weights, to measure."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.common import check_output, output_file
+from app.cli.output import print_json, print_line
+from engine.experiments.random_models.quant_mixes import QUANTS
+from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
+from engine.size_text import size_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this kind."""
+    parser.usage = "draftscope bench random-model FILE [options]"
+    parser.epilog = (
+        "examples:\n"
+        "  draftscope bench random-model random.gguf\n"
+        "  draftscope bench random-model dflash.gguf --drafter dflash"
+    )
+    parser.add_argument("write_random_model", type=output_file, metavar="FILE", help="GGUF file")
+    add_details(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_details(parser: argparse.ArgumentParser) -> None:
+    """What is written."""
+    group = parser.add_argument_group("random-model: what is written")
+    group.add_argument(
+        "--arch",
+        choices=tuple(RANDOM_FAMILIES),
+        default="qwen35",
+        help="architecture (default %(default)s)",
+    )
+    sizes = "; ".join(f"{arch}: {', '.join(f.sizes)}" for arch, f in RANDOM_FAMILIES.items())
+    group.add_argument("--size", metavar="NAME", help=f"parameters, by default the first ({sizes})")
+    group.add_argument(
+        "--drafter",
+        choices=tuple(RANDOM_DRAFTERS),
+        help="write a drafter for a model of this architecture and size instead, for -md",
+    )
+    group.add_argument(
+        "--quant",
+        choices=QUANTS,
+        default="q8_0",
+        help="types of the matrices (default %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file."""
+    path = args.write_random_model
+    check_output(path, "the model")
+    size = args.size or next(iter(RANDOM_FAMILIES[args.arch].sizes))
+    if args.drafter is None:
+        write_random_model(path, arch=args.arch, size=size, quant=args.quant)
+    else:
+        write_random_drafter(
+            path, drafter=args.drafter, arch=args.arch, size=size, quant=args.quant
+        )
+    n_bytes = path.stat().st_size
+    if args.json:
+        print_json(
+            {
+                "path": str(path),
+                "arch": args.arch,
+                "size": size,
+                "drafter": args.drafter,
+                "quant": args.quant,
+                "bytes": n_bytes,
+            }
+        )
+    else:
+        print_line(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
+    return 0

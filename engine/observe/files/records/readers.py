@@ -1,0 +1,408 @@
+"""Readers of the records of other engines: by which keys a record is known, and its counts.
+
+vLLM: docs/features/speculative_decoding/acceptance_metrics.md. Steps without a draft are not
+counted; a draft may have lost all its tokens to a grammar.
+SGLang: `meta_info` of /generate, `sglext.spec_tokens_details` elsewhere. The counts have had three
+generations of names. Proposed drafts are verifications times the drafts that a verification can
+have: an assumption of the server's, and not a count.
+TensorRT-LLM: `speculative_decoding` of a choice, or of the performance metrics, a line for each
+request.
+mlx-vlm: `timings` with llama-server's names and the number of rounds. Accepted tokens may exceed
+those emitted: a round counts before a stop cuts it.
+LM Studio: `stats` of a prediction, and fragments of text. What it calls ignored was never sent to
+the target, so that it is not a drafted token here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from engine.foreign_numbers import LONGEST_DRAFT, is_whole
+from engine.observe.files.records.document import Fields, Node
+from engine.observe.files.records.request import TIMINGS, RecordedRequest
+
+_Value = TypeVar("_Value")
+
+
+def of_same_request(node: Node) -> Hashable:
+    """The same for all chunks of a stream that have counts: those of the last chunk are all."""
+    name: str | None = None
+    for one in (node.values, *reversed(node.around)):
+        if isinstance(one, list):
+            return (id(one), name) if name is not None else id(node.values)
+        if name is None and isinstance(one.get("id"), str):
+            name = one["id"]
+    return id(node.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The records of one engine, recognised by keys and never by the name of a file.
+
+    name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
+    such a record. without: keys that such an object never has. read: one such object of a file;
+    None where rounds are in streams.
+    """
+
+    name: str
+    title: str
+    signs: tuple[tuple[str, ...], ...]
+    read: Callable[[Node], RecordedRequest] | None = None
+    without: tuple[str, ...] = ()
+    request_of: Callable[[Node], Hashable] = of_same_request
+    """Identifies the request, where several such objects may be of one; the last one counts."""
+
+    def sign_of(self, values: dict[str, Any]) -> tuple[str, ...]:
+        """The keys by which an object is such a record; empty if it is not."""
+        if any(key in values for key in self.without):
+            return ()
+        return next((sign for sign in self.signs if all(key in values for key in sign)), ())
+
+    def may_be_in(self, data: bytes) -> bool:
+        """Whether bytes, or their beginning, look like a file of such records."""
+        return not any(_has_key(key, data) for key in self.without) and any(
+            all(_has_key(key, data) for key in sign) for sign in self.signs
+        )
+
+
+def _has_key(key: str, data: bytes) -> bool:
+    # inside of a JSON text the quotes would be escaped
+    return re.search(rb'"%s"\s*:' % key.encode(), data) is not None
+
+
+# -- what several engines have in common -----------------------------------------------------
+
+
+def _by_length(values: Fields, key: str) -> dict[int, list[int]] | None:
+    rows = values.object(key)
+    if rows is None:
+        return None
+    return {rows.index(length): rows.histogram(length) or [] for length in rows.values}
+
+
+def _steps(values: Fields, key: str) -> list[int] | None:
+    return values.counts(key, LONGEST_DRAFT)
+
+
+_TAKES: dict[str, Callable[[Fields, str], Any]] = {
+    "histogram": Fields.histogram,
+    "by_length": _by_length,
+    "per_step_accepted": _steps,
+    "per_step_drafted": _steps,
+}
+"""How a field of a request is read; the others are counts."""
+
+
+def _counts(node: Node, engine: str, keys: Mapping[str, str]) -> tuple[RecordedRequest, Fields]:
+    """A request with the counts of a record, and the fields to read on from. keys: the record's
+    name of each field of the request."""
+    values = node.fields()
+    found = RecordedRequest(engine, node.place, record=dict(node.values))
+    for field, key in keys.items():
+        setattr(found, field, _TAKES.get(field, Fields.count)(values, key))
+    return found, values
+
+
+def _read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None:
+    """Take `model` and the counts of `usage` of an OpenAI reply into a request, and check their
+    sum."""
+    about = node.fields(reply)
+    into.model = about.text("model") or ""
+    found = about.object("usage")
+    if found is None:
+        return
+    prompt, completion, total = (
+        found.count(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")
+    )
+    details = found.object("prompt_tokens_details")
+    cached = details.count("cached_tokens") if details is not None else None
+    choices = reply.get("choices")
+    is_one = not isinstance(choices, list) or len(choices) < 2  # else the sum of several
+    into.set_tokens(prompt, cached, completion if is_one else None)
+    if prompt is not None and completion is not None and total is not None:
+        into.check(
+            prompt + completion == total,
+            ("usage.prompt_tokens", "usage.completion_tokens", "usage.total_tokens"),
+            f"prompt_tokens and completion_tokens make {prompt + completion:,}, "
+            f"but total_tokens is {total:,}",
+        )
+
+
+# -- vLLM ------------------------------------------------------------------------------------
+
+_VLLM_KEYS = {
+    "num_spec_steps": "num_spec_steps",
+    "num_draft_tokens": "num_draft_tokens",
+    "num_accepted_draft_tokens": "num_accepted_draft_tokens",
+    "num_spec_tokens": "num_spec_tokens",
+    "histogram": "acceptance_histogram",
+    "by_length": "acceptance_histogram_by_draft_length",
+    "per_step_accepted": "per_step_accepted",
+    "per_step_drafted": "per_step_drafted",
+}
+
+
+def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
+    """vLLM's `metrics.speculative_decoding` of a reply or of the last chunk of a stream, which
+    AIPerf writes with the same names; with the fields to read on from."""
+    found, values = _counts(node, engine, _VLLM_KEYS)
+    mean, rate = values.number("mean_acceptance_length"), values.number("draft_acceptance_rate")
+    _complete(found)
+    steps, accepted = found.num_spec_steps, found.num_accepted_draft_tokens
+    both = None if steps is None or accepted is None else steps + accepted
+    counts = ("num_accepted_draft_tokens", "num_spec_steps")
+    found.check_ratio("mean_acceptance_length", mean, both, steps, *counts)
+    counts = ("num_accepted_draft_tokens", "num_draft_tokens")
+    found.check_ratio("draft_acceptance_rate", rate, accepted, found.num_draft_tokens, *counts)
+    found.check_counts(_VLLM_KEYS)
+    return found, values
+
+
+def _complete(found: RecordedRequest) -> None:
+    """Counts that are missing but are the sums of lists that are there."""
+    if found.per_step_accepted is not None:
+        if found.num_spec_steps is None:
+            found.num_spec_steps = len(found.per_step_accepted)
+        if found.num_accepted_draft_tokens is None:
+            found.num_accepted_draft_tokens = sum(found.per_step_accepted)
+    if found.per_step_drafted is not None and found.num_draft_tokens is None:
+        found.num_draft_tokens = sum(found.per_step_drafted)
+
+
+def _read_vllm(node: Node) -> RecordedRequest:
+    found, _ = read_acceptance(node, "vllm")
+    reply = node.owner("usage", "choices")
+    _read_usage(node, reply, found)
+    found.chunks = _chunks(node, reply, found)
+    return found
+
+
+def _chunks(
+    node: Node, reply: dict[str, Any], into: RecordedRequest
+) -> list[tuple[list[int], str]] | None:
+    """Ids and text of each chunk of the same stream, None unless all chunks have their ids."""
+    lists = (one for one in reversed(node.around) if isinstance(one, list))
+    siblings = next((one for one in lists if any(each is reply for each in one)), None)
+    found: list[tuple[list[int], str]] = []
+    for one in siblings or (reply,):
+        if not isinstance(one, dict) or one.get("id") != reply.get("id"):
+            continue
+        choices = one.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                return None
+            into.stop = str(choice.get("finish_reason") or into.stop)[:100]
+            ids, text = choice.get("token_ids"), _text(choice)
+            if ids is None and siblings is not None and not text:
+                continue  # the role comes alone
+            if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
+                return None
+            found.append((ids, text))
+    return found if siblings is not None else None
+
+
+def _text(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+VLLM = Shape(
+    "vllm",
+    "vLLM",
+    (("num_spec_steps", "mean_acceptance_length"), ("per_step_accepted",)),
+    _read_vllm,
+    without=("engine", "predicted_n"),  # AIPerf's, and this program's own figures
+)
+
+# -- SGLang ----------------------------------------------------------------------------------
+
+_ACCEPTED_NAMES = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+_PROPOSED_NAMES = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+_HISTOGRAM_NAMES = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+
+
+def _read_sglang(node: Node) -> RecordedRequest:
+    keys = {"num_spec_steps": "spec_verify_ct"}
+    found, values = _counts(node, "sglang", keys)
+
+    def first(names: tuple[str, ...], take: Callable[[str], _Value | None], field: str) -> None:
+        """The value of the newest name; older names next to it have to say the same."""
+        named = [(name, value) for name in names if (value := take(name)) is not None]
+        keys[field] = named[0][0] if named else names[0]
+        for name, value in named:
+            setattr(found, field, named[0][1])
+            found.check(
+                value == named[0][1],
+                (named[0][0], name),
+                f"{named[0][0]} and {name}, its name in other versions, differ",
+            )
+
+    first(_ACCEPTED_NAMES, values.count, "num_accepted_draft_tokens")
+    first(_PROPOSED_NAMES, values.count, "num_draft_tokens")
+    first(_HISTOGRAM_NAMES, values.histogram, "histogram")
+    if found.histogram == []:
+        found.histogram = None
+    found.derived = ("num_draft_tokens", "draft_n", "draft_acceptance_rate")
+    reply = node.owner("usage", "meta_info", "choices")
+    if "completion_tokens" in node.values:
+        found.set_tokens(
+            *map(values.count, ("prompt_tokens", "cached_tokens", "completion_tokens"))
+        )
+    else:
+        _read_usage(node, reply, found)
+    rate, length = values.number("spec_accept_rate"), values.number("spec_accept_length")
+    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
+    names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
+    found.check_ratio("spec_accept_rate", rate, accepted, drafted, *names)
+    emitted, steps = found.timings.get("predicted_n"), found.num_spec_steps
+    names = "completion_tokens", "spec_verify_ct"
+    found.check_ratio("spec_accept_length", length, emitted, steps, *names)
+    found.check_counts(keys)
+    reason = node.values.get("finish_reason")
+    found.stop = str(reason.get("type", ""))[:100] if isinstance(reason, dict) else ""
+    return found
+
+
+SGLANG = Shape("sglang", "SGLang", (("spec_verify_ct",),), _read_sglang)
+
+# -- TensorRT-LLM ----------------------------------------------------------------------------
+
+_TENSORRT_KEYS = {
+    "num_spec_steps": "num_spec_steps",
+    "num_draft_tokens": "total_draft_tokens",
+    "num_accepted_draft_tokens": "total_accepted_draft_tokens",
+    "num_spec_tokens": "num_spec_tokens",
+    "histogram": "acceptance_histogram",
+}
+
+
+def _read_tensorrt_llm(node: Node) -> RecordedRequest:
+    found, values = _counts(node, "tensorrt-llm", _TENSORRT_KEYS)
+    rate = values.number("acceptance_rate")
+    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
+    names = "total_accepted_draft_tokens", "total_draft_tokens"
+    found.check_ratio("acceptance_rate", rate, accepted, drafted, *names)
+    found.check_counts(_TENSORRT_KEYS)
+    _read_usage(node, node.owner("usage", "perf_metrics"), found)
+    choice = node.owner("finish_reason")
+    if choice is not node.values:
+        found.stop = node.fields(choice).text("finish_reason") or ""
+    return found
+
+
+TENSORRT_LLM = Shape(
+    "tensorrt-llm", "TensorRT-LLM", (("total_accepted_draft_tokens",),), _read_tensorrt_llm
+)
+
+# -- mlx-vlm ---------------------------------------------------------------------------------
+
+_MLX_KEYS = {
+    "num_spec_steps": "draft_rounds",
+    "num_draft_tokens": "draft_n",
+    "num_accepted_draft_tokens": "draft_n_accepted",
+}
+
+
+def _read_mlx_vlm(node: Node) -> RecordedRequest:
+    found, values = _counts(node, "mlx-vlm", _MLX_KEYS)
+    for name in TIMINGS:
+        value = values.count(name) if name.endswith("_n") else values.number(name)
+        if value is not None:
+            found.timings[name] = value
+    found.check_counts(_MLX_KEYS)
+    values.text("draft_kind")
+    return found
+
+
+MLX_VLM = Shape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_mlx_vlm)
+
+# -- LM Studio -------------------------------------------------------------------------------
+
+_ACCEPTED, _REJECTED = "acceptedDraftTokensCount", "rejectedDraftTokensCount"
+_IGNORED, _TOTAL = "ignoredDraftTokensCount", "totalDraftTokensCount"
+
+
+def _prediction_of(node: Node) -> int:
+    """The counts of the prediction that a fragment is of; without any, the fragments."""
+    if _ACCEPTED in node.values:
+        return id(node.values)
+    stats = node.owner("stats").get("stats")
+    return id(stats if isinstance(stats, dict) or not node.around else node.around[-1])
+
+
+def _read_lm_studio(node: Node) -> RecordedRequest:
+    values = node.fields()
+    found = RecordedRequest("lm-studio", node.place)
+    if _ACCEPTED not in node.values:
+        stats = node.fields(node.owner("stats")).object("stats")
+        if stats is None:
+            return _read_fragments(node, found)
+        values, found.place = stats, stats.place
+    accepted, rejected, ignored, total = (
+        values.count(key) for key in (_ACCEPTED, _REJECTED, _IGNORED, _TOTAL)
+    )
+    found.num_accepted_draft_tokens = accepted
+    if accepted is not None and rejected is not None:
+        found.num_draft_tokens = accepted + rejected
+        found.derived = ("num_draft_tokens", "draft_n")
+        if total is not None:
+            parts = accepted + rejected + (ignored or 0)
+            found.check(
+                parts == total,
+                (_TOTAL, _ACCEPTED, _REJECTED, _IGNORED),
+                f"{_TOTAL} is {total:,}, but its parts make {parts:,}",
+            )
+    elif accepted is not None and total is not None:
+        found.check(
+            accepted <= total,
+            (_ACCEPTED, _TOTAL),
+            f"{_ACCEPTED} is {accepted:,}, more than {_TOTAL}, {total:,}",
+        )
+    names = "promptTokensCount", "predictedTokensCount", "totalTokensCount"
+    prompt, predicted, both = map(values.count, names)
+    found.set_tokens(prompt, None, predicted)
+    if prompt is not None and predicted is not None and both is not None:
+        sentence = f"{names[2]} is {both:,}, but its parts make {prompt + predicted:,}"
+        found.check(prompt + predicted == both, names, sentence)
+    speed = values.number("tokensPerSecond")
+    if speed is not None:
+        found.timings["predicted_per_second"] = speed
+    found.stop = values.text("stopReason") or ""
+    found.record = dict(values.values)
+    return found
+
+
+def _read_fragments(node: Node, into: RecordedRequest) -> RecordedRequest:
+    """Fragments alone give the number of tokens."""
+    fragments = node.around[-1] if node.around and isinstance(node.around[-1], list) else []
+    counts = [
+        Fields(one, node.file, f"{node.place} or after it", node.taken).count("tokensCount")
+        for one in fragments
+        if isinstance(one, dict)
+    ]
+    if None not in counts:
+        into.set_tokens(None, None, sum(filter(None, counts)))
+    return into
+
+
+LM_STUDIO = Shape(
+    "lm-studio",
+    "LM Studio",
+    ((_ACCEPTED,), ("containsDrafted",)),
+    _read_lm_studio,
+    request_of=_prediction_of,
+)
+
+# -- llama-server ----------------------------------------------------------------------------
+
+LLAMA_SERVER = Shape(
+    "llama-server",
+    "llama-server",
+    (("predicted_n", "predicted_ms"),),
+    without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
+)
+"""Its replies are read as if they came from the server: see `writing`."""

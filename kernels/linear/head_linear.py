@@ -1,0 +1,122 @@
+"""A small matrix for every head, as latent attention has before and behind its softmax."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.rows import LANES, rows, start
+
+
+def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """x of every head times the matrix of that head.
+
+    x: f32 [B, T, H, n], any strides; weight: f32 [H, n, m], contiguous: the rows of a head's
+    matrix are its inputs. Returns f32 [B, T, H, m].
+
+    invariant: a token's result has the same bits whatever tokens stand beside it.
+    """
+    return (_invariant if invariant else _run)(x, weight)
+
+
+def head_linear_naive(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The products head by head. Keeps the dtype of its inputs."""
+    return torch.stack([x[:, :, h] @ weight[h] for h in range(x.shape[2])], 2)
+
+
+def head_linear_with_torch(
+    x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False
+) -> torch.Tensor:
+    """The products of all heads at once; where they are to be invariant, token by token."""
+    if invariant:
+        # in memory of its own: sums may depend on alignment
+        tokens = [one.clone() for one in x.flatten(0, 1).split(1)]
+        y = torch.cat([head_linear_with_torch(one.unsqueeze(0), weight) for one in tokens], 1)
+        return y.view(*x.shape[:3], weight.shape[2])
+    n_batch, n_tokens, n_heads, n = x.shape
+    rows = x.permute(2, 0, 1, 3).reshape(n_heads, n_batch * n_tokens, n)
+    return torch.bmm(rows, weight).view(n_heads, n_batch, n_tokens, -1).permute(1, 2, 0, 3)
+
+
+# vectors of results side by side, and tokens whose results are in registers with them
+COLUMNS, TOKENS = 2, 2
+# multiplications below which other threads are not worth waking
+LEAST_WORK = 1 << 17
+
+
+def head_linear_with_llvm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The products on a processor: each piece of a head's matrix read once for all tokens."""
+    n_batch, n_tokens, n_heads, n = x.shape
+    m = weight.shape[2]
+    y = torch.empty(n_batch, n_tokens, n_heads, m)
+    x, places = rows(x)
+    n_rows = n_batch * n_tokens
+    _program(n, m, n_heads)(
+        *places,
+        weight.contiguous().data_ptr(),
+        y.data_ptr(),
+        n_rows,
+        tasks=n_heads * -(-m // (COLUMNS * LANES)),
+        chunk=1,
+        threads=torch.get_num_threads() if n_rows * weight.numel() > LEAST_WORK else 1,
+    )
+    return y
+
+
+@functools.cache
+def _program(n: int, m: int, n_heads: int) -> Program:
+    return Program(functools.partial(_body, n, m, n_heads), 7)
+
+
+def _body(
+    n: int, m: int, n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is COLUMNS vectors of results of one head, for all tokens; every sum goes along the
+    inputs, whatever tokens stand beside it.
+
+    Arguments: x in RowPlaces, a row for every token and head; the matrices, y, the tokens.
+    """
+    weight, y, n_rows = args[4:]
+    width = min(COLUMNS * LANES, m)
+    counts = [min(LANES, width - i) for i in range(0, width, LANES)]
+    n_blocks = -(-m // width)
+    with code.loop(first, last) as task:
+        head = task // n_blocks
+        # the last block reaches back, so that every block is whole
+        column = code.smaller(task % n_blocks * width, code.integer(m - width)) * 4
+        matrix = weight + head * (4 * n * m) + column
+        pairs = n_rows // TOKENS * TOKENS
+
+        def tile(row: Value, n_tokens: int) -> None:
+            sources = [start(args[:4], (row + i) * n_heads + head) for i in range(n_tokens)]
+            zero = code.constant(F32X16, 0.0)
+            sums = [[code.variable(zero) for _ in counts] for _ in range(n_tokens)]
+            with code.loop(0, code.integer(n)) as d:
+                at = matrix + d * (4 * m)
+                factors = [
+                    code.load_first(at + 4 * LANES * c, F32X16, count)
+                    for c, count in enumerate(counts)
+                ]
+                for source, totals in zip(sources, sums, strict=True):
+                    number = code.splat(code.load(source + d * 4, F32))
+                    for factor, total in zip(factors, totals, strict=True):
+                        total.set(code.fma(factor, number, total.value))
+            for i, totals in enumerate(sums):
+                target = y + ((row + i) * n_heads + head) * (4 * m) + column
+                for c, (count, total) in enumerate(zip(counts, totals, strict=True)):
+                    code.store_first(total.value, target + 4 * LANES * c, count)
+
+        with code.loop(0, pairs, TOKENS) as row:
+            tile(row, TOKENS)
+        with code.loop(pairs, n_rows) as row:
+            tile(row, 1)
+
+
+_run = pick(
+    head_linear_naive, head_linear_with_torch, "kernels.linear.with_triton", head_linear_with_llvm
+)
+_invariant = pick_invariant(head_linear_with_torch, head_linear_with_llvm)

@@ -1,0 +1,151 @@
+"""Numbers rounded to what a shorter type holds, and kept as float32.
+
+To the nearest, ties to the even one; beyond the largest float16 there is infinity.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from kernels.dispatch import pick
+from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.values import I64
+
+# Rounding number by number, from the bits of float32 and Python's own half floats.
+
+
+def rounded_naive(x: torch.Tensor, type: str) -> torch.Tensor:
+    """See rounded."""
+    one = {"bf16": _bf16, "f16": _f16}[type]
+    numbers = [one(number) for number in x.flatten().tolist()]
+    return torch.tensor(numbers, dtype=torch.float32).view(x.shape)
+
+
+def round_in_place_naive(x: torch.Tensor, type: str) -> None:
+    """See round_in_place."""
+    x.copy_(rounded_naive(x, type))
+
+
+def round_rows_naive(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+    """See round_rows."""
+    for number in numbers.flatten().tolist():
+        round_in_place_naive(table[number], type)
+
+
+def _bf16(number: float) -> float:
+    """The upper half of the bits, one more where the lower half is more than half of it."""
+    if math.isnan(number):
+        return number
+    (bits,) = struct.unpack("I", struct.pack("f", number))
+    upper, lower = divmod(bits, 1 << 16)
+    upper += lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1)
+    found: float = struct.unpack("f", struct.pack("I", upper << 16))[0]
+    return found
+
+
+def _f16(number: float) -> float:
+    try:
+        found: float = struct.unpack("e", struct.pack("e", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return found
+
+
+# Rounding by PyTorch's casts.
+_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def rounded_with_torch(x: torch.Tensor, type: str) -> torch.Tensor:
+    """See rounded."""
+    return x.to(_TYPES[type]).to(x.dtype)
+
+
+def round_in_place_with_torch(x: torch.Tensor, type: str) -> None:
+    """See round_in_place."""
+    x.copy_(rounded_with_torch(x, type))
+
+
+def round_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+    """See round_rows."""
+    table[numbers] = rounded_with_torch(table[numbers], type)
+
+
+# Rounding on a processor: a task rounds one row.
+_ROUND = {"bf16": Value.rounded_to_bf16, "f16": Value.rounded_to_f16}
+
+
+def rounded_with_llvm(x: torch.Tensor, type: str) -> torch.Tensor:
+    """See rounded."""
+    new = x.new_empty(*x.shape)
+    _run(x, new, type)
+    return new
+
+
+def round_in_place_with_llvm(x: torch.Tensor, type: str) -> None:
+    """See round_in_place."""
+    _run(x, x, type)
+
+
+def round_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+    """See round_rows. Raises ValueError for rows of the table with gaps."""
+    if not table[:1].is_contiguous():
+        raise ValueError("the numbers of a table's rows do not lie side by side")
+    width, numbers = math.prod(table.shape[1:]), numbers.contiguous()
+    step = 4 * table.stride(0)
+    run(_by_number(width, type), numbers.numel(), width, table.data_ptr(), step, numbers.data_ptr())
+
+
+def _run(x: torch.Tensor, target: torch.Tensor, type: str) -> None:
+    width = x.shape[-1]
+    kept, to = rows(target)
+    if kept is not target:  # strides that no two steps reach
+        target.copy_(rounded_with_llvm(x, type))
+        return
+    x, places = rows(x)
+    run(_from_places(width, type), x.numel() // width, width, *places, *to)
+
+
+@functools.cache
+def _from_places(width: int, type: str) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """Arguments: source and target in RowPlaces, which may be the same."""
+        with code.loop(first, last) as row:
+            _round(code, width, type, start(args[:4], row), start(args[4:8], row))
+
+    return Program(body, 8)
+
+
+@functools.cache
+def _by_number(width: int, type: str) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """Arguments: the table, bytes from row to row of it, the numbers."""
+        table, step, numbers = args
+        with code.loop(first, last) as i:
+            place = table + code.load(numbers + i * 8, I64) * step
+            _round(code, width, type, place, place)
+
+    return Program(body, 3)
+
+
+def _round(code: Code, width: int, type: str, source: Value, target: Value) -> None:
+    for at, count in vectors(code, width):
+        x = code.load_first(source + at, F32X16, count)
+        code.store_first(_ROUND[type](x), target + at, count)
+
+
+rounded = pick(rounded_naive, rounded_with_torch, None, rounded_with_llvm)
+"""(x, type): x f32 [..., d], any strides, as the numbers that `type`, "bf16" or "f16", holds: f32,
+new memory of the same shape."""
+round_in_place = pick(
+    round_in_place_naive, round_in_place_with_torch, None, round_in_place_with_llvm
+)
+"""(x, type): the same in the memory of x."""
+round_rows = pick(round_rows_naive, round_rows_with_torch, None, round_rows_with_llvm)
+"""(table, numbers, type): the same for rows of a table f32 [n, *row], each contiguous. numbers:
+int64, any shape, 0 .. n - 1, not looked at by the host. The other rows keep their bits."""

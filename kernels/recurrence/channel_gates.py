@@ -1,0 +1,137 @@
+"""The gates of Kimi Delta Attention: what each key channel of a state keeps, what a head writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.functions import sigmoid, softplus
+from kernels.llvm.rows import rows, run, start, vectors
+from kernels.whole_vectors import pointwise
+
+
+def channel_gates(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log decay g of every channel, and sigmoid(beta) of every head, as
+    kernels.recurrence.delta_rule takes them.
+
+    Without `bound`, g = softplus(decay + dt) * a; with it g = bound * sigmoid(-(decay + dt) * a),
+    which is never below bound < 0 (arXiv 2510.26692, and the `safe gate` of later models).
+
+    decay: f32 [..., C], beta: f32 [..., H], a layer's projections, any strides; dt, a: f32 [C], a =
+    -exp(A_log) of the channel's head. Returns g [..., C] and [..., H]. Differentiable.
+
+    invariant: each result has the same bits whatever numbers stand before and behind it.
+    """
+    return (_invariant if invariant else _run)(decay, dt, a, beta, bound)
+
+
+def channel_gates_naive(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gates as their formulas read."""
+    x, written = decay + dt, 1 / (1 + torch.exp(-beta))
+    if bound is not None:
+        return bound / (1 + torch.exp(x * a)), written
+    # log(1 + e^x), without an e^x that overflows
+    return (x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))) * a, written
+
+
+def channel_gates_with_torch(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gates in few operations."""
+    x, written = decay + dt, pointwise(torch.sigmoid, beta, invariant=invariant)
+    if bound is None:
+        return pointwise(functional.softplus, x, invariant=invariant) * a, written
+    return pointwise(torch.sigmoid, x * -a, invariant=invariant) * bound, written
+
+
+def channel_gates_with_llvm(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gates on a processor: both in one pass."""
+    n_channels, n_heads = decay.shape[-1], beta.shape[-1]
+    g, opened = decay.new_empty(*decay.shape), beta.new_empty(*beta.shape)
+    dt, a = dt.contiguous(), a.contiguous()
+    decay, decay_rows = rows(decay)
+    beta, beta_rows = rows(beta)
+    run(
+        _program(n_channels, n_heads, bound),
+        g.numel() // n_channels,
+        n_channels,
+        *decay_rows,
+        dt.data_ptr(),
+        a.data_ptr(),
+        g.data_ptr(),
+        *beta_rows,
+        opened.data_ptr(),
+    )
+    return g, opened
+
+
+@functools.cache
+def _program(n_channels: int, n_heads: int, bound: float | None) -> Program:
+    return Program(functools.partial(_body, n_channels, n_heads, bound), 12)
+
+
+def _body(
+    n_channels: int,
+    n_heads: int,
+    bound: float | None,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """Arguments: decay in RowPlaces, dt, a, g, beta in RowPlaces, the opened beta."""
+    dt, a, g, opened = *args[4:7], args[11]
+    zero = code.constant(F32X16, 0.0)
+    with code.loop(first, last) as row:
+        decay, beta = start(args[:4], row), start(args[7:11], row)
+        for at, count in vectors(code, n_channels):
+            x, bias, scale = (code.load_first(p + at, F32X16, count) for p in (decay, dt, a))
+            x += bias
+            if bound is None:
+                kept = softplus(code, x) * scale
+            else:
+                kept = sigmoid(code, zero - x * scale) * bound
+            code.store_first(kept, g + row * (4 * n_channels) + at, count)
+        for at, count in vectors(code, n_heads):
+            written = sigmoid(code, code.load_first(beta + at, F32X16, count))
+            code.store_first(written, opened + row * (4 * n_heads) + at, count)
+
+
+_run = pick(
+    channel_gates_naive,
+    channel_gates_with_torch,
+    "kernels.recurrence.with_triton",
+    channel_gates_with_llvm,
+)
+_invariant = pick_invariant(channel_gates_with_torch, channel_gates_with_llvm)

@@ -1,0 +1,392 @@
+"""The short causal convolution in front of a recurrence, or as a mixer by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm.functions import silu
+from kernels.llvm.rows import run, vectors
+from kernels.llvm.values import I64
+from kernels.whole_vectors import pointwise
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depthwise causal convolution over time, plus `bias` if any, then silu unless not `activate`.
+
+    x: [B, T, C], the projected rows; weight: [C, K], tap K - 1 multiplies the current token;
+    window: [B, K - 1, C], the rows before x, oldest first; bias: [C]. All f32, T >= 1, any strides.
+
+    Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
+    t of the tokens is history[:, t : t + K - 1]. Differentiable.
+
+    invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
+    """
+    return (_invariant if invariant else _run)(x, weight, window, bias, activate=activate)
+
+
+def causal_conv_slots(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
+
+    x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
+    int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row
+    write[b, i] receives the window n - 1 - i tokens before the last one. What b writes no other b'
+    reads or writes; one of its rows may be read[b]. The host looks at no number. Returns y
+    [B, T, C].
+    """
+    return _slots(x, weight, pool, read, write, bias, activate=activate)
+
+
+def fold_window(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """The windows after some of the rows that follow them.
+
+    window: f32 [B, K - 1, C]; columns: f32 [B, T, C]; n_tokens: int64 [B], 0 .. T, to which the
+    host does not look. out: [B, K - 1, C], filled and returned; may be `window` itself.
+    """
+    return _fold(window, columns, n_tokens, out)
+
+
+# The causal convolution token by token and tap by tap.
+
+
+def causal_conv_naive(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See causal_conv. Keeps the dtype of its inputs."""
+    n_taps = weight.shape[1]
+    history = torch.cat((window, x), 1)
+    rows = []
+    for t in range(x.shape[1]):
+        total = torch.zeros_like(x[:, t])
+        for j in range(n_taps):
+            total = total + weight[:, j] * history[:, t + j]
+        if bias is not None:
+            total = total + bias
+        rows.append(total * torch.sigmoid(total) if activate else total)
+    return torch.stack(rows, 1), history
+
+
+def causal_conv_slots_naive(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """See causal_conv_slots. Keeps the dtype of its inputs."""
+    window = torch.stack([pool[i] for i in read.tolist()])
+    y, history = causal_conv_naive(x, weight, window, bias, activate=activate)
+    for b, numbers in enumerate(write.tolist()):
+        for back, number in enumerate(reversed(numbers)):
+            end = history.shape[1] - back
+            pool[number] = history[b, end - pool.shape[1] : end]
+    return y
+
+
+def fold_window_naive(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """See fold_window."""
+    width = window.shape[1]
+    for b, n in enumerate(n_tokens.tolist()):
+        out[b] = torch.cat((window[b], columns[b, :n]))[n : n + width].clone()
+    return out
+
+
+# The causal convolution as a sum of shifted rows; PyTorch's own is slower at every length.
+
+
+def causal_conv_with_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See causal_conv. Keeps the dtype of its inputs."""
+    history = torch.cat((window, x), 1)
+    y = _sums(history, weight, bias)
+    if not activate:
+        return y, history
+    if invariant:
+        return pointwise(functional.silu, y, invariant=True), history
+    return functional.silu(y, inplace=not y.requires_grad), history
+
+
+def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The taps' products [B, T, C] and the bias, added up in one order for every row."""
+    n_tokens = history.shape[1] - weight.shape[1] + 1
+    # the taps have to be contiguous rows for the vector units; free where they already are
+    first, *others = weight.t().contiguous().unbind(0)
+    y = history[:, :n_tokens] * first
+    for j, tap in enumerate(others, 1):
+        y.addcmul_(history[:, j : j + n_tokens], tap)
+    return y if bias is None else y.add_(bias)
+
+
+def causal_conv_slots_with_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """See causal_conv_slots."""
+    y, history = causal_conv_with_torch(x, weight, pool[read], bias, activate=activate)
+    after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
+    pool[write] = after_each[:, -write.shape[1] :]
+    return y
+
+
+def fold_window_with_torch(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """See fold_window."""
+    at = n_tokens[:, None] + torch.arange(window.shape[1], device=n_tokens.device)
+    history = torch.cat((window, columns), 1)
+    return out.copy_(history.gather(1, at[..., None].expand(-1, -1, columns.shape[2])))
+
+
+# The causal convolution on a processor: every token from its taps, the history on the way.
+
+
+def causal_conv_with_llvm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See causal_conv."""
+    return _convolve(x, weight, window, None, bias, activate)
+
+
+def causal_conv_slots_with_llvm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """See causal_conv_slots."""
+    y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
+    (n_batch, n_new), write = write.shape, write.contiguous()
+    window_bytes = 4 * pool.shape[1] * pool.shape[2]
+    if not pool[:1].is_contiguous():
+        raise ValueError("the numbers of a window do not lie side by side")
+    run(
+        _keep(),
+        n_batch * n_new,
+        window_bytes // 4,
+        history.data_ptr() + 4 * (x.shape[1] - n_new + 1) * pool.shape[2],
+        4 * history.stride(0),
+        4 * pool.shape[2],
+        pool.data_ptr(),
+        4 * pool.stride(0),
+        write.data_ptr(),
+        n_new,
+        window_bytes,
+    )
+    return y
+
+
+def fold_window_with_llvm(
+    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """See fold_window."""
+    n_batch, width, n_channels = window.shape
+    counts = n_tokens.contiguous()
+    tensors = [_in_rows(window), _in_rows(columns), out]
+    places = [(x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in tensors]
+    run(
+        _fold_llvm(n_channels, width),
+        n_batch,
+        width * n_channels,
+        *(number for place in places for number in place),
+        counts.data_ptr(),
+    )
+    return out
+
+
+def _convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    read: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activate: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """read: numbers of the rows of `window` that hold those of the sequences; None for 0, 1, …"""
+    n_batch, n_tokens, n_channels = x.shape
+    n_taps = weight.shape[1]
+    y = x.new_empty(n_batch, n_tokens, n_channels)
+    history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
+    x, window, taps = _in_rows(x), _in_rows(window), weight.t().contiguous()
+    bias = None if bias is None else bias.contiguous()
+    x_batch, x_token, _ = x.stride()
+    window_batch, window_token, _ = window.stride()
+    run(
+        _program(n_channels, n_taps, read is not None, bias is not None, activate),
+        n_batch * n_tokens,
+        n_channels,
+        n_tokens,
+        x.data_ptr(),
+        4 * x_batch,
+        4 * x_token,
+        window.data_ptr(),
+        4 * window_batch,
+        4 * window_token,
+        taps.data_ptr(),
+        y.data_ptr(),
+        history.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if read is None else read.data_ptr(),
+    )
+    return y, history
+
+
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@functools.cache
+def _program(n_channels: int, n_taps: int, numbered: bool, biased: bool, activate: bool) -> Program:
+    body = functools.partial(_body, n_channels, n_taps, numbered, biased, activate)
+    return Program(body, 12)
+
+
+def _body(
+    n_channels: int,
+    n_taps: int,
+    numbered: bool,
+    biased: bool,
+    activate: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs,
+    the bias if there is one, the numbers of the windows if they are not those of the sequences.
+
+    Rows of the window and of x are read where they are: the history is written by other tasks.
+    """
+    n_tokens, x, x_batch, x_token, window, window_batch, window_token = args[:7]
+    taps, y, history, bias, numbers = args[7:]
+    row_bytes, n_old = 4 * n_channels, n_taps - 1
+    with code.loop(first, last) as task:
+        batch, token = task // n_tokens, task % n_tokens
+        number = code.load(numbers + batch * 8, I64) if numbered else batch
+        tokens, old = x + batch * x_batch, window + number * window_batch
+        kept = history + batch * (n_tokens + n_old) * row_bytes
+        inputs = []
+        for tap in range(n_taps):
+            at = token + tap
+            in_x = tokens + (at - n_old) * x_token
+            inputs.append(code.choose(at.less(n_old), old + at * window_token, in_x))
+        target, copy = y + task * row_bytes, kept + (token + n_old) * row_bytes
+        for at, count in vectors(code, n_channels):
+            row = total = code.constant(F32X16, 0.0)
+            for tap, source in enumerate(inputs):
+                row = code.load_first(source + at, F32X16, count)
+                factor = code.load_first(taps + row_bytes * tap + at, F32X16, count)
+                total = code.fma(row, factor, total)
+            code.store_first(row, copy + at, count)
+            if biased:
+                total += code.load_first(bias + at, F32X16, count)
+            code.store_first(silu(code, total) if activate else total, target + at, count)
+        # the first token's task brings the window over
+        none, all_ = code.integer(0), code.integer(n_old)
+        with code.loop(0, code.choose(token.less(1), all_, none)) as i:
+            for at, count in vectors(code, n_channels):
+                row = code.load_first(old + i * window_token + at, F32X16, count)
+                code.store_first(row, kept + i * row_bytes + at, count)
+
+
+@functools.cache
+def _keep() -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one window. Arguments: the first of them in the history, bytes to the next
+        sequence's and to the next one, pool, bytes from row to row, the numbers of rows, how many
+        a sequence has, bytes of a window."""
+        history, batch_bytes, token_bytes, pool, step, numbers, n_new, n_bytes = args
+        with code.loop(first, last) as task:
+            source = history + task // n_new * batch_bytes + task % n_new * token_bytes
+            code.copy(pool + code.load(numbers + task * 8, I64) * step, source, n_bytes)
+
+    return Program(body, 8)
+
+
+@functools.cache
+def _fold_llvm(n_channels: int, width: int) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one sequence. Arguments: window, columns and out, each with two strides; how
+        many columns. Rows only move to the front, so out may be the window."""
+        (window, columns, out), numbers = [args[i : i + 3] for i in (0, 3, 6)], args[9]
+        with code.loop(first, last) as b:
+            count = code.load(numbers + b * 8, I64)
+            old, new, to = (x[0] + b * x[1] for x in (window, columns, out))
+            with code.loop(0, code.integer(width)) as i:
+                at = count + i
+                source = code.choose(
+                    at.less(width), old + at * window[2], new + (at - width) * columns[2]
+                )
+                for place, lanes in vectors(code, n_channels):
+                    row = code.load_first(source + place, F32X16, lanes)
+                    code.store_first(row, to + i * out[2] + place, lanes)
+
+    return Program(body, 10)
+
+
+_run = pick(
+    causal_conv_naive,
+    causal_conv_with_torch,
+    "kernels.recurrence.with_triton",
+    causal_conv_with_llvm,
+)
+_slots = pick(
+    causal_conv_slots_naive, causal_conv_slots_with_torch, None, causal_conv_slots_with_llvm
+)
+_fold = pick(fold_window_naive, fold_window_with_torch, None, fold_window_with_llvm)
+_invariant = pick_invariant(causal_conv_with_torch, causal_conv_with_llvm)

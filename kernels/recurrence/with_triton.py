@@ -1,0 +1,118 @@
+"""The causal convolution and the channel gates on a GPU, each in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
+
+TOKENS, CHANNELS = 8, 128
+GATES = 1024
+"""Gates of one program."""
+
+
+@jit(do_not_specialize_on_alignment=["n_tokens"])
+def _conv(
+    x, weight, window, bias, y, history, n_tokens, n_channels,
+    x_b, x_t, x_c, weight_c, weight_k, window_b, window_t, window_c, bias_c,
+    BIASED: tl.constexpr, ACTIVATE: tl.constexpr,
+    TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    t = (tl.program_id(1) * BT + tl.arange(0, BT))[:, None]
+    in_channels = (c < n_channels)[None, :]
+    inside = (t < n_tokens) & in_channels
+    x += b * x_b + c[None, :] * x_c
+    window += b * window_b + c[None, :] * window_c
+    history += b * (TAPS - 1 + n_tokens) * n_channels + c[None, :]
+
+    total = tl.zeros((BT, BC), tl.float32)
+    row = tl.zeros((BT, BC), tl.float32)
+    for tap in tl.static_range(TAPS):
+        at = t + tap - (TAPS - 1)
+        row = tl.load(x + at * x_t, inside & (at >= 0), 0.0)
+        if tap < TAPS - 1:
+            row += tl.load(window + (at + TAPS - 1) * window_t, inside & (at < 0), 0.0)
+        total += row * tl.load(weight + c * weight_c + tap * weight_k, c < n_channels, 0.0)[None, :]
+    if BIASED:
+        total += tl.load(bias + c * bias_c, c < n_channels, 0.0)[None, :]
+    if ACTIVATE:
+        total *= tl.sigmoid(total)
+    tl.store(y + (b * n_tokens + t) * n_channels + c[None, :], total, inside)
+    tl.store(history + (t + TAPS - 1) * n_channels, row, inside)
+    if TAPS > 1 and tl.program_id(1) == 0:
+        old = tl.arange(0, BW)[:, None]
+        kept = (old < TAPS - 1) & in_channels
+        tl.store(history + old * n_channels, tl.load(window + old * window_t, kept, 0.0), kept)
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.conv."""
+    n_batch, n_tokens, n_channels = x.shape
+    n_taps = weight.shape[1]
+    y = x.new_empty(x.shape)
+    history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
+    side = min(power_of_2(n_tokens), TOKENS)
+    _conv[(cdiv(n_channels, CHANNELS), cdiv(n_tokens, side), n_batch)](
+        x, weight, window, weight if bias is None else bias, y, history, n_tokens, n_channels,
+        *x.stride(), *weight.stride(), *window.stride(), 0 if bias is None else bias.stride(0),
+        BIASED=bias is not None, ACTIVATE=activate,
+        TAPS=n_taps, BT=side, BC=CHANNELS, BW=power_of_2(n_taps), num_warps=4,
+    )  # fmt: skip
+    return y, history
+
+
+@jit
+def _softplus(x):
+    """ln(1 + e^x), without an e^x that overflows; small ones keep their digits."""
+    e = tl.exp(-tl.abs(x))
+    whole = 1 + e
+    # what rounding the sum took is put back (Kahan)
+    logarithm = tl.where(whole == 1, e, tl.log(whole) * (e / tl.where(whole == 1, 1.0, whole - 1)))
+    return tl.where(x < 0, 0.0, x) + logarithm
+
+
+@jit
+def _channel_gates(
+    decay, dt, a, beta, g, opened, n_channels, n_heads, decay_row, beta_row, bound,
+    BOUNDED: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = column < n_channels
+    x = tl.load(decay + row * decay_row + column, inside, 0.0) + tl.load(dt + column, inside, 0.0)
+    scale = tl.load(a + column, inside, 0.0)
+    kept = tl.sigmoid(-x * scale) * bound if BOUNDED else _softplus(x) * scale
+    tl.store(g + row * n_channels + column, kept, inside)
+    inside = column < n_heads
+    written = tl.sigmoid(tl.load(beta + row * beta_row + column, inside, 0.0))
+    tl.store(opened + row * n_heads + column, written, inside)
+
+
+def channel_gates(
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.recurrence.channel_gates."""
+    n_channels, n_heads = decay.shape[-1], beta.shape[-1]
+    g, opened = decay.new_empty(decay.shape), beta.new_empty(beta.shape)
+    decays, betas = as_rows(decay), as_rows(beta)
+    grid = decays.shape[0], cdiv(max(n_channels, n_heads), GATES)
+    _channel_gates[grid](
+        decays, dt.contiguous(), a.contiguous(), betas, g, opened, n_channels, n_heads,
+        decays.stride(0), betas.stride(0), float(bound or 0.0),
+        BOUNDED=bound is not None, BD=GATES, num_warps=4,
+    )  # fmt: skip
+    return g, opened

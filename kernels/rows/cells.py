@@ -1,0 +1,80 @@
+"""Keys or values of new tokens on their way into attention cells."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from kernels.dispatch import pick
+from kernels.llvm import Code, Program, Value
+from kernels.llvm.rows import rows as in_rows
+from kernels.llvm.rows import run, start
+from kernels.llvm.values import I64
+
+
+def write_cells(
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """storage[streams[i], :, cells[i]] = the i-th row.
+
+    storage: f32 [n_streams, H, n_cells, d], contiguous. rows: f32 [B, T, H, d], any strides.
+    streams, cells: int64 [B * T], in memory: the host looks at none of them. No cell comes twice.
+    """
+    _run(storage, rows, streams, cells)
+
+
+def write_cells_naive(
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """Cells one by one."""
+    n_tokens = rows.shape[1]
+    for i, (stream, cell) in enumerate(zip(streams.tolist(), cells.tolist(), strict=True)):
+        storage[stream, :, cell] = rows[i // n_tokens, i % n_tokens]
+
+
+def write_cells_with_torch(
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """Cells by index."""
+    storage.transpose(1, 2)[streams, cells] = rows.flatten(0, 1)
+
+
+def write_cells_with_llvm(
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """Cells on a processor: a task copies one head of a token."""
+    _, n_heads, n_cells, dim = storage.shape
+    rows, places = in_rows(rows)
+    run(
+        _program(),
+        streams.numel() * n_heads,
+        dim,
+        storage.data_ptr(),
+        *places,
+        streams.data_ptr(),
+        cells.data_ptr(),
+        n_heads,
+        n_cells,
+        4 * dim,
+    )
+
+
+@functools.cache
+def _program() -> Program:
+    return Program(_body, 10)
+
+
+def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: storage, rows in RowPlaces, streams, cells, heads, cells of a stream, bytes of a
+    row."""
+    storage, streams, cells, n_heads, n_cells, n_bytes = args[0], *args[5:]
+    with code.loop(first, last) as row:
+        token, head = row // n_heads, row % n_heads
+        stream, cell = (code.load(numbers + token * 8, I64) for numbers in (streams, cells))
+        place = ((stream * n_heads + head) * n_cells + cell) * n_bytes
+        code.copy(storage + place, start(args[1:5], row), n_bytes)
+
+
+_run = pick(write_cells_naive, write_cells_with_torch, None, write_cells_with_llvm)

@@ -1,0 +1,197 @@
+"""Several residual streams (hyper-connections, Zhu et al., arXiv 2409.19606): how one row is made
+of them, and how a row is added to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import sigmoid, silu
+from kernels.llvm.rows import rows, run, start, vectors
+from kernels.whole_vectors import pointwise
+
+
+def open_low(low: torch.Tensor, n_streams: int, *, invariant: bool = False) -> torch.Tensor:
+    """silu(low / n_streams), between the two matrices of a gate.
+
+    low: f32 [..., rank], any strides. Returns [..., rank]. Differentiable, as are the other two.
+
+    invariant: each result has the same bits whatever its neighbours are.
+    """
+    return (_open_invariant if invariant else _open)(low, n_streams)
+
+
+def mix_streams(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """The mean of x * sigmoid(gate) over the streams.
+
+    x, gate: f32 [..., n_streams, d], the last two axes contiguous. Returns [..., d]. invariant: as
+    above.
+    """
+    return (_mix_invariant if invariant else _mix)(x, gate)
+
+
+def add_to_streams(
+    x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor, *, invariant: bool = False
+) -> torch.Tensor:
+    """x + y times 2 sigmoid(gain / n_streams), each stream with a gain of its own.
+
+    x: f32 [..., n_streams, d]; y: [..., d]; gain: [..., n_streams], any strides. Returns the shape
+    of x. invariant: as above.
+    """
+    return (_add_invariant if invariant else _add)(x, y, gain)
+
+
+# The formulas as they read.
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def open_low_naive(low: torch.Tensor, n_streams: int) -> torch.Tensor:
+    """See open_low."""
+    x = low / n_streams
+    return x * _sigmoid(x)
+
+
+def mix_streams_naive(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See mix_streams."""
+    return (x * _sigmoid(gate)).mean(-2)
+
+
+def add_to_streams_naive(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """See add_to_streams."""
+    return x + 2 * _sigmoid(gain / x.shape[-2])[..., None] * y[..., None, :]
+
+
+# The formulas in few operations.
+
+
+def open_low_with_torch(
+    low: torch.Tensor, n_streams: int, *, invariant: bool = False
+) -> torch.Tensor:
+    """See open_low."""
+    return pointwise(functional.silu, low / n_streams, invariant=invariant)
+
+
+def mix_streams_with_torch(
+    x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False
+) -> torch.Tensor:
+    """See mix_streams."""
+    gate = pointwise(torch.sigmoid, gate, invariant=invariant)
+    # one after the other: a sum over them all may take another order in another batch
+    first, *others = (x * gate).unbind(-2)
+    for other in others:
+        first = first + other
+    return first / x.shape[-2]
+
+
+def add_to_streams_with_torch(
+    x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor, *, invariant: bool = False
+) -> torch.Tensor:
+    """See add_to_streams."""
+    gain = 2 * pointwise(torch.sigmoid, gain / x.shape[-2], invariant=invariant)
+    return x + y[..., None, :] * gain[..., None]
+
+
+# Streams on a processor: every number of them read once.
+
+
+def open_low_with_llvm(low: torch.Tensor, n_streams: int) -> torch.Tensor:
+    """See open_low."""
+    d, y = low.shape[-1], low.new_empty(*low.shape)
+    low, places = rows(low)
+    run(_open_program(d, n_streams), y.numel() // d, d, *places, y.data_ptr())
+    return y
+
+
+def mix_streams_with_llvm(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See mix_streams."""
+    *outer, n_streams, d = x.shape
+    y = x.new_empty(*outer, d)
+    x, x_rows = rows(x.flatten(-2))
+    gate, gate_rows = rows(gate.flatten(-2))
+    program = _mix_program(n_streams, d)
+    run(program, y.numel() // d, d * n_streams, *x_rows, *gate_rows, y.data_ptr())
+    return y
+
+
+def add_to_streams_with_llvm(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """See add_to_streams."""
+    (n_streams, d), total = x.shape[-2:], x.new_empty(*x.shape)
+    x, x_rows = rows(x)
+    y, y_rows = rows(y)
+    gain, gain_rows = rows(gain)
+    places = *x_rows, *y_rows, *gain_rows, total.data_ptr()
+    run(_add_program(n_streams, d), total.numel() // d, d, *places)
+    return total
+
+
+@functools.cache
+def _open_program(d: int, n_streams: int) -> Program:
+    return Program(functools.partial(_open_body, d, n_streams), 5)
+
+
+def _open_body(
+    d: int, n_streams: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: the numbers in RowPlaces, the results."""
+    with code.loop(first, last) as row:
+        source, target = start(args[:4], row), args[4] + row * (4 * d)
+        for at, count in vectors(code, d):
+            x = code.load_first(source + at, F32X16, count) / float(n_streams)
+            code.store_first(silu(code, x), target + at, count)
+
+
+@functools.cache
+def _mix_program(n_streams: int, d: int) -> Program:
+    return Program(functools.partial(_mix_body, n_streams, d), 9)
+
+
+def _mix_body(
+    n_streams: int, d: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is one token. Arguments: streams and gates in RowPlaces, the means."""
+    with code.loop(first, last) as row:
+        x, gate, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
+        for at, count in vectors(code, d):
+            total = code.variable(code.constant(F32X16, 0.0))
+            with code.loop(0, code.integer(4 * d * n_streams), 4 * d) as stream:
+                opened = sigmoid(code, code.load_first(gate + stream + at, F32X16, count))
+                part = code.load_first(x + stream + at, F32X16, count) * opened
+                total.set(total.value + part)
+            code.store_first(total.value / float(n_streams), y + at, count)
+
+
+@functools.cache
+def _add_program(n_streams: int, d: int) -> Program:
+    return Program(functools.partial(_add_body, n_streams, d), 13)
+
+
+def _add_body(
+    n_streams: int, d: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is one stream of a token. Arguments: streams, rows and gains in RowPlaces, the
+    sums."""
+    with code.loop(first, last) as row:
+        token, stream = row // n_streams, row % n_streams
+        x, y = start(args[:4], row), start(args[4:8], token)
+        gain = code.splat(code.load(start(args[8:12], token) + stream * 4, F32))
+        factor = sigmoid(code, gain / float(n_streams)) * 2.0
+        target = args[12] + row * (4 * d)
+        for at, count in vectors(code, d):
+            added = code.load_first(y + at, F32X16, count) * factor
+            code.store_first(code.load_first(x + at, F32X16, count) + added, target + at, count)
+
+
+_open = pick(open_low_naive, open_low_with_torch, None, open_low_with_llvm)
+_open_invariant = pick_invariant(open_low_with_torch, open_low_with_llvm)
+_mix = pick(mix_streams_naive, mix_streams_with_torch, None, mix_streams_with_llvm)
+_mix_invariant = pick_invariant(mix_streams_with_torch, mix_streams_with_llvm)
+_add = pick(add_to_streams_naive, add_to_streams_with_torch, None, add_to_streams_with_llvm)
+_add_invariant = pick_invariant(add_to_streams_with_torch, add_to_streams_with_llvm)

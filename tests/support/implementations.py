@@ -1,0 +1,21 @@
+"""Implementations of the operations of one module, each under the names of the operations."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+
+class Implementation:
+    """`.rms_norm` is the module's `rms_norm_with_torch`, for the suffix "with_torch"."""
+
+    def __init__(self, module: ModuleType, suffix: str) -> None:
+        self._module, self._suffix = module, suffix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, f"{name}_{self._suffix}")
+
+
+def implementations(module: ModuleType, *suffixes: str) -> list[Implementation]:
+    """One for each suffix of functions of the module: "naive", "with_torch", "with_llvm"."""
+    return [Implementation(module, suffix) for suffix in suffixes]
