@@ -133,7 +133,8 @@ def _drafter(facts: RunFacts) -> str:
 
 def engine_name(facts: RunFacts) -> str:
     """The engine that decoded a run; traces of early versions do not say and are our own."""
-    return OURS if facts.source is None else facts.source.engine
+    engine = facts.source.engine if facts.source else None
+    return OURS if engine is None else engine
 
 
 def is_ours(facts: RunFacts) -> bool:

@@ -47,9 +47,9 @@ Lenient = Annotated[_T, Meta(extra={"lenient": True})]
 
 
 class SourceFacts(Struct, frozen=True):
-    """What made a run."""
+    """What made a run. engine: early versions do not name their own."""
 
-    engine: str = ""
+    engine: str | None = None
     version: str = ""
 
 

@@ -84,7 +84,7 @@ def _record(
     histogram = figures["acceptance_histogram"]
     sparse = {str(j): n for j, n in enumerate(histogram or ()) if n}
     return {
-        "engine": request.engine or (facts.source.engine if facts.source else "") or _OURS,
+        "engine": request.engine or (facts.source.engine if facts.source else None) or _OURS,
         "mean_acceptance_length": figures["mean_acceptance_length"],
         "draft_acceptance_rate": figures["draft_acceptance_rate"],
         "acceptance_histogram": sparse if histogram is not None else None,
