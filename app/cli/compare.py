@@ -34,7 +34,6 @@ from app.cli.run_arguments import (
 )
 from app.cli.scenarios import add_scenarios, chosen_scenario, heading, list_scenarios, outcome
 from engine.analysis.state_drift import state_drift
-from engine.analysis.verdict import noise_check
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.options.idle_faults import notes_on
@@ -193,7 +192,8 @@ def run(args: argparse.Namespace) -> int:
                 "noise_checks": {
                     verdict.lane: strict_json(check)
                     for verdict in verdicts
-                    if (check := noise_check(job.trace, verdict.run_id))
+                    for check in job.trace.runs[verdict.run_id].pick("noise_check").values()
+                    if check
                 },
                 "states": strict_json(
                     {

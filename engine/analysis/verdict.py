@@ -163,19 +163,13 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 def _ceiling(trace: TraceStore, noise_run: int) -> float:
     """NMSE that no lane may pass by this noise lane, infinite where it has no ceiling. Where ties
     tip a few of its rows, they do so in other lanes."""
-    check = noise_check(trace, noise_run)
+    check = trace.runs[noise_run].noise_check
     if check is None:
         return math.inf
     nmse = RunColumns(trace, "divergence", noise_run)["nmse"]
     if rows_beyond(nmse, check.ceiling, check.share).size or not check.share:
         return check.ceiling
     return max(UNLIKE, float(nmse.max(initial=0.0)))
-
-
-def noise_check(trace: TraceStore, noise_run: int) -> NoiseCheckFacts | None:
-    """What is known of a noise lane's ceiling and of its texts decoded afresh, see
-    engine.compare.noise_check. None in lanes of another engine, and of older traces."""
-    return trace.runs[noise_run].noise_check
 
 
 def failed_checks(check: NoiseCheckFacts | None) -> list[CheckedBatch]:
@@ -262,7 +256,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     first_pos = None if first is None else int(pos[first])
     first_round = None if first is None else int(rows["round"][first])
     first_seq = None if first is None else int(rows["seq_id"][first])
-    if first is None and (failed := failed_checks(noise_check(trace, run_id))):
+    if first is None and (failed := failed_checks(facts.noise_check)):
         first_seq, first_pos = failed[0].seq_id, first_row(failed).pos + 1
     forks = _forks(trace, run_id, rows, rounds) if facts.lane_free else []
     fork = next((f for f in forks if not f.explained), forks[0] if forks else None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.analysis.findings.check import recorded
-from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_check
+from engine.analysis.verdict import LaneVerdict, judge_lanes
 from engine.report.common import (
     findings_section,
     machine_section,
@@ -103,7 +103,7 @@ def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> I
 def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[str]:
     """A sentence for every noise lane with a ceiling: what its texts, decoded afresh, came to."""
     for verdict in verdicts:
-        check = noise_check(trace, verdict.run_id)
+        check = trace.runs[verdict.run_id].noise_check
         if check is None:
             continue
         worst: dict[str, float] = {}

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from engine.analysis.findings.rule import ERROR, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
 from engine.analysis.noise_ceiling import rows_beyond
-from engine.analysis.verdict import failed_checks, first_row, noise_check
+from engine.analysis.verdict import failed_checks, first_row
 
 
 def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
-    check = noise_check(run.trace, run.run_id)
+    check = run.facts.noise_check
     failed = failed_checks(check)
     for seq in sorted({one.seq_id for one in failed}):
         mine = [one for one in failed if one.seq_id == seq]
@@ -31,7 +31,7 @@ def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
-    check = noise_check(run.trace, run.run_id)
+    check = run.facts.noise_check
     if check is None or failed_checks(check):
         return
     rows = run.divergence

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
-from engine.analysis.verdict import failed_checks, noise_bound, noise_check, types_text
+from engine.analysis.verdict import failed_checks, noise_bound, types_text
 from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
@@ -114,7 +114,7 @@ class ExaminedRun:
     @cached_property
     def noise_is_wrong(self) -> bool:
         """Whether this is a noise lane with more noise than rounding makes."""
-        check = noise_check(self.trace, self.run_id)
+        check = self.facts.noise_check
         return check is not None and bool(
             failed_checks(check)
             or rows_beyond(self.divergence["nmse"], check.ceiling, check.share).size
