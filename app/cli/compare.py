@@ -47,8 +47,8 @@ from engine.report.compare import (
 )
 from engine.report.headline import headline
 from engine.report.run import run_report
-from engine.trace.facts import strict_json
 from engine.trace.run_ref import RunRef
+from engine.trace.typed_json import strict_json
 
 if TYPE_CHECKING:
     from engine.analysis.verdict import LaneVerdict

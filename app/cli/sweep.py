@@ -19,7 +19,7 @@ from engine.experiments.sweep.settings import JOB_KEYS
 from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress
 from engine.experiments.sweep.sweep_page import sweep_report
 from engine.experiments.sweep.table import number, result_table
-from engine.trace.facts import strict_json
+from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
 

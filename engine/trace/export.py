@@ -23,11 +23,11 @@ from engine.errors import Cancelled, TraceFileError
 from engine.files import PART
 from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
-from engine.trace.facts import strict_json
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import check_room, recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
+from engine.trace.typed_json import strict_json
 from engine.version import version
 
 SESSION_FILE = "session.json"

@@ -16,8 +16,9 @@ from engine.foreign_numbers import Count, OutOfRangeError, whole
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
 from engine.trace.export import FORMAT
-from engine.trace.facts import RunFacts, not_a, problems, shown, within, wrong
+from engine.trace.facts import RunFacts, problems
 from engine.trace.records import READ_VERSIONS, REFERENCE
+from engine.trace.typed_json import not_a, shown, within, wrong
 
 _MOST_BYTES = 256 << 20
 _MOST_RUNS = 10_000

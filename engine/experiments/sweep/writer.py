@@ -16,7 +16,7 @@ from engine.experiments.sweep import schema
 from engine.experiments.sweep.plan import SweepJob, SweepPlan
 from engine.experiments.sweep.reader import check_tables, find_results
 from engine.experiments.sweep.schema import DONE, FAILED, FIGURES, RESULTS_FILE
-from engine.trace.facts import strict_json
+from engine.trace.typed_json import strict_json
 
 _LOCK_FILE = "sweep.lock"
 

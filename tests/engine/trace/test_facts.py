@@ -85,7 +85,7 @@ def test_a_part_is_written_as_json_with_its_fields_in_order() -> None:
         ({"n_ctx": True}, "n_ctx True is not a whole number"),
         ({"lane_margin": "1"}, "lane_margin '1' is not a number"),
         ({"requests": [{"seq_ids": [-1]}]}, "requests.0.seq_ids.0 -1 is not a whole number"),
-        ({"told": {"draft_n": "x"}}, "told.draft_n 'x' is not a number, or null"),
+        ({"fidelity": {"compute": "f32"}}, "fidelity.n_tokens is missing"),
         ({"turn": {"number": 0}}, "turn.conversation is missing"),
         ({"columns": {"rounds": {"pos0": 1}}}, "columns.rounds.pos0 1 is not one of observed"),
         ({"options": {"spec": {"n_max": 1.5}}}, "options.spec.n_max 1.5 is not a whole number"),
