@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from engine.analysis.findings.check import record_findings
-from engine.decode.prompt_cache import CachedRun, PromptCache
+from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.errors import NonFiniteError, OptionError
 from engine.gguf.model_files import ModelFiles

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 
 from engine.batch import Span
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import TokenDraws
+from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.errors import ContextFullError, OptionError
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
@@ -38,7 +37,7 @@ from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
-from engine.model.drafters.info import DrafterInfo
+from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.hybrid import HybridModel
@@ -47,8 +46,7 @@ from engine.model.loader import load_model
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
-from engine.sampling.grammar import Grammar, GrammarTokens
-from engine.sampling.grammar_file import read_grammar
+from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine

@@ -17,8 +17,8 @@ from engine.model.drafters.eagle3 import Eagle3
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.recurrent import DeltaNetPart
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched
 

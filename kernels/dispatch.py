@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: naive, torch, or by device LLVM or Triton."""
+"""The choice of an operation's implementation: naive, torch, or by device LLVM or Triton."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 # PyTorch computes whole vectors and the rest number by number, through other approximations of
 # exp and log: sigmoid, silu and softplus then differ in the last bit. This many fill the vectors
-# of every processor, and up to GRAIN numbers stay with one thread, so no rest arises in between.
+# of every CPU, and up to GRAIN numbers stay with one thread, so no rest arises in between.
 VECTOR = 64
 GRAIN = 32768
 
@@ -20,7 +20,7 @@ def pointwise(function: Function, x: torch.Tensor, *, invariant: bool) -> torch.
     """function(x). x: f32, any shape.
 
     function: an operation of PyTorch on every number by itself. invariant: each result has the
-    same bits whatever numbers stand before and behind it.
+    same bits whatever its neighbours are.
     """
     return _in_vectors(function, x) if invariant else function(x)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 
 from app.actions import SPECS, ActionSpec
+from app.actions.run import RUN_MENU
+from app.actions.spec import SEPARATOR
 from app.looks.theme import Theme, icon
-
-SEPARATOR = ""
 
 MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -37,27 +37,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.quit",
         ),
     ),
-    (
-        "&Run",
-        (
-            "run.start",
-            "run.pause",
-            "run.step",
-            "run.stop",
-            "run.watch",
-            "run.add_break",
-            SEPARATOR,
-            "run.compare",
-            "run.measure_fidelity",
-            "run.rescore",
-            "run.llama_library",
-            "menu.scenarios",
-            SEPARATOR,
-            "go.first_divergence",
-            "go.next_divergence",
-            "go.previous_divergence",
-        ),
-    ),
+    ("&Run", RUN_MENU),
     (
         "&Go",
         (
@@ -134,7 +114,7 @@ class Actions:
     def __init__(self, parent: QObject) -> None:
         self._actions: dict[str, QAction] = {}
         self._groups: dict[str, QActionGroup] = {}
-        self._reasons: dict[str, str] = {}
+        self._at_server = False
         for spec in SPECS:
             self._actions[spec.id] = self._make(spec, parent)
 
@@ -144,17 +124,19 @@ class Actions:
     def __iter__(self) -> Iterator[QAction]:
         return iter(self._actions.values())
 
-    def explain(self, reasons: Mapping[str, str]) -> None:
-        """Say why these actions are disabled, in place of their tips; the others have theirs."""
-        for action_id in {*self._reasons, *reasons}:
-            action = self._actions[action_id]
-            reason = reasons.get(action_id, "")
-            action.setToolTip(reason or _tip(_SPEC_OF[action_id], action))
-        self._reasons = dict(reasons)
+    def explain(self, *, at_server: bool) -> None:
+        """Say which actions a server in use disables, and why, in place of their tips."""
+        if at_server == self._at_server:
+            return
+        self._at_server = at_server
+        for spec in SPECS:
+            if spec.not_at_servers:
+                action = self._actions[spec.id]
+                action.setToolTip(self.reason(spec) or _tip(spec, action))
 
-    def reason(self, action_id: str) -> str:
-        """The reason that `explain` set for an action being disabled, else empty."""
-        return self._reasons.get(action_id, "")
+    def reason(self, spec: ActionSpec) -> str:
+        """Why the server in use disables an action, else empty."""
+        return spec.not_at_servers if self._at_server else ""
 
     def retheme(self, theme: Theme) -> None:
         """Draw the icons in the theme's colour."""
@@ -174,9 +156,6 @@ class Actions:
                 self._groups[spec.group] = QActionGroup(parent)
             self._groups[spec.group].addAction(action)
         return action
-
-
-_SPEC_OF = {spec.id: spec for spec in SPECS}
 
 
 def _tip(spec: ActionSpec, action: QAction) -> str:

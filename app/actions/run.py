@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.actions.spec import ActionSpec
+from app.actions.spec import SEPARATOR, ActionSpec
 
 _IDLE_MODEL = "a model that is loaded and idle"
 
@@ -22,6 +22,7 @@ RUN = (
         "F6",
         "pause",
         needs="a run in progress",
+        not_at_servers="A server cannot be paused; Stop (Shift+F5) ends its requests",
     ),
     ActionSpec(
         "run.step",
@@ -30,6 +31,7 @@ RUN = (
         "F10",
         "step",
         needs=_IDLE_MODEL,
+        not_at_servers="A server does not stop between two rounds",
     ),
     ActionSpec(
         "run.stop",
@@ -58,6 +60,7 @@ RUN = (
         "Ctrl+F5",
         "compare",
         needs=_IDLE_MODEL,
+        not_at_servers="A server shows no logits to compare lanes by; open its model for that",
     ),
     ActionSpec(
         "run.llama_library",
@@ -72,5 +75,25 @@ RUN = (
         "Measure Fi&delity",
         "Measure the compute mode against f32, on the model's own text",
         needs=_IDLE_MODEL,
+        not_at_servers="A server's arithmetic cannot be measured; open its model for that",
     ),
+)
+
+RUN_MENU = (
+    "run.start",
+    "run.pause",
+    "run.step",
+    "run.stop",
+    "run.watch",
+    "run.add_break",
+    SEPARATOR,
+    "run.compare",
+    "run.measure_fidelity",
+    "run.rescore",
+    "run.llama_library",
+    "menu.scenarios",
+    SEPARATOR,
+    "go.first_divergence",
+    "go.next_divergence",
+    "go.previous_divergence",
 )

@@ -1,4 +1,4 @@
-"""What one action is made of."""
+"""Specification of one action."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from PySide6.QtGui import QKeySequence
 
+SEPARATOR = ""
+"""Stands for a line between the entries of a menu."""
+
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
     """What a user sees of an action. `keys` is a portable key text or a standard key.
 
     `group`: of the checkable actions of a group exactly one is on. `needs`: what is missing
-    while it is disabled, in words that follow "needs".
+    while it is disabled, in words that follow "needs". `not_at_servers`: why it is disabled while
+    a server is in use.
     """
 
     id: str
@@ -23,3 +27,4 @@ class ActionSpec:
     checkable: bool = False
     group: str = ""
     needs: str = ""
+    not_at_servers: str = ""

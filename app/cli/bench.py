@@ -12,7 +12,6 @@ from app.cli.bench_requests import (
     N_PREDICT,
     add_decoding,
     add_models,
-    add_out,
     add_repeat,
     add_rollback,
     numbers,
@@ -78,7 +77,7 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("repetitions and results")
     add_rollback(output)
     add_repeat(output)
-    add_out(output)
+    output.add_argument("--out", type=Path, metavar="DIR", help="where results are written")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     add_report(output)
 

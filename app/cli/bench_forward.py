@@ -18,8 +18,7 @@ from engine.gguf.model_files import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.splits import SplitComparison
-    from engine.experiments.bench.steps import StepRow
+    from engine.experiments.bench.forward import SplitComparison, StepRow
     from engine.model.hybrid import HybridModel
 
 _MOST = 64
@@ -84,7 +83,7 @@ def _splits(args: argparse.Namespace) -> int:
     if args.sequences > _MOST or args.draft > _MOST:
         raise OptionError(f"--sequences or --draft is above {_MOST}.", "Choose a smaller number.")
     model, facts = _model(args)
-    from engine.experiments.bench.splits import bench_splits
+    from engine.experiments.bench.forward import bench_splits
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
     ModelFiles(model.files).check()
@@ -98,7 +97,7 @@ def _splits(args: argparse.Namespace) -> int:
 def _steps(args: argparse.Namespace) -> int:
     """The time of a forward pass by its number of tokens."""
     model, facts = _model(args)
-    from engine.experiments.bench.steps import bench_steps
+    from engine.experiments.bench.forward import bench_steps
 
     rows = bench_steps(
         model,

@@ -95,12 +95,7 @@ def add_repeat(group: argparse._ArgumentGroup) -> None:
 
 def add_out(group: argparse._ArgumentGroup) -> None:
     """--out."""
-    group.add_argument(
-        "--out",
-        type=output_file,
-        metavar="FILE",
-        help="write the results as JSON; `bench compare` compares two of the suite",
-    )
+    group.add_argument("--out", type=output_file, metavar="FILE", help="write the results as JSON")
 
 
 def numbers(text: str) -> Sequence[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import (
     add_decoding,
     add_models,
-    add_out,
     add_repeat,
     add_rollback,
     deliver,
@@ -19,12 +20,21 @@ from app.cli.bench_requests import (
     progress,
     prompt_set,
 )
+from app.cli.output import tell
 from app.cli.reports import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
-from engine.experiments.bench.suite_compare import SUITE_KIND, SUITE_VERSION
-from engine.experiments.bench.suite_page import OVERVIEW_HEADS, overview_cells, suite_page
+from engine.experiments.bench.suite_report import (
+    OVERVIEW_HEADS,
+    options_of,
+    overview_cells,
+    suite_page,
+)
+from engine.experiments.bench.suite_results import SuiteWriter, suite_result
 from resources import SUITES
+
+if TYPE_CHECKING:
+    from engine.experiments.bench.suite import PromptSuite
 
 _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
@@ -35,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  draftscope bench suite --demo\n"
-        "  draftscope bench suite model.gguf --spec-type draft-mtp --out a.json\n"
+        "  draftscope bench suite model.gguf --spec-type draft-mtp --out a\n"
         "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all"
     )
     add_models(parser)
@@ -43,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("repetitions and results")
     add_rollback(output)
     add_repeat(output)
-    add_out(output)
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results, which the window and `bench compare` read; the same command "
+        "goes on where an earlier one stopped. A name that ends in .json: JSON, at the end",
+    )
     output.add_argument("--json", action="store_true", help="print one JSON object")
     add_report(output)
 
@@ -52,39 +68,60 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
     check_report(args)
     args.repeat = args.repeat or 1
+    args.folder, args.out = _folder_and_file(args.out)
     set_name, named = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
     from engine.experiments.bench.suite import PromptSuite
-    from engine.experiments.bench.suite_report import suite_report
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)
-    n_done = 0
-    try:
-        progress(0, suite.n_requests, "warm-up, not counted")
-        suite.warm_up()
-        for done in suite.requests():
-            n_done += 1
-            progress(
-                n_done,
-                suite.n_requests,
-                f"{done.prompt}, {done.configuration}: {done.predicted_n} tokens, "
-                f"{done.predicted_per_second:.1f} tok/s",
+    options, texts = options_of(suite.configurations), {one.name: one.text for one in named}
+    known = {"repeat": args.repeat, **facts(args, session, set_name)}
+    with ExitStack() as undo:
+        writer = None
+        if args.folder is not None:
+            writer = undo.enter_context(
+                SuiteWriter(args.folder, known, options, texts, suite.n_requests)
             )
-    finally:
-        if n_done:
-            report: dict[str, Any] = {
-                "kind": SUITE_KIND,
-                "version": SUITE_VERSION,
-                "complete": n_done == suite.n_requests,
-                "repeat": args.repeat,
-                **facts(args, session, set_name),
-                "configurations": suite_report(suite.configurations, suite.done),
-            }
-            printed = deliver_report(args, lambda words: suite_page(report, words))
-            deliver(args, report, None if printed else suite_lines(report))
+            suite.measured |= writer.measured
+        try:
+            _measure(suite, writer)
+        finally:
+            if suite.measured:
+                report = suite_result(known, options, texts, suite.measured, suite.n_requests)
+                printed = deliver_report(args, lambda words: suite_page(report, words))
+                deliver(args, report, None if printed else suite_lines(report))
+                if writer is not None:
+                    tell(f"results written to {writer.path}")
     return 0
+
+
+def _folder_and_file(out: Path | None) -> tuple[Path | None, Path | None]:
+    """The folder of a results file, or the JSON file, that --out names."""
+    is_json = out is not None and out.suffix.lower() == ".json"
+    return (None, out) if is_json else (out, None)
+
+
+def _measure(suite: PromptSuite, writer: SuiteWriter | None) -> None:
+    """What is left of the suite, each request written as it comes."""
+    n_done, n_all = len(suite.measured), suite.n_requests
+    if n_done:
+        tell(f"{n_done} of {n_all} requests have results already")
+    if n_done == n_all:
+        return
+    progress(n_done, n_all, "warm-up, not counted")
+    suite.warm_up()
+    for done, repeat in suite.requests():
+        n_done += 1
+        if writer is not None:
+            writer.add(done, repeat)
+        progress(
+            n_done,
+            n_all,
+            f"{done.prompt}, {done.configuration}: {done.predicted_n} tokens, "
+            f"{done.predicted_per_second:.1f} tok/s",
+        )
 
 
 def suite_lines(report: dict[str, Any]) -> Iterator[str]:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     session = opened.session
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.experiments.bench.workload import Workload
 
     conversations = [

@@ -155,8 +155,7 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
-    from engine.compare.comparison import Comparison
-    from engine.compare.scenario_job import start_comparison
+    from engine.compare.comparison import Comparison, start_comparison
     from engine.machine.environment import environment
 
     if scenario and not scenario.lanes:
@@ -218,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
     """A scenario without lanes: its sequences and what was found."""
-    from engine.compare.scenario_job import start_run
+    from engine.compare.comparison import start_run
     from engine.machine.environment import environment
 
     job = start_run(session, scenario)

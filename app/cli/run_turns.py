@@ -53,9 +53,8 @@ def run_turns(
     recorded = read_recorded(args.turns)
     print_notes(options, has_cache=cached is not None)
     session = open_session(args, target, drafts)
-    from engine.conversation.conversation import Conversation
-    from engine.conversation.rendering import Rendering
-    from engine.decode.prompt_cache import PromptCache
+    from engine.conversation.conversation import Conversation, Rendering
+    from engine.decode.held_sequences import PromptCache
 
     is_chat = args.chat or (recorded.has_roles and session.chat is not None)
     rendering = Rendering(

@@ -10,15 +10,13 @@ from typing import Any
 from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.reports import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
+from engine.experiments.results.reader import read_results
+from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
 from engine.experiments.sweep.on_ray import OnRay
-from engine.experiments.sweep.one_by_one import one_by_one
 from engine.experiments.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.experiments.sweep.reader import read_results
-from engine.experiments.sweep.results import SweepResults, setting_text
 from engine.experiments.sweep.settings import JOB_KEYS
-from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress
+from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one
 from engine.experiments.sweep.sweep_page import sweep_report
-from engine.experiments.sweep.table import number, result_table
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
@@ -105,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return int(not results.done.all())
 
 
-def results_json(results: SweepResults) -> dict[str, Any]:
+def results_json(results: ExperimentResults) -> dict[str, Any]:
     """The results as one object: a list of jobs with settings and figures."""
     figures = {
         name: column.tolist()
@@ -154,7 +152,7 @@ def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
     return 0
 
 
-def _lines(results: SweepResults) -> Iterator[str]:
+def _lines(results: ExperimentResults) -> Iterator[str]:
     heads, rows = result_table(results)
     yield f"{results.title}: {results.n} of {results.planned} jobs"
     yield ""

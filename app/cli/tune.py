@@ -35,7 +35,7 @@ from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.tune.grid_check import GridCheck
+    from engine.experiments.tune.checks import GridCheck
     from engine.experiments.tune.tune import Tuned, TunePlan
     from engine.options import Prompt
     from engine.session import Session
@@ -258,7 +258,7 @@ def _trials(
 def _check_grid(
     session: Session, plan: TunePlan, texts: Sequence[Prompt], tuned: Tuned
 ) -> GridCheck:
-    from engine.experiments.tune.grid_check import check_grid
+    from engine.experiments.tune.checks import check_grid
 
     found = check_grid(
         session,
@@ -281,6 +281,6 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
             part.write_text(text, encoding="utf-8")
         tell(f"results written to {args.json}")
     if args.out is not None:
-        from engine.experiments.tune.results_file import write_results
+        from engine.experiments.tune.tune import write_results
 
-        tell(f"results written to {write_results(tuned.data, args.out, target)}")
+        tell(f"results written to {write_results(tuned.data, args.out)}")

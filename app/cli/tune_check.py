@@ -14,9 +14,8 @@ from engine.experiments.tune.lengths import has_floor
 from engine.files import written_whole
 
 if TYPE_CHECKING:
+    from engine.experiments.tune.checks import GridCheck, SettingError
     from engine.experiments.tune.confirm import Confirmed
-    from engine.experiments.tune.grid_check import GridCheck
-    from engine.experiments.tune.simulator_error import SettingError
     from engine.options import Prompt, RunOptions
     from engine.session import Session
 
@@ -32,7 +31,7 @@ def check(
     tell: Callable[[str], None],
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
-    from engine.experiments.tune.simulator_error import simulator_error
+    from engine.experiments.tune.checks import simulator_error
     from engine.machine.environment import environment
 
     data: dict[str, Any] = {

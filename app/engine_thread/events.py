@@ -1,4 +1,4 @@
-"""What the engine's thread tells the window: states, files, progress, failures, ends of work."""
+"""Records that the engine's thread sends to the window: files, servers, progress, failures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.analysis.breaks import BreakHit
 from engine.errors import DraftscopeError
 from engine.progress import ReportProgress
-from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
-    from engine.model.drafters.info import DrafterInfo
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
-    from engine.observe.rescoring.triage import Triage
     from engine.observe.rounds.observed_run import ServerFacts
 
 log = logging.getLogger("draftscope.worker")
@@ -66,36 +62,9 @@ class OpenedFiles:
 
 
 @dataclass(frozen=True)
-class StateChanged:
-    state: State
-
-
-@dataclass(frozen=True)
-class FilesInspected:
-    """Metadata to show; None takes the model map down again."""
-
-    files: OpenedFiles | None
-
-
-@dataclass(frozen=True)
-class ModelLoaded:
-    """A complete session is in use.
-
-    mode: the compute mode asked for, compute: the one in effect. mmap: as asked for. store takes
-    the model's runs; it has those from when the model was open before.
-    """
-
-    files: OpenedFiles
-    mode: str
-    compute: str
-    mmap: bool | None
-    store: TraceStore
-
-
-@dataclass(frozen=True)
 class ServerConnected:
-    """A server is in use. key_kept: see ServerSession. store takes its runs; it has those from
-    when the server was in use before."""
+    """A server in use. key_kept: see `app.engine_thread.requests.ServerSession`. store takes its
+    runs; it has those from when the server was in use before."""
 
     facts: ServerFacts
     key_kept: str
@@ -107,7 +76,7 @@ class ServerSeen:
     """How the server in use is now.
 
     gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
-    None where it does not report. counters: what its speculative counters have grown by since the
+    None where it has none. counters: what its speculative counters have grown by since the
     connection, by the server's names, None where it has none.
     """
 
@@ -117,44 +86,11 @@ class ServerSeen:
 
 
 @dataclass(frozen=True)
-class ServerWaitedFor:
-    """What the run waits for at the server, and for how long: a sentence, empty once it does no
-    more."""
+class TraceRead:
+    """A trace that was read from a folder, or made of what another engine wrote into a file."""
 
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Disconnected:
-    """No server is in use any more."""
-
-
-@dataclass(frozen=True)
-class RunRescored:
-    """A model has judged the tokens of a run. sentence: what came of it. text_changed: an emitted
-    token cannot be the model's."""
-
-    run: RunRef
-    sentence: str
-    text_changed: bool
-
-
-@dataclass(frozen=True)
-class RunsTriaged:
-    """Where the texts of two runs part, and whether that is explained."""
-
-    shown: RunRef
-    overlaid: RunRef
-    found: Triage
-
-
-@dataclass(frozen=True)
-class RescoreUnsure:
-    """Whether the model is the run's own cannot be told: the user has to say. why: one sentence."""
-
-    run: RunRef
-    target: Path
-    why: str
+    folder: Path
+    store: TraceStore
 
 
 @dataclass(frozen=True)
@@ -168,78 +104,10 @@ class ProgressMade:
 
 @dataclass(frozen=True)
 class CommandFailed:
-    """One sentence each; `detail` is a traceback when the error was not foreseen."""
+    """What went wrong and what to do about it, one sentence each."""
 
     message: str
     remedy: str
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class RunStarted:
-    """A run, or the reference lane of a comparison; the other lanes are the runs after it."""
-
-    run: RunRef
-
-
-@dataclass(frozen=True)
-class RunEnded:
-    run: RunRef
-
-
-@dataclass(frozen=True)
-class TraceExported:
-    """An export of a trace ended; `folder` is None when it was cancelled or failed.
-
-    mark: how far the trace had grown when the export began, which at least is in the folder.
-    """
-
-    store: TraceStore
-    mark: TraceMark
-    folder: Path | None
-
-
-@dataclass(frozen=True)
-class ReportWritten:
-    """A report is there."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class BreakRuleHeld:
-    """A break rule held; the run pauses."""
-
-    hit: BreakHit
-
-
-@dataclass(frozen=True)
-class FidelityMeasured:
-    """How far the compute mode in use is from f32."""
-
-    fidelity: Fidelity
-
-
-Event = (
-    StateChanged
-    | FilesInspected
-    | ModelLoaded
-    | ProgressMade
-    | CommandFailed
-    | RunStarted
-    | RunEnded
-    | BreakRuleHeld
-    | FidelityMeasured
-    | TraceExported
-    | ServerConnected
-    | ServerSeen
-    | ServerWaitedFor
-    | Disconnected
-    | RunRescored
-    | RescoreUnsure
-    | RunsTriaged
-)
-Post = Callable[[Event], None]
 
 
 def mark_of(store: TraceStore) -> TraceMark:
@@ -247,7 +115,7 @@ def mark_of(store: TraceStore) -> TraceMark:
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 
-def throttled(post: Post) -> ReportProgress:
+def throttled(post: Callable[[ProgressMade], None]) -> ReportProgress:
     """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
     last = 0.0
 
@@ -262,7 +130,7 @@ def throttled(post: Post) -> ReportProgress:
 
 
 def failure(error: BaseException) -> CommandFailed:
-    """What to tell the user about an error that ended a piece of work."""
+    """The message for the user about an error that ended a piece of work."""
     if isinstance(error, DraftscopeError):
         return CommandFailed(error.message, error.remedy)
     if isinstance(error, MemoryError):

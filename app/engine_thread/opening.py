@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import DraftFile, OpenedFiles, RunRescored
-from app.engine_thread.jobs import (
+from app.engine_thread.events import DraftFile, OpenedFiles
+from app.engine_thread.requests import (
     ChatWrap,
     CompareRequest,
-    EngineSession,
-    Job,
+    Decoding,
     OpenRequest,
-    RescoreRequest,
     RunRequest,
     ScriptRequest,
     TurnRequest,
@@ -24,17 +22,13 @@ from app.engine_thread.jobs import (
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.progress import ReportProgress
-from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
-    from engine.compare.fidelity import Fidelity
     from engine.compare.memory_player import MemoryPlay
     from engine.conversation.conversation import Conversation, TurnRun
-    from engine.decode.prompt_cache import PromptCache
-    from engine.observe.rescoring.rescore import Rescored
+    from engine.decode.held_sequences import PromptCache
     from engine.run import Run
     from engine.session import Session
 
@@ -118,51 +112,6 @@ class LocalEngine:
             session.content.tell(self._identity)
         return LocalSession(session, request.target)
 
-    def rescore(
-        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
-    ) -> RunRescored | str:
-        """See `app.engine_thread.jobs.Engine`. A model that is not the one in use is loaded beside
-        it, and let go of afterwards."""
-        from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
-
-        run, cancelled = request.run, request.cancelled.is_set
-        if isinstance(session, LocalSession) and session.has(request.target):
-            opened = session.engine_session
-        else:
-            opened = open_engine(
-                request.target, compute=request.compute, progress=progress, cancelled=cancelled
-            )
-        try:
-            found = rescore(
-                opened, run.store, run.run_id, progress, cancelled, assume_same=request.assume_same
-            )
-        except SameModelUnknownError as error:
-            return error.message
-        _learn_texts(opened, run)
-        return RunRescored(run, rescored_sentence(found), found.n_changed > 0)
-
-
-def _learn_texts(session: Session, run: RunRef) -> None:
-    """Keep the texts of tokens of which another engine told the ids alone."""
-    tokens, n = run.store.tokens, len(run.store.tokens)
-    mine = tokens.column("run_id", 0, n) == run.run_id
-    ids = set(tokens.column("token_id", 0, n)[mine].tolist())
-    known = (one for one in ids if 0 <= one < session.info.n_vocab)
-    TraceWriter(run.store, run.run_id).learn(known, session.tokenizer.piece)
-
-
-def rescored_sentence(found: Rescored) -> str:
-    """A sentence on the result of re-scoring a run."""
-    judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
-    share = f"{found.n_first:,} of rank 1"
-    if not found.n_changed:
-        return f"{judged}: {share}, none that the model cannot have chosen."
-    first = next(one.changed for one in found.sequences if one.changed is not None)
-    return (
-        f"{judged}: {share}; speculation changed the text, first in round {first.round} at "
-        f"position {first.pos}."
-    )
-
 
 class LocalSession:
     """An engine's Session as the window uses it. target: the file that it was opened from."""
@@ -187,7 +136,7 @@ class LocalSession:
         """Whether it is of a file as that is now."""
         return self.target == target and not self._session.files.changed
 
-    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Begin a run, one sequence for each text."""
         from engine.audit.run_audit import audit_of, note_why_not
 
@@ -198,12 +147,11 @@ class LocalSession:
         self._learn_content(run)
         return run
 
-    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Begin a turn; all conversations share what memory holds, as on a server."""
         from engine.audit.run_audit import audit_of, note_why_not
-        from engine.conversation.conversation import Conversation
-        from engine.conversation.rendering import Rendering
-        from engine.decode.prompt_cache import PromptCache
+        from engine.conversation.conversation import Conversation, Rendering
+        from engine.decode.held_sequences import PromptCache
 
         if self._cache is None or self._cache.options != request.cache:
             self._cache = PromptCache(request.cache)
@@ -225,7 +173,7 @@ class LocalSession:
         self._learn_content(turn)
         return turn
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
         """Begin a comparison on the prompts, as many side by side as the options allow, or a
         script of memory operations."""
         from engine.compare.comparison import Comparison
@@ -234,7 +182,7 @@ class LocalSession:
         first = len(trace.runs)
         if isinstance(request, ScriptRequest):
             play = play_script(self._session, request.script, request.policy, trace)
-            return ComparisonJob(play, first)
+            return DecodingLanes(play, first)
         comparison = Comparison(
             self._session,
             self._prompts(request),
@@ -245,24 +193,7 @@ class LocalSession:
             llama_library=request.llama_library,
         )
         self._learn_content(comparison)
-        return ComparisonJob(comparison, first)
-
-    def measure(
-        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
-    ) -> Fidelity:
-        """Measure the compute mode against f32, for which the file is loaded a second time."""
-        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
-
-        session = reference = self._session
-        session.check_unchanged()
-        progress(0, 1, "writing a text to measure on")
-        tokens = greedy_text(session, text, N_TOKENS, cancelled)
-        if session.compute != "f32":
-            reference = open_engine(
-                self.target, compute="f32", progress=progress, cancelled=cancelled
-            )
-        progress(0, 1, "comparing logits with f32")
-        return measure_fidelity(session, reference, tokens)
+        return DecodingLanes(comparison, first)
 
     def close(self) -> None:
         """Free the weights."""
@@ -272,17 +203,17 @@ class LocalSession:
         self._cache = None
         del self._session
 
-    def _learn_content(self, job: Run | Comparison | TurnRun) -> None:
+    def _learn_content(self, decoding: Run | Comparison | TurnRun) -> None:
         """Hash the tensors beside the run, but not in front of its first token."""
         if self._session.content is not None:
-            self._session.content.start(lambda: job.done or any(job.emitted))
+            self._session.content.start(lambda: decoding.done or any(decoding.emitted))
 
     def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
         return [make_prompt(self._session, text, request.chat) for text in request.texts]
 
 
-class ComparisonJob:
-    """A comparison, or a script, as a job. run_id: its reference lane."""
+class DecodingLanes:
+    """A comparison, or a script, in progress. run_id: its reference lane."""
 
     def __init__(self, comparison: Comparison | MemoryPlay, run_id: int) -> None:
         self._comparison, self.run_id = comparison, run_id

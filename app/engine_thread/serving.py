@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import Post, ServerSeen, ServerWaitedFor
-from app.engine_thread.jobs import (
+from app.engine_thread.events import ServerSeen
+from app.engine_thread.requests import (
     CompareRequest,
-    Job,
+    Decoding,
     RunRequest,
     ScriptRequest,
     ServerRunRequest,
@@ -24,7 +24,6 @@ from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
     from engine.observe.rounds.counters import Counters
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
@@ -43,9 +42,13 @@ class ServerEngine:
         """Of this session, by address, where there is no keyring."""
 
     def connect(
-        self, request: ServerRunRequest, progress: ReportProgress, post: Post
+        self,
+        request: ServerRunRequest,
+        progress: ReportProgress,
+        see: Callable[[ServerSeen], None],
+        wait: Callable[[str], None],
     ) -> ServedSession:
-        """See `app.engine_thread.jobs.Servers`. The key that was given is kept once the server
+        """See `app.engine_thread.requests.Servers`. The key that was given is kept once the server
         has taken it."""
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
@@ -62,7 +65,7 @@ class ServerEngine:
             client.close()
             raise
         kept = self._keep(address, key, is_new=bool(request.key)) if key else ""
-        return ServedSession(client, facts, kept, request, post, self._look_s)
+        return ServedSession(client, facts, kept, request, see, wait, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
 
@@ -77,7 +80,7 @@ class ServerEngine:
 
 class ServedSession:
     """A llama-server in use. facts: what it said of itself. key_kept: see
-    `app.engine_thread.jobs.ServerSession`."""
+    `app.engine_thread.requests.ServerSession`."""
 
     compute = ""
 
@@ -87,14 +90,15 @@ class ServedSession:
         facts: ServerFacts,
         key_kept: str,
         request: ServerRunRequest,
-        post: Post,
+        see: Callable[[ServerSeen], None],
+        wait: Callable[[str], None],
         look_s: float,
     ) -> None:
         self._client, self.facts, self.key_kept = client, facts, key_kept
-        self._log, self._post = request.log, post
-        self._lookout = _Lookout(client, post, look_s)
+        self._log, self._wait = request.log, wait
+        self._lookout = _Lookout(client, see, look_s)
 
-    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Send the prompts, as many at once as the options say; their replies are the run."""
         from engine.observe.server.request_options import chat_completion, completion
         from engine.observe.server.server_run import ServerRun
@@ -115,21 +119,21 @@ class ServedSession:
             trace,
             parallel=request.options.parallel,
             log=self._log,
-            report=lambda sentence: self._post(ServerWaitedFor(sentence)),
+            report=self._wait,
         )
 
     def end_questions(self) -> None:
-        """See `app.engine_thread.jobs.ServerSession`."""
+        """See `app.engine_thread.requests.ServerSession`."""
         self._client.end_questions()
 
-    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Always refused with OptionError."""
         raise OptionError(
             "A server's memory cannot be looked into, so no conversation is held with it here.",
             "Open the model's file.",
         )
 
-    def watch(self, listen: str, trace: TraceStore) -> Job:
+    def watch(self, listen: str, trace: TraceStore) -> Decoding:
         """Pass on what other programs ask, and record it."""
         from engine.observe.proxy.proxy import listening_address
         from engine.observe.proxy.proxy_run import ProxyRun
@@ -140,12 +144,6 @@ class ServedSession:
         """Always refused with OptionError."""
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
 
-    def measure(
-        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
-    ) -> Fidelity:
-        """Always refused with OptionError."""
-        raise OptionError("A server's arithmetic cannot be measured.", "Open its model.")
-
     def close(self) -> None:
         """End everything that talks to it."""
         self._lookout.end(_PATIENCE_S)
@@ -154,11 +152,13 @@ class ServedSession:
 
 
 class _Lookout(threading.Thread):
-    """Looks at a server again and again, and tells when it is another than before."""
+    """Looks at a server again and again, and reports when it is another than before."""
 
-    def __init__(self, client: ServerClient, post: Post, period: float) -> None:
+    def __init__(
+        self, client: ServerClient, see: Callable[[ServerSeen], None], period: float
+    ) -> None:
         super().__init__(name="server lookout", daemon=True)
-        self._client, self._post, self._period = client, post, period
+        self._client, self._see, self._period = client, see, period
         self._over = threading.Event()
         self._first: tuple[str, Counters] | None = None
         self._last = ServerSeen()
@@ -177,7 +177,7 @@ class _Lookout(threading.Thread):
                 seen = self._look()
                 if seen is not None and seen != last and not self._over.is_set():
                     last = seen
-                    self._post(seen)
+                    self._see(seen)
             self._over.wait(self._period)
 
     def _look(self) -> ServerSeen | None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
-from app.engine_thread.events import CommandFailed, TraceExported, TraceMark, failure, mark_of
-from app.engine_thread.trace_jobs import TraceJob, start_export
+from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.saved.errors import log
 from app.saved.folders import hold, is_held, lock_path, unwritable
 from engine.errors import DraftscopeError
@@ -68,7 +68,7 @@ class Autosave(QObject):
         self._stores, self._is_busy = stores, is_busy
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
-        self._job: TraceJob | None = None
+        self._job: ExportTrace | None = None
         self.problem: CommandFailed | None = None
         """Why nothing could be saved the last time."""
         self._timer = QTimer(self)
@@ -143,9 +143,9 @@ class Autosave(QObject):
         """How much a trace holds; of one whose rows are not in memory, how much was saved."""
         return mark_of(store) if store.size() else self._copy(store).saved
 
-    def note_export(self, event: TraceExported) -> None:
-        """Remember that rows up to event.mark are exported to a folder of the user's choice."""
-        self._copy(event.store).exported = event.mark
+    def note_export(self, export: ExportTrace) -> None:
+        """Remember that rows up to its mark are exported to a folder of the user's choice."""
+        self._copy(export.store).exported = export.mark
 
     def save(self) -> None:
         """Write what is unsaved now, on a thread, unless that is being done."""
@@ -215,26 +215,26 @@ class Autosave(QObject):
                 self._tell(failure(error))
             else:
                 folder = self.folder_of(store)
-                self._job = start_export(store, folder, False, self._posted.emit)
+                self._job = ExportTrace(store, folder)
+                self._job.start(self._posted.emit)
 
     def _join(self) -> None:
         self._waiting = []
         if self._job is not None:
-            self._job.cancel()
+            self._job.cancelled.set()
             self._job.join(_JOIN_TIMEOUT)
             self._job = None
 
-    def _receive(self, event: object) -> None:
-        if isinstance(event, CommandFailed):
+    def _receive(self, export: ExportTrace) -> None:
+        if export.failed is not None:
             self._waiting = []
-            self._tell(event)
-        elif isinstance(event, TraceExported):
-            self._job = None
-            if event.folder is not None:
-                self._copy(event.store).saved = event.mark
-                self.problem = None
-                self.saved.emit()
-            self._save_next()
+            self._tell(export.failed)
+        self._job = None
+        if export.is_complete:
+            self._copy(export.store).saved = export.mark
+            self.problem = None
+            self.saved.emit()
+        self._save_next()
 
     def _tell(self, problem: CommandFailed) -> None:
         log.warning("autosave: %s %s", problem.message, problem.remedy)

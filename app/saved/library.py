@@ -1,7 +1,7 @@
 """The runs of earlier sessions: traces that windows left in the data folder, whatever their end.
 
-Each is an exported trace in a folder of its own, next to those that windows write now. What a list
-says of its runs is in session.json; the rows are read when one of them is to be shown.
+Each is an exported trace in a folder of its own, beside those that windows write now. What a list
+says of its runs stands in session.json; the rows are read when one of them is to be shown.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.engine_thread.events import CommandFailed, failure
-from app.engine_thread.trace_jobs import Post, TraceJob
+from app.engine_thread.job import SideJob
 from app.saved.autosave import PREFIX, discard, in_use
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE, notes_of
+from engine.progress import ReportProgress
 from engine.trace.export import SESSION_FILE, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef
@@ -43,30 +44,26 @@ class DamagedTrace:
     failed: CommandFailed
 
 
-class LibraryRead:
-    """Every SavedTrace and DamagedTrace of the library has been posted."""
+class ReadLibrary(SideJob):
+    """Read what earlier sessions left, the oldest first; posts each of them."""
 
+    def __init__(self, folder: Path, post: Callable[[SavedTrace | DamagedTrace], None]) -> None:
+        super().__init__()
+        self._folder, self._post = folder, post
 
-def start_reading_library(folder: Path, post: Post) -> TraceJob:
-    """Read what earlier sessions left, the oldest first; posts a SavedTrace or DamagedTrace for
-    each of them, and LibraryRead."""
-
-    def work(cancelled: Callable[[], bool]) -> None:
-        for path in saved_folders(folder):
-            if cancelled():
+    def run(self, progress: ReportProgress) -> None:
+        for path in saved_folders(self._folder):
+            if self.cancelled.is_set():
                 break
             try:
                 found = read_saved(path)
-            except BaseException as error:  # what a thread raises is lost
-                post(DamagedTrace(path, failure(error)))
+            except BaseException as error:  # one that is damaged does not hide the others
+                self._post(DamagedTrace(path, failure(error)))
                 continue
             if found is None:
                 discard(path)
             else:
-                post(found)
-        post(LibraryRead())
-
-    return TraceJob("library", work)
+                self._post(found)
 
 
 def saved_folders(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The results of a sweep or of `draftscope tune` as the window shows them: named columns."""
+"""The results of a suite, a sweep or tune as the window shows them: named columns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
-from engine.experiments.sweep.reader import find_results, read_results
-from engine.experiments.sweep.results import SweepResults, setting_text
-from engine.experiments.sweep.schema import FIGURES
-from engine.experiments.tune.results_json import is_tune_json, read_tune_json
+from engine.experiments.results.reader import read_results
+from engine.experiments.results.schema import FIGURES, SUITE, TUNE
+from engine.experiments.results.table import ExperimentResults, setting_text
 from engine.size_text import size_text
 
 SPEED, MEMORY = "predicted_per_second", "memory_bytes"
@@ -40,10 +39,12 @@ _FIRST = (
     "memory_bytes",
     "num_findings",
 )
-"""Figures that stand before the others."""
+"""Figures shown before the others."""
 _LOWER_IS_BETTER = ("_ms", "_bytes", "_s")
 _FEWER_IS_BETTER = ("n_rs_seq", "num_restores", "num_findings")
 
+_ROWS = {SUITE: "request", TUNE: "setting"}
+"""What a row is called, by kind of experiment."""
 _LONGEST, _LONGEST_TIP = 60, 600
 """Characters of a text in a cell, and in its tooltip."""
 
@@ -121,22 +122,15 @@ class Results:
         return [c for c in self.columns if c.is_figure and np.isfinite(c.values).any()]
 
 
-def find(path: Path) -> Path | None:
-    """The result file that a path means, None for anything else. Looks at the first bytes only."""
-    return find_results(path) or (path if is_tune_json(path) else None)
-
-
 def read(path: Path) -> Results:
-    """Read a result file, of a sweep or of `tune --json`. Raises TraceFileError for one that cannot
-    be read or is something else."""
-    is_json = path.suffix.lower() == ".json" or is_tune_json(path)
-    if is_json:
-        return of_sweep(read_tune_json(path), "setting")
-    return of_sweep(read_results(path))
+    """Read a results file. Raises TraceFileError for one that cannot be read or is something
+    else."""
+    found = read_results(path)
+    return of_experiment(found, _ROWS.get(found.facts.get("kind", ""), "job"))
 
 
-def of_sweep(found: SweepResults, row: str = "job") -> Results:
-    """The results of a sweep. Settings that do not vary are listed once, in the note. row: what a
+def of_experiment(found: ExperimentResults, row: str = "job") -> Results:
+    """Results as read. Settings that do not vary are listed once, in the note. row: what a
     row is called."""
     values = found.columns
     columns = [ResultColumn("number", row, f"Number of the {row}", values["number"] * 1.0)]
@@ -189,7 +183,7 @@ def _about(name: str) -> str:
     return f"{words[0].upper()}{words[1:]} ({name})"
 
 
-def _outcome(found: SweepResults) -> np.ndarray:
+def _outcome(found: ExperimentResults) -> np.ndarray:
     words = np.empty(found.n, object)
     words[:] = [
         "done" if done else f"failed: {error}"

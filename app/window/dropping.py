@@ -10,7 +10,7 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QWidget
 
-from app.trace_models.results import find
+from engine.experiments.results.reader import find_results
 from engine.trace.reopen import find_trace
 
 _MOST_LOOKED_AT = 8
@@ -42,7 +42,7 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
         return DroppedFiles(tuple(by_size[:2]))
-    results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find(path)) is not None]
+    results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find_results(path)) is not None]
     if results:
         return DroppedFiles(results=results[0])
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]

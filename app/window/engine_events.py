@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, QUrl, Signal
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtCore import QObject, Signal
 
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
+from app.engine_thread.events import State, TraceRead
 from app.engine_thread.feed import Feed
-from app.engine_thread.trace_jobs import TraceRead
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.message_text import in_window
 from app.trace_models.position import Position
-from app.trace_models.run_facts import fidelity_text
 from app.trace_models.server_facts import known_facts, server_name
 from app.window.banner import Banner, BannerButton
 from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
-
-if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
 
 
 class EngineNews(QObject):
@@ -55,19 +49,15 @@ class EngineNews(QObject):
         bridge.failed.connect(self._show_failure)
         bridge.run_started.connect(self._show_run)
         bridge.run_ended.connect(self._end_run)
-        bridge.measured.connect(self._show_fidelity)
         bridge.broke.connect(self._show_break)
         bridge.exported.connect(self._show_exported)
-        bridge.reported.connect(self._show_reported)
-        bridge.export_ended.connect(self._end_progress)
+        bridge.finished.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
-        bridge.reading_ended.connect(self._end_progress)
         bridge.connected.connect(self._show_server)
         bridge.server_seen.connect(self._show_server_status)
         bridge.server_waited_for.connect(panels.status.set_waiting)
         bridge.disconnected.connect(self._show_no_server)
-        bridge.rescored.connect(self._show_rescored)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
         feed.numbers_changed.connect(self._refresh_runs)
@@ -136,10 +126,6 @@ class EngineNews(QObject):
         panels.status.set_server_gone("")
         self._show_names()
 
-    def _show_rescored(self, found: events.RunRescored) -> None:
-        self._panels.banners.add("error" if found.text_changed else "info", found.sentence)
-        self._feed.show_run(self._feed.run)  # cells that views have read are filled now
-
     # -- files and traces ------------------------------------------------------------------
 
     def _show_files(self, files: events.OpenedFiles | None) -> None:
@@ -194,13 +180,13 @@ class EngineNews(QObject):
         self.changed.emit()
         self._show_model_text()
 
-    def _show_loaded(self, event: events.ModelLoaded) -> None:
-        if event.files.target != DEMO_TARGET:
-            self._settings.add_recent_model(event.files.target)
+    def _show_loaded(self, files: events.OpenedFiles) -> None:
+        if files.target != DEMO_TARGET:
+            self._settings.add_recent_model(files.target)
         self._panels.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.live)
-        self._loaded = event.files
-        self._show_files(event.files)
+        self._loaded = files
+        self._show_files(files)
 
     def _show_options(self) -> None:
         panel = self._panels.run_panel
@@ -209,20 +195,8 @@ class EngineNews(QObject):
             self._panels.model_map.set_options(options, len(panel.texts()))
             self._panels.divergence.header.editor.set_options(options)
 
-    def _show_reported(self, path: Path) -> None:
-        show = "&Open", lambda: self._open_page(path)
-        self._panels.banners.add("info", f"Report written to {path}.", "", show)
-
-    def _open_page(self, path: Path) -> None:
-        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
-            self._panels.banners.add(
-                "warning",
-                f"Nothing on this desktop opens {path}.",
-                "Open it in a browser; the page needs no other file.",
-            )
-
-    def _show_exported(self, event: events.TraceExported) -> None:
-        self._panels.banners.add("info", f"Trace exported to {event.folder}.")
+    def _show_exported(self, export: ExportTrace) -> None:
+        self._panels.banners.add("info", f"Trace exported to {export.folder}.")
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -266,11 +240,6 @@ class EngineNews(QObject):
     def _refresh_runs(self, *_: object) -> None:
         self._panels.runs.refresh_numbers()
 
-    def _show_fidelity(self, found: Fidelity) -> None:
-        self._panels.banners.add(
-            "info", f"Fidelity: {fidelity_text(found)}. It is kept with its runs."
-        )
-
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
@@ -295,7 +264,7 @@ class EngineNews(QObject):
 
     # -- the status line -------------------------------------------------------------------
 
-    def _end_progress(self) -> None:
+    def _end_progress(self, *_: object) -> None:
         bridge = self._bridge
         if bridge.state is not State.LOADING and not bridge.exporting and not bridge.reading:
             self._panels.status.hide_progress()

@@ -20,7 +20,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import PANELS
-from app.actions.actions import MENUS, SEPARATOR, TOOLBAR, Actions
+from app.actions.actions import MENUS, TOOLBAR, Actions
+from app.actions.spec import SEPARATOR
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_axis import UNITS

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.jobs.read_results import ReadResults
 from app.saved.settings import Settings
-from app.trace_models.results import Results
 from app.window.dialogs.files import ask_results
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -33,7 +33,6 @@ class OpenedResults:
     ) -> None:
         self._bridge, self._panels, self._docks = bridge, panels, docks
         self._sessions, self._settings, self._window = sessions, settings, window
-        bridge.results_read.connect(self._show)
 
     def connect(self, view: ResultsView) -> None:
         """Listen to the panel."""
@@ -49,11 +48,11 @@ class OpenedResults:
     def open(self, path: Path) -> None:
         """Read a result file, or the one in a folder, and show it."""
         self._panels.banners.clear()
-        self._bridge.open_results(path)
+        self._bridge.ask(ReadResults(path), self._show)
 
-    def _show(self, results: Results | None) -> None:
-        if results is not None:
-            self._panels.results.show_results(results)
+    def _show(self, job: ReadResults) -> None:
+        if job.found is not None:
+            self._panels.results.show_results(job.found)
             self._docks.reveal("results")
 
     def _open_trace(self, row: int) -> None:

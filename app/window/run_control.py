@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, QTimer
@@ -9,10 +11,20 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import RescoreUnsure, State
-from app.engine_thread.jobs import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
+from app.engine_thread.events import State
+from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
+from app.engine_thread.jobs.open_model import OpenModel
+from app.engine_thread.jobs.rescore import Rescore, rescored_sentence
+from app.engine_thread.jobs.start_comparison import StartComparison
+from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.start_turn import StartTurn
+from app.engine_thread.jobs.use_server import ConnectServer
+from app.engine_thread.jobs.watch_clients import WatchClients
+from app.engine_thread.requests import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_facts import fidelity_text
 from app.window.banner import Banner
 from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import ask_model
@@ -35,6 +47,7 @@ class RunControl:
         self,
         bridge: Bridge,
         panels: Panels,
+        feed: Feed,
         docks: Docks,
         settings: Settings,
         actions: Actions,
@@ -42,10 +55,42 @@ class RunControl:
     ) -> None:
         self._actions = actions
         self._bridge, self._panels, self._docks = bridge, panels, docks
-        self._settings, self._window = settings, window
+        self._feed, self._settings, self._window = feed, settings, window
         self.guide = ScenarioGuide(bridge, panels, docks, window)
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
+
+    def handlers(self) -> dict[str, Callable[[], object]]:
+        """What the actions of the Run menu do."""
+        return {
+            "run.start": lambda: self.run(None),
+            "run.pause": self._bridge.pause,
+            "run.step": lambda: self.run(1),
+            "run.stop": self._bridge.stop,
+            "run.watch": self.watch,
+            "run.rescore": self.ask_rescore,
+            "run.compare": self.compare_chosen,
+            "run.add_break": self.write_break,
+            "run.measure_fidelity": self.measure_fidelity,
+            "run.llama_library": self.ask_llama_library,
+        }
+
+    def allowed(self, shown: RunRef | None) -> dict[str, bool]:
+        """Which of them make sense now, with this run on show."""
+        bridge, state = self._bridge, self._bridge.state
+        served, can_start = bridge.server is not None, bridge.can_start
+        going = can_start or state is State.PAUSED
+        at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
+        return {
+            "run.start": going,
+            "run.pause": state is State.RUNNING and not served,
+            "run.step": going and not served,
+            "run.stop": bridge.has_run,
+            "run.watch": can_start and served,
+            "run.rescore": shown is not None and at_rest,
+            "run.compare": can_start and not served,
+            "run.measure_fidelity": can_start and not served,
+        }
 
     # -- models ----------------------------------------------------------------------------
 
@@ -53,7 +98,9 @@ class RunControl:
         """Inspect and load a model; the session in use stays until the new one is complete."""
         self._panels.banners.clear()
         panel = self._panels.run_panel
-        self._bridge.open(target, drafts, panel.compute.currentText(), panel.mmap_choice())
+        self._bridge.ask(
+            OpenModel(target, drafts, panel.compute.currentText(), panel.mmap_choice())
+        )
 
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""
@@ -85,7 +132,7 @@ class RunControl:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
         self._watch_at = (address, port) if port else None
-        self._bridge.connect_server(address, key, log, self._settings.server_timeout)
+        self._bridge.ask(ConnectServer(address, key, log, self._settings.server_timeout))
 
     def begin_watching(self, state: State) -> None:
         """Watch, if that was asked for together with the connection, once that has come about."""
@@ -94,31 +141,36 @@ class RunControl:
         (address, port), self._watch_at = self._watch_at, None
         server = self._bridge.server
         if server is not None and server.facts.address == address:
-            self._bridge.watch(f"{LOOPBACK}:{port}")
+            self._bridge.ask(WatchClients(f"{LOOPBACK}:{port}"))
 
     def watch(self) -> None:
         """Record what other programs ask of the server, through the port used last."""
         self._panels.banners.clear()
-        self._bridge.watch(f"{LOOPBACK}:{self._settings.watch_port}")
+        self._bridge.ask(WatchClients(f"{LOOPBACK}:{self._settings.watch_port}"))
 
-    def ask_rescore(self, run: RunRef) -> None:
-        """Let the user choose the model that judges a run."""
+    def ask_rescore(self) -> None:
+        """Let the user choose the model that judges the run on show."""
+        run = self._feed.run
+        if run is None:
+            return
         path = ask_model(self._window, self._settings, "Re-score with model")
         if path is not None:
             self._panels.banners.clear()
-            self._bridge.rescore(run, path)
+            self._rescore(run, path)
 
-    def offer_rescore(self, unsure: RescoreUnsure) -> None:
-        """Whether the model is that of the run is not known: let the user say."""
-        self._panels.banners.add(
-            "warning",
-            unsure.why,
-            "",
-            (
-                "&Re-score all the same",
-                lambda: self._bridge.rescore(unsure.run, unsure.target, assume_same=True),
-            ),
-        )
+    def _rescore(self, run: RunRef, target: Path, *, assume_same: bool = False) -> None:
+        self._bridge.ask(Rescore(run, target, assume_same=assume_same), self._show_rescored)
+
+    def _show_rescored(self, job: Rescore) -> None:
+        """What came of it; where it is not known whether the model is that of the run, let the
+        user say."""
+        banners = self._panels.banners
+        if job.unsure:
+            again = partial(self._rescore, job.ref, job.target, assume_same=True)
+            banners.add("warning", job.unsure, "", ("&Re-score all the same", again))
+        elif job.found is not None:
+            banners.add("error" if job.found.n_changed else "info", rescored_sentence(job.found))
+            self._feed.show_run(self._feed.run)  # cells that views have read are filled now
 
     def reload(self) -> None:
         """Load the files in use again, as chosen in the Run panel."""
@@ -136,7 +188,7 @@ class RunControl:
         elif self._options_are_sound():
             panel = self._panels.run_panel
             self._settings.run_form = panel.entries()
-            self._bridge.start(panel.texts(), panel.options(), rounds, panel.chat())
+            self._bridge.ask(StartRun(panel.texts(), panel.options(), rounds, panel.chat()))
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
         """Begin a turn of a conversation with the options of the Run panel. One of another trace,
@@ -156,9 +208,8 @@ class RunControl:
             )
         chat = (panel.chat() or ChatWrap()) if is_chat else None
         cache = view.cache_options()
-        self._bridge.converse(
-            TurnRequest(conversation, parent, text, panel.options(), chat, cache, tuple(before))
-        )
+        turn = TurnRequest(conversation, parent, text, panel.options(), chat, cache, tuple(before))
+        self._bridge.ask(StartTurn(turn))
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of
@@ -190,7 +241,7 @@ class RunControl:
             self._take_layout("divergence")
         self._docks.reveal("divergence", "findings")
         self._panels.banners.clear()
-        self._bridge.compare(request)
+        self._bridge.ask(StartComparison(request))
 
     def _take_layout(self, name: str) -> None:
         before = self._actions[f"view.layout_{self._docks.layout_name}"]
@@ -217,7 +268,7 @@ class RunControl:
         if not scenario.lanes:
             self._docks.reveal("findings")
             self._panels.banners.clear()
-            self._bridge.start(list(scenario.prompts), scenario.options)
+            self._bridge.ask(StartRun(scenario.prompts, scenario.options))
             return
         self.compare(
             CompareRequest(
@@ -259,7 +310,12 @@ class RunControl:
                 "is nothing to measure.",
             )
             return
-        self._bridge.measure(demo_prompts()[0].text)
+        self._bridge.ask(MeasureFidelity(demo_prompts()[0].text), self._show_fidelity)
+
+    def _show_fidelity(self, job: MeasureFidelity) -> None:
+        if job.found is not None:
+            text = fidelity_text(job.found)
+            self._panels.banners.add("info", f"Fidelity: {text}. It is kept with its runs.")
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.read_trace import ReadRows
 from app.saved.autosave import Autosave
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import FACT, describe_prompt, note, notes_of, prompt_text
@@ -138,9 +139,10 @@ class RunLibrary(QObject):
     # -- rows on disk ----------------------------------------------------------------------
 
     def _with_rows(self, store: TraceStore, then: Callable[[], None]) -> None:
-        if self._bridge.is_in_memory(store):
+        folder = self._bridge.folder_of_rows(store)
+        if folder is None:
             then()
-        elif self._bridge.read_rows(store):
+        elif self._bridge.ask(ReadRows(store, folder)):
             self._wanted = store, then
         else:
             self._panels.banners.add(

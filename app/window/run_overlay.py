@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import RunsTriaged
 from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.triage_runs import TriageRuns
 from app.trace_models.position import Position
 from app.trace_models.run_axis import RunOverlay
 from app.window.panels import Panels
@@ -31,7 +31,6 @@ class RunPairs(QObject):
         self._parting: TextPair | None = None
         feed.overlay_changed.connect(self._begin)
         bridge.run_ended.connect(self._ask)
-        bridge.triaged.connect(self._tell)
 
     @property
     def part(self) -> bool:
@@ -56,11 +55,13 @@ class RunPairs(QObject):
         overlay = self._overlay
         if overlay is not None and overlay.run.ended and overlay.over.ended and not self._asked:
             self._asked = True
-            self._bridge.triage(overlay.over, overlay.run)
+            self._bridge.ask(TriageRuns(overlay.over, overlay.run), self._show)
 
-    def _tell(self, event: RunsTriaged) -> None:
-        overlay, found = self._overlay, event.found
-        if overlay is None or (event.shown, event.overlaid) != (overlay.over, overlay.run):
+    def _show(self, job: TriageRuns) -> None:
+        overlay, found = self._overlay, job.found
+        if overlay is None or (job.shown, job.overlaid) != (overlay.over, overlay.run):
+            return
+        if found is None:
             return
         worst = next((pair for pair in found.pairs if pair.verdict == found.verdict), None)
         parting = [pair for pair in found.pairs if pair.pos is not None]

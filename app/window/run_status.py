@@ -11,6 +11,7 @@ from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.start_run import StartRun
 from app.panels.tokens.run_end import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.plain_speed import plain_run, plain_speed
@@ -64,7 +65,7 @@ class RunEnds(QObject):
         self._panels.banners.clear()
         options = replace(request.options, spec=replace(request.options.spec, types=()))
         self._back_to = run
-        self._bridge.start(request.texts, options, chat=request.chat)
+        self._bridge.ask(StartRun(request.texts, options, chat=request.chat))
 
     def _show(self, run: RunRef | None) -> None:
         self._knows_prompt = False

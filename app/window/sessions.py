@@ -6,16 +6,18 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QObject, Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
-from app.engine_thread.trace_jobs import TraceJob
+from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.write_report import WriteReport
 from app.saved.autosave import Autosave, discard
 from app.saved.folders import unwritable
-from app.saved.library import DamagedTrace, LibraryRead, SavedTrace, start_reading_library
+from app.saved.library import DamagedTrace, ReadLibrary, SavedTrace
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import notes_of
@@ -60,7 +62,7 @@ class Sessions(QObject):
         self._data, self._window = data, window
         self.quit_choice: QuitChoice | None = None
         self._discarded: list[TraceStore] = []
-        self._library: TraceJob | None = None
+        self._library: ReadLibrary | None = None
         self._n_interrupted = 0
         self._is_closed = False
         self.autosave: Autosave | None = None
@@ -79,7 +81,7 @@ class Sessions(QObject):
     def open(self, folder: Path) -> None:
         """Read an exported trace and show it; no model is needed."""
         self._banners.clear()
-        self._bridge.open_trace(folder)
+        self._bridge.ask(ReadTrace(folder))
 
     def ask(self) -> None:
         """Let the user choose a trace."""
@@ -91,7 +93,7 @@ class Sessions(QObject):
         """Ask where to, without blocking the window, then write."""
         dialog = ExportDialog(store, self._settings, self._window)
         dialog.chosen.connect(
-            lambda folder, excel: self._bridge.export(store, folder, excel_safe=excel)
+            lambda folder, excel: self._bridge.ask(ExportTrace(store, folder, excel_safe=excel))
         )
         dialog.show()
 
@@ -104,7 +106,22 @@ class Sessions(QObject):
         lanes = lanes_of(run)
         if overlaid in lanes:  # the comparison tells of both
             overlaid = None
-        self._bridge.report(lanes or (run,), path, environment(), overlaid)
+        self._bridge.ask(
+            WriteReport(lanes or (run,), path, environment(), overlaid), self._show_report
+        )
+
+    def _show_report(self, report: WriteReport) -> None:
+        if report.is_complete:
+            show = "&Open", lambda: self._open_page(report.path)
+            self._banners.add("info", f"Report written to {report.path}.", "", show)
+
+    def _open_page(self, path: Path) -> None:
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
+            self._banners.add(
+                "warning",
+                f"Nothing on this desktop opens {path}.",
+                "Open it in a browser; the page needs no other file.",
+            )
 
     def open_library(self) -> None:
         """List the runs that earlier windows left, and say so if this one can leave nothing."""
@@ -118,7 +135,8 @@ class Sessions(QObject):
                 "Runs and the log are not saved: export what is to stay (Ctrl+E).",
                 sticky=True,
             )
-        self._library = start_reading_library(self._data / _AUTOSAVES, self._posted.emit)
+        self._library = ReadLibrary(self._data / _AUTOSAVES, self._posted.emit)
+        self._library.start(self._posted.emit)
 
     def may_end(self) -> bool:
         """Ask what becomes of runs that were not exported, and see to it; False: the window is to
@@ -145,7 +163,7 @@ class Sessions(QObject):
             return
         self._is_closed = True
         if self._library is not None:
-            self._library.cancel()
+            self._library.cancelled.set()
             self._library.join(_JOIN_TIMEOUT)
         if self.autosave is not None:
             self.autosave.close(discarded=self._discarded)
@@ -175,7 +193,7 @@ class Sessions(QObject):
             self._tell_unsaved(failed)
         return failed is None
 
-    def _receive(self, event: SavedTrace | DamagedTrace | LibraryRead) -> None:
+    def _receive(self, event: SavedTrace | DamagedTrace | ReadLibrary) -> None:
         if isinstance(event, SavedTrace) and self.autosave is not None:
             folder = event.runs.on_disk
             assert folder is not None
@@ -187,7 +205,7 @@ class Sessions(QObject):
             self._bridge.add_earlier(event.runs)
         elif isinstance(event, DamagedTrace):
             self._tell_damaged(event)
-        elif isinstance(event, LibraryRead):
+        elif isinstance(event, ReadLibrary):
             self._tell_library()
             self.library_read.emit()
 

@@ -14,6 +14,8 @@ from app.actions.actions import Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.estimate_speeds import EstimateSpeeds
+from app.engine_thread.jobs.use_server import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
@@ -45,7 +47,6 @@ from app.window.sessions import Sessions
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
-from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
     from app.panels.divergence.divergence_view import DivergenceView
@@ -84,7 +85,7 @@ class MainWindow(QMainWindow):
         self.sessions = Sessions(bridge, settings, self.banners, data, self)
         self.sessions.told.connect(self.status.showMessage)
         self.control = RunControl(
-            bridge, self.panels, self.docks, settings, self.actions_by_id, self
+            bridge, self.panels, self.feed, self.docks, settings, self.actions_by_id, self
         )
         self.copies = Copies(bridge, self.panels, self.feed, log_lines)
         self._make_menus(scenarios)
@@ -214,7 +215,7 @@ class MainWindow(QMainWindow):
             "file.open_trace": self.sessions.ask,
             "file.open_results": self.opened_results.ask,
             "file.connect": control.ask_server,
-            "file.disconnect": bridge.disconnect_server,
+            "file.disconnect": lambda: bridge.ask(DisconnectServer()),
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
@@ -223,16 +224,6 @@ class MainWindow(QMainWindow):
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
             "file.quit": self.close,
-            "run.start": lambda: control.run(None),
-            "run.pause": bridge.pause,
-            "run.step": lambda: control.run(1),
-            "run.stop": bridge.stop,
-            "run.watch": control.watch,
-            "run.rescore": self._rescore_shown,
-            "run.compare": control.compare_chosen,
-            "run.add_break": control.write_break,
-            "run.measure_fidelity": control.measure_fidelity,
-            "run.llama_library": control.ask_llama_library,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
             "go.previous_rejection": lambda: self.tokens.step_rejection(-1),
@@ -249,7 +240,7 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
-        self._connect(handlers)
+        self._connect(handlers | control.handlers())
 
     def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
         for action_id, handler in handlers.items():
@@ -265,7 +256,6 @@ class MainWindow(QMainWindow):
         self.run_panel.loading_changed.connect(control.reload)
         self.bridge.state_changed.connect(control.begin_watching)
         self.run_pairs.changed.connect(self._enable_actions)
-        self.bridge.rescore_unsure.connect(control.offer_rescore)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)
         for view in self.panels.text_views:
@@ -300,8 +290,11 @@ class MainWindow(QMainWindow):
             view.lane_selected.connect(feed.select_run)
             view.divergences_changed.connect(self._enable_actions)
         if isinstance(view, TuneView):
-            view.asked.connect(bridge.estimate)
-            bridge.estimated.connect(lambda event: view.show_surface(event.request, event.found))
+            view.asked.connect(
+                lambda request: bridge.ask(
+                    EstimateSpeeds(request), lambda job: view.show_surface(job.request, job.found)
+                )
+            )
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
         feed.add([view])
@@ -311,7 +304,7 @@ class MainWindow(QMainWindow):
         actions = self.actions_by_id
         registered = [
             Command(
-                actions[spec.id], spec.tip, spec.needs, actions.reason(spec.id), submenu_of(spec.id)
+                actions[spec.id], spec.tip, spec.needs, actions.reason(spec), submenu_of(spec.id)
             )
             for spec in SPECS
             if spec.id != "view.palette"
@@ -322,11 +315,30 @@ class MainWindow(QMainWindow):
         ]
 
     def _enable_actions(self) -> None:
-        enable_actions(
-            self.actions_by_id, self.bridge, self.feed.run, self.panels, self.scenario_menu
-        )
-        if self.run_pairs.part:
-            self.actions_by_id["go.first_divergence"].setEnabled(True)
+        """Enable what the bridge and the run on show allow, disable the rest."""
+        actions, bridge, shown = self.actions_by_id, self.bridge, self.feed.run
+        diverges, served = self.panels.has_divergences, bridge.server is not None
+        actions.explain(at_server=served)
+        single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
+        self.tokens.set_cancellable(bridge.live if single else None)
+        for action_id, enabled in (
+            *self.control.allowed(shown).items(),
+            ("go.first_divergence", diverges or self.run_pairs.part),
+            ("go.next_divergence", diverges),
+            ("go.previous_divergence", diverges),
+            ("file.open_draft", bridge.files is not None),
+            ("file.export", shown is not None and not bridge.exporting),
+            ("file.report", shown is not None),
+            ("file.copy_text", shown is not None),
+            *((name, shown is not None) for name in _NEED_RUN),
+            ("file.copy_issue", shown is not None),
+            ("file.open_trace", not bridge.reading),
+            ("file.close_trace", bridge.trace_folder is not None),
+            ("file.disconnect", served),
+        ):
+            actions[action_id].setEnabled(enabled)
+        self.scenario_menu.set_available(bridge.can_start and not served)
+        actions["run.start"].setText("&Resume" if bridge.state is State.PAUSED else "&Run")
 
     def _go_to_first_divergence(self) -> None:
         if self.panels.has_divergences:
@@ -342,10 +354,6 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             overlay = self.feed.overlay
             self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
-
-    def _rescore_shown(self) -> None:
-        if self.feed.run is not None:
-            self.control.ask_rescore(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.results is not None:
@@ -386,48 +394,3 @@ _NEED_RUN = (
 
 
 _A_MODEL = "a model that is loaded and idle"
-_AT_REST = (State.EMPTY, State.INSPECTED, State.READY)
-_NOT_AT_SERVERS = {
-    "run.step": "A server does not stop between two rounds",
-    "run.pause": "A server cannot be paused; Stop (Shift+F5) ends its requests",
-    "run.compare": "A server shows no logits to compare lanes by; open its model for that",
-    "run.measure_fidelity": "A server's arithmetic cannot be measured; open its model for that",
-}
-"""Why these cannot be done with a server."""
-
-
-def enable_actions(
-    actions: Actions, bridge: Bridge, shown: RunRef | None, panels: Panels, scenarios: ScenarioMenu
-) -> None:
-    """Enable what the bridge and the run on show allow, disable the rest."""
-    state, diverges = bridge.state, panels.has_divergences
-    going = bridge.can_start or state is State.PAUSED
-    served = bridge.server is not None
-    actions.explain(_NOT_AT_SERVERS if served else {})
-    single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
-    panels.tokens.set_cancellable(bridge.live if single else None)
-    for action_id, enabled in (
-        ("run.start", going),
-        ("run.step", going and not served),
-        ("run.pause", state is State.RUNNING and not served),
-        ("run.stop", bridge.has_run),
-        ("run.watch", bridge.can_start and served),
-        ("run.rescore", shown is not None and state in _AT_REST),
-        ("run.compare", bridge.can_start and not served),
-        ("run.measure_fidelity", bridge.can_start and not served),
-        ("go.first_divergence", diverges),
-        ("go.next_divergence", diverges),
-        ("go.previous_divergence", diverges),
-        ("file.open_draft", bridge.files is not None),
-        ("file.export", shown is not None and not bridge.exporting),
-        ("file.report", shown is not None),
-        ("file.copy_text", shown is not None),
-        *((name, shown is not None) for name in _NEED_RUN),
-        ("file.copy_issue", shown is not None),
-        ("file.open_trace", not bridge.reading),
-        ("file.close_trace", bridge.trace_folder is not None),
-        ("file.disconnect", served),
-    ):
-        actions[action_id].setEnabled(enabled)
-    scenarios.set_available(bridge.can_start and not served)
-    actions["run.start"].setText("&Resume" if state is State.PAUSED else "&Run")

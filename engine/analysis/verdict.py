@@ -21,7 +21,9 @@ and text: it decodes the same widths, never rolls back, drifts as any lane does,
 that it meets in a few rows what other lanes meet rarely: an activation rounded the other way, a tie
 of two experts tipped (engine.compare.lanes). The bound is MARGIN times its worst row, as it has
 not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
-below which nothing is asked.
+below which nothing is asked; states in a shorter type come to more (least_of_types). Where ties
+tip rows of the noise lane so far that the bound is UNLIKE, FEW_TIPPED rows of another lane may be
+beyond it: rows that have nothing in common differ by 2, and a wrong state spoils all that follow.
 
 A bug in what the noise lane shares with the lanes that it bounds must not raise their bound. So
 rounding has a ceiling in every compute mode (engine.analysis.noise_ceiling). A noise lane beyond it
@@ -49,11 +51,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from engine.analysis.noise_ceiling import rows_beyond
+from engine.analysis.noise_ceiling import FEW_TIPPED, least_of_types, rows_beyond
 from engine.trace.facts import CheckedBatch, NoiseCheckFacts, RunFacts, WrongRow
 from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_columns import RunColumns
@@ -147,17 +149,31 @@ def band(nmse: float) -> str:
 
 def types_text(facts: RunFacts) -> str:
     """Types of a run's states as text, such as "states in bf16, gates in f16"; empty for f32."""
-    if facts.options is None:
-        return ""
-    types = facts.options.state_types
-    found = {"states": types.s, "windows": types.r, "gates": types.gates}
+    named = _state_types(facts)
+    what = {"s": "states", "r": "windows", "gates": "gates"}
+    found = {text: named.get(name) or "f32" for name, text in what.items()}
     return ", ".join(f"{text} in {type}" for text, type in found.items() if type != "f32")
+
+
+def _state_types(facts: RunFacts) -> dict[str, str]:
+    return asdict(facts.options.state_types) if facts.options else {}
 
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
     """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
     found = _largest_of_noise(trace, noise_runs, "nmse")
-    return max(LEAST, min([found, *(_ceiling(trace, run) for run in noise_runs)]))
+    least = max([LEAST, *(least_of_types(_state_types(trace.runs[run])) for run in noise_runs)])
+    return max(least, min([found, *(_ceiling(trace, run) for run in noise_runs)]))
+
+
+def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) -> np.ndarray:
+    """Rows of a lane beyond its bound, bool [n], that no tie explains. nmse: [n]; NaN is beyond."""
+    beyond: np.ndarray = ~(nmse <= bound)
+    checks = (trace.runs[run].noise_check for run in noise_of(trace, run_id))
+    has_ties = bound >= UNLIKE and any(check and check.share for check in checks)
+    if has_ties and beyond.sum() <= FEW_TIPPED and np.isfinite(nmse).all():
+        return np.zeros_like(beyond)
+    return beyond
 
 
 def _ceiling(trace: TraceStore, noise_run: int) -> float:
@@ -246,7 +262,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     error = facts.lane_error or ""
     rows, rounds = (RunColumns(trace, name, run_id) for name in ("divergence", "rounds"))
     nmse, pos = rows["nmse"], rows["pos"]
-    beyond = np.flatnonzero(~(nmse <= bound))  # NaN is beyond any bound
+    beyond = np.flatnonzero(is_beyond(trace, run_id, nmse, bound))
     if not beyond.size:  # cells are counted: no noise makes one too many
         beyond = np.flatnonzero(rows["cells_differ"] > 0)
     differs = np.flatnonzero(rows["top1_equal"] == 0)

@@ -48,6 +48,8 @@ in the others, up to 0.01."""
 _TARGET_TOLERANCE, _TARGET_ROUNDED = 1e-2, 0.5
 """The same of logarithms of the target's probabilities, whose rows drafts are made from."""
 _FEW, _FEW_PER, _MOST, _MOST_PER = 4, 8, 32, 48
+FEW_DRAFTS = 2
+"""Drafts of a sequence that are made again where there is little time."""
 _N_REPLAYED = 16
 _N_LOOKED, _LEAST_P = 64, 1e-12
 _MOST_COUNTED = 8
@@ -187,22 +189,25 @@ def audit_drafts(
     trace: TraceStore,
     texts: Mapping[int, Sequence[int]],
     target_rows: Callable[[int], TargetRows],
-) -> list[DraftAudit]:
+    has_time: Callable[[float, int], bool] | None = None,
+) -> Iterator[DraftAudit]:
     """What is wrong with the states of the drafters of a run that has ended; one entry per
     sequence and drafter.
 
-    texts: prompt and emitted tokens of each sequence. target_rows: the target's rows of a
-    sequence's text, all but perhaps the last, as a pass over the text gives them: hidden and the
-    taps that `engine.audit.draft_models.taps_of` names. It is asked only for drafters that read
-    rows. Raises what the models' passes raise.
+    texts: prompt and emitted tokens of each sequence, or their beginnings. target_rows: the
+    target's rows of such a text, all but perhaps the last, as a pass over it gives them: hidden and
+    the taps that `engine.audit.draft_models.taps_of` names. It is asked only for drafters that read
+    rows. has_time: whether there is time for so many seconds of drafting, as in the run, and for
+    entries of so many tokens; then FEW_DRAFTS are made again at most, and nothing is looked up.
+    Raises what the models' passes raise.
     """
     recorded = RecordedDrafts(trace, run_id)
-    found: list[DraftAudit] = []
     for drafter in model_drafters():
         if drafter in options.spec.types:
             audit = _DrafterAudit(session, options, recorded, drafter, texts, target_rows)
-            found += audit.all()
-    return [*found, *audit_lookups(session, options, run_id, trace, texts)]
+            yield from audit.few(has_time) if has_time else audit.all()
+    if has_time is None:
+        yield from audit_lookups(session, options, run_id, trace, texts)
 
 
 class _DrafterAudit:
@@ -226,23 +231,34 @@ class _DrafterAudit:
         is_exact = session.compute in _EXACT
         self._tolerance = _TOLERANCE if is_exact else _ROUNDED
         self._target_tolerance = _TARGET_TOLERANCE if is_exact else _TARGET_ROUNDED
-        self._drafted = recorded.of(drafter)
+        self._drafted = {}
+        for seq, drafts in recorded.of(drafter).items():
+            reached = [draft for draft in drafts if draft.pos0 < len(texts.get(seq, ()))]
+            if reached:
+                self._drafted[seq] = reached
 
-    @torch.inference_mode()
-    def all(self) -> list[DraftAudit]:
+    def all(self) -> Iterator[DraftAudit]:
         """What is to be said of each sequence that it drafted for."""
-        if not self._drafted:
-            return []
         n = self._recorded.n_rounds
         n_samples = max(2, min(_FEW, n // _FEW_PER), min(_MOST, n // _MOST_PER))
-        n_each = -(-n_samples // len(self._drafted))
-        return [self._judge(self._text(seq), n_each) for seq in self._drafted if seq in self._texts]
+        for seq in self._drafted:
+            yield self._judge(self._text(seq), -(-n_samples // len(self._drafted)))
+
+    def few(self, has_time: Callable[[float, int], bool]) -> Iterator[DraftAudit]:
+        """The same of as many sequences as there is time for, FEW_DRAFTS of each."""
+        for seq, drafts in self._drafted.items():
+            for n in range(FEW_DRAFTS, 0, -1):
+                sampled = _sampled(drafts, n)
+                if has_time(sum(draft.seconds for draft in sampled), sampled[-1].pos0):
+                    yield self._judge(self._text(seq), n)
+                    break
 
     def _text(self, seq: int) -> _Text:
         rows = self._target_rows(seq) if self._model.reads_rows else None
         table, starts = self._model.table(rows), self._recorded.starts(seq)
         return _Text(seq, self._texts[seq], starts, table, self._drafted[seq])
 
+    @torch.inference_mode()
     def _judge(self, text: _Text, n: int) -> DraftAudit:
         sampled = _sampled(text.drafts, n)
         distances = self._from_the_text(text, sampled)
@@ -350,7 +366,9 @@ class _DrafterAudit:
         places = [place for place in range(first, last + 1) if place in known]
         if not places:
             return ""
-        hidden = self._target_rows(text.seq_id).hidden[[p - 1 for p in places]]
+        hidden = self._target_rows(text.seq_id).hidden
+        places = [place for place in places if place <= len(hidden)]
+        hidden = hidden[[place - 1 for place in places]]
         rows = read(torch.log_softmax(self._session.model.logits_of(hidden), -1))[0]
         for row, place in zip(rows, places, strict=True):
             top = known[place]

@@ -16,8 +16,7 @@ import torch
 
 from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit
 from engine.draft.drafter import Drafter, DraftRequest
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
 from engine.model.taps import TargetRows
 from engine.trace.records import MISSING
@@ -95,6 +94,8 @@ def audit_lookups(
     if not names or trace.runs[run_id].lane:
         return []  # lanes are asked in one run and verify in others
     rounds = _Rounds(trace, run_id)
+    if rounds.last.keys() - texts.keys():
+        return []  # slots are used again after each other's texts, and one of these is wrong
     spec = replace(options.spec, types=tuple(names))
     its_options = replace(options, spec=spec, faults=())
 

@@ -42,7 +42,8 @@ class DraftAudit:
 
 class RecordedDraft(NamedTuple):
     """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
-    candidates and their shares. depth: tokens undone in the round before."""
+    candidates and their shares. depth: tokens undone in the round before. seconds: what all
+    drafting of its round took."""
 
     round: int
     pos0: int
@@ -50,6 +51,7 @@ class RecordedDraft(NamedTuple):
     tops: list[dict[int, float]]
     n_accepted: int
     depth: int
+    seconds: float
 
 
 class RecordedDrafts:
@@ -106,6 +108,7 @@ class RecordedDrafts:
             tops,
             int(rounds["num_accepted_draft_tokens"][row]),
             depth,
+            float(np.nan_to_num(rounds["draft_ms"][row])) / 1e3,
         )
 
     def is_named(self, drafter: str, seq: int) -> bool:

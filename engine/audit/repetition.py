@@ -56,7 +56,7 @@ class Repetition:
         self._suspects, self._samples, self._wide = suspects, samples, wide
         self._plain = {i: PlainPass(session, options, texts.tokens[i]) for i in sorted(suspects)}
         self._redraw = {
-            i: Redraw(session, options, prompts[i], rows.get(i, []), texts) for i in suspects
+            i: Redraw(session, options, prompts, i, rows.get(i, []), texts) for i in suspects
         }
         self._checks = {i: TextCheck() for i in suspects}
         self._states: dict[int, dict[str, Any]] = {}

@@ -13,16 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from engine.analysis.audit_text import GOING_ON, NOT_AUDITED, STOPPED
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
 from engine.audit.plain_pass import PlainPass
+from engine.audit.recorded_drafts import DraftAudit
 from engine.audit.repetition import Repetition
 from engine.audit.sampler_check import SamplerCheck
 from engine.audit.state_samples import StateSample, StateSamples
@@ -32,11 +33,11 @@ from engine.audit.text_check import (
     Redraw,
     TextCheck,
     emitted_rows,
+    plain_sampler,
     state_errors,
 )
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
-from engine.draft.registry import model_drafters
 from engine.memory.hybrid import HybridMemory
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
@@ -50,6 +51,8 @@ SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""
 SHARE_OF_RUN = 0.03
 """Of a run's time, what decoding its text again may take where the audit was not asked for."""
+_SHARE_OF_TEXT = 0.6
+"""Of that time, where drafts are made again in the rest."""
 _LEAST_PART = 8
 """Tokens after the prompt that the first pass decodes again, and those of a further pass at
 least."""
@@ -109,8 +112,8 @@ class RunAudit:
         is_whole: bool = True,
     ) -> None:
         """can_repeat: the run began with an empty memory, so that it can be repeated. is_whole:
-        all of the text is decoded again, and drafts are made again; else as much of the text as
-        SHARE_OF_RUN of the run's time allows."""
+        all of the text is decoded again, and drafts are made again; else as much of the text, and
+        as many of a few drafts, as SHARE_OF_RUN of the run's time allows."""
         self._session, self._prompts, self._options = session, list(prompts), options
         self._can_repeat, self._is_whole = can_repeat, is_whole
         self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
@@ -123,9 +126,8 @@ class RunAudit:
         self._rows: dict[int, list[TargetRows]] = {}
         self._taps = taps_of(session, options)
         # drafts depend on states as a run rounds them, which no plain pass repeats
-        self._has_drafters = options.state_types == StateTypes() and any(
-            name in options.spec.types for name in model_drafters()
-        )
+        self._judges_drafts = bool(options.spec.types) and options.state_types == StateTypes()
+        self._reads_rows = self._judges_drafts and options.spec.has_model
 
     # -- while the run goes on -------------------------------------------------------------
 
@@ -137,7 +139,10 @@ class RunAudit:
     ) -> None:
         """The run is about to start."""
         self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
-        self._check = SamplerCheck(sequences, self._options, end_tokens)
+        grammar = self._session.grammar(self._options)
+        make = partial(plain_sampler, self._session, self._options, self._prompts, grammar)
+        seq_ids = [sequence.seq_id for sequence in sequences]
+        self._check = SamplerCheck(make, seq_ids, self._options, end_tokens)
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
         """See engine.decode.scheduler.RoundObserver."""
@@ -174,7 +179,7 @@ class RunAudit:
 
     def _steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
         started, facts = perf_counter(), trace.runs[run_id]
-        result: dict[str, Any] = {"verdict": "not judged"}
+        result: dict[str, Any] = {"verdict": "not judged", "drafts": []}
         assert self._samples is not None
         assert self._check is not None
         try:
@@ -197,7 +202,10 @@ class RunAudit:
             if origins:
                 facts.update(state_origins=[one for records in origins for one in records])
             right = {i: rows[i] for i in rows if i not in suspects}
-            result["drafts"] = self._drafts(trace, run_id, right)
+            if self._judges_drafts:
+                for draft in self._drafts(trace, run_id, right):
+                    result["drafts"].append(asdict(draft))
+                    yield
             result["wrong"] = sorted(found, key=lambda one: one["round"])
             differs = found or self._check.notes
             if differs or not self._not_judged:
@@ -242,7 +250,7 @@ class RunAudit:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
         plain = PlainPass(self._session, self._options, text, self._taps)
-        redraw = Redraw(self._session, self._options, self._prompts[seq_id], rows, self._texts)
+        redraw = Redraw(self._session, self._options, self._prompts, seq_id, rows, self._texts)
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
@@ -257,7 +265,7 @@ class RunAudit:
             part = plain.decode(n, n_prompt - 1)
             self._texts.compare(check, part, rows)
             redraw.compare(check, part)
-            if self._has_drafters:
+            if self._reads_rows:
                 self._rows.setdefault(seq_id, []).append(part.rows)
             if sample := by_length.get(plain.n_tokens):
                 errors = state_errors(plain.memory.inputs((0,))[0], sample.states)
@@ -273,7 +281,8 @@ class RunAudit:
             return n
         if not self._n_passed:
             return min(n, first)
-        room = int((self._limit_s - self._spent_s) / self._spent_s * self._n_passed)
+        limit_s = self._limit_s * (_SHARE_OF_TEXT if self._reads_rows else 1.0)
+        room = int((limit_s - self._spent_s) / self._spent_s * self._n_passed)
         return min(n, room) if room >= min(n, _LEAST_PART) else 0
 
     @property
@@ -310,26 +319,36 @@ class RunAudit:
                 found.append({"seq_id": seq_id, **wrong})
         self._not_judged += repetition.not_judged
 
-    @torch.inference_mode()
     def _drafts(
         self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
-    ) -> list[dict[str, Any]]:
+    ) -> Iterator[DraftAudit]:
         """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
-        if not self._has_drafters or not rows or not self._is_whole:
-            return []
         texts = {
             i: [*self._prompts[i].tokens, *(row.token_id for row in found)]
             for i, found in rows.items()
         }
-        audits = audit_drafts(
+        if not self._is_whole:
+            n_passed = {i: sum(len(one.hidden) for one in self._rows.get(i, ())) for i in texts}
+            texts = {i: text[: n_passed[i] + 1] for i, text in texts.items() if n_passed[i]}
+        if not texts:
+            return iter(())
+        return audit_drafts(
             self._session,
             self._options,
             run_id,
             trace,
             texts,
             lambda seq: join_rows(self._rows[seq]),
+            None if self._is_whole else self._has_time,
         )
-        return [asdict(one) for one in audits]
+
+    def _has_time(self, drafting_s: float, n_tokens: int) -> bool:
+        """Whether drafts may be made again that took so long, over a text of n_tokens: entries take
+        no longer than the text did. The time counts as spent."""
+        seconds = drafting_s + n_tokens * self._spent_s / self._n_passed
+        has_time = self._spent_s + seconds <= self._limit_s
+        self._spent_s += seconds * has_time
+        return has_time
 
     def _suspect_rounds(self, seq_id: int, rows: Sequence[EmittedRow]) -> list[int]:
         """Rounds of a sequence in which anything is suspect."""

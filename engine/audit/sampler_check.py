@@ -2,12 +2,13 @@
 
 Every sampler of the run has a plain one at its side: it draws from the same logits by the rules of
 engine.decode.plain_acceptance and accepts only tokens that the text has. Both use the same
-arithmetic on the same numbers, so they have to agree exactly.
+arithmetic on the same numbers, so they have to agree exactly. The plain one is never copied, and
+where a row depends on the tokens before it, it looks at one row at a time, as plain decoding does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,13 @@ class SamplerCheck:
 
     def __init__(
         self,
-        sequences: Sequence[DecodingSequence],
+        make: Callable[[int], Sampler],
+        seq_ids: Collection[int],
         options: RunOptions,
         end_tokens: Collection[int],
     ) -> None:
-        self._first = {one.seq_id: one.sampler.clone() for one in sequences}
-        self._plain = {seq_id: sampler.clone() for seq_id, sampler in self._first.items()}
+        """make: a sampler for a sequence, before its first token."""
+        self._make, self._plain = make, {seq_id: make(seq_id) for seq_id in seq_ids}
         self._options, self._end_tokens = options, end_tokens
         self._rates = options.spec.synthetic
         self._luck: dict[int, np.random.Generator] = {}
@@ -66,11 +68,11 @@ class SamplerCheck:
         draft, tokens, logits = round_.draft or Draft(), round_.accepted, round_.logits
         assert logits is not None  # tokens were chosen from them
         known = len(plain.accepted), plain.n_draws
-        rows = plain.rows(logits)
+        rows = None if plain.depends_on_text else plain.rows(logits)
         seen: list[Distribution] = []
 
         def row(i: int) -> Distribution:
-            seen.append(rows(i))
+            seen.append(rows(i) if rows else plain.rows(logits[i : i + 1])(0))
             return seen[i]
 
         if self._rates and not round_.is_prompt:
@@ -106,7 +108,7 @@ class SamplerCheck:
 
     def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
         """The plain sampler as it was after so many tokens and random numbers."""
-        sampler = self._first[seq_id].clone()
+        sampler = self._make(seq_id)
         for token in plain.accepted[:n_accepted]:
             sampler.accept(token)
         for _ in range(n_draws):

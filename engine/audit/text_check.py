@@ -14,6 +14,7 @@ from engine.audit.plain_pass import PassedPart
 from engine.machine.transfer import read
 from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
+from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
@@ -107,6 +108,19 @@ class AuditedTexts:
         return max((float(x) for x in apart), default=0.0)
 
 
+def plain_sampler(
+    session: Session,
+    options: RunOptions,
+    prompts: Sequence[Prompt],
+    grammar: Grammar | None,
+    seq_id: int,
+) -> Sampler:
+    """The sampler of a sequence as it is before the first token."""
+    banned = session.tokenizer.eog_ids if options.ignore_eos else ()
+    start = grammar.start() if grammar else None
+    return Sampler(options.sampler, banned, prompts[seq_id].tokens, start)
+
+
 class Redraw:
     """Draws the tokens of a text again from clean logits, as plain decoding does: with the seed, a
     random number per token, and penalties and grammar that know the text alone."""
@@ -115,19 +129,15 @@ class Redraw:
         self,
         session: Session,
         options: RunOptions,
-        prompt: Prompt,
+        prompts: Sequence[Prompt],
+        seq_id: int,
         rows: Sequence[EmittedRow],
         texts: AuditedTexts,
     ) -> None:
         grammar = session.grammar(options)
-        self._sampler = Sampler(
-            options.sampler,
-            session.tokenizer.eog_ids if options.ignore_eos else (),
-            prompt.tokens,
-            grammar.start() if grammar else None,
-        )
+        self._sampler = plain_sampler(session, options, prompts, grammar, seq_id)
         self._rows = {row.pos: row for row in rows}
-        self._next = len(prompt.tokens)
+        self._next = len(prompts[seq_id].tokens)
         self._margin = 4 * float(np.sqrt(texts.logits_limit))
         # other passes' logits say nothing of a draw where they may be off by much
         self._draws = options.spec.accept == "match" and not options.spec.synthetic

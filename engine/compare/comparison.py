@@ -1,4 +1,4 @@
-"""A comparison: the reference lane leads, the others follow round by round."""
+"""Comparisons: the reference lane leads, the others follow round by round. Scenarios start one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import torch
 from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
-from engine.compare.fork_lane import ForkLane
 from engine.compare.free_lane import FreeLane
-from engine.compare.lane import ComparisonSetup, Follower, Leader
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRound
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
-from engine.compare.lanes import ModeLane, NoiseLane, ReferenceLane
+from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
-from engine.compare.policy_lane import PolicyLane
-from engine.compare.rounds import ReferenceRound
+from engine.compare.policy_lane import ForkLane, PolicyLane
+from engine.compare.scenario import Scenario
+from engine.decode.acceptance import cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
-from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
@@ -33,6 +31,7 @@ from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
+from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
@@ -51,11 +50,11 @@ class Comparison:
     the facts that engine.compare.lane names, and its differences are rows of the divergence table.
 
     drafter: used instead of those that the options name, within their limits. draft_accept: draft
-    by script, with so many right tokens in the first, second, … draft (engine.draft.scripted).
+    by script, with this many right tokens in the first, second, … draft (engine.draft.scripted).
     bound: NMSE that a lane may reach, None = what the noise lanes explain. llama_library: a build
     of llama.cpp, for its lanes. Raises OptionError and what Session.start raises; with lanes of
     other compute modes also what Session.model_in raises, with lanes of llama.cpp PeerLibraryError.
-    Runs begun by then end with that error.
+    Runs that have started end with that error.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Comparison:
 
     @property
     def emitted(self) -> list[list[int]]:
-        """Ids of the tokens that the reference lane has emitted behind each prompt."""
+        """Ids of the tokens that the reference lane has emitted after each prompt."""
         return [list(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
@@ -151,7 +150,7 @@ class Comparison:
 
     @property
     def tokens(self) -> list[int]:
-        """Ids of the tokens that the reference lane has emitted behind the first prompt."""
+        """Ids of the tokens that the reference lane has emitted after the first prompt."""
         return self.emitted[0]
 
     @property
@@ -194,7 +193,7 @@ class Comparison:
 
     def results(self) -> list[LaneVerdict]:
         """Verdicts so far: the reference lane first, then the lanes in the order given, those of
-        another compute mode behind the reference and noise lanes of that mode."""
+        another compute mode after the reference and noise lanes of that mode."""
         return judge_lanes(self.trace, [lane.run_id for lane in self._lanes], self._bound)
 
     @property
@@ -395,3 +394,31 @@ class Comparison:
                 where = OF_DRAFTER.get(draft.drafter, draft.drafter)
                 self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
         return drafts
+
+
+def start_comparison(
+    session: Session,
+    scenario: Scenario,
+    trace: TraceStore | None = None,
+    *,
+    bound: float | None = None,
+    llama_library: Path | None = None,
+) -> Comparison:
+    """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
+    prompts = [session.prompt(text) for text in scenario.prompts]
+    return Comparison(
+        session,
+        prompts,
+        scenario.options,
+        scenario.lanes,
+        trace,
+        bound=bound,
+        draft_accept=scenario.draft_accept or None,
+        llama_library=llama_library,
+    )
+
+
+def start_run(session: Session, scenario: Scenario, trace: TraceStore | None = None) -> Run:
+    """The run of a scenario without lanes. Raises OptionError and what Session.start raises."""
+    prompts = [session.prompt(text) for text in scenario.prompts]
+    return session.start(prompts, scenario.options, trace)

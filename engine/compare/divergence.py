@@ -1,4 +1,5 @@
-"""How far a lane is from the reference lane: in logits, in recurrent states, in cells.
+"""Divergence of a lane from the reference lane: in logits, in recurrent states, in cells; and its
+rows in the trace.
 
 Several lanes are measured against one reference, so that its side of every measure is made once.
 """
@@ -8,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.memory.hybrid import HybridMemory
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class ReferenceLogits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
-    """One sequence in two memories that stand behind the same token.
+    """One sequence in two memories that hold the same tokens.
 
     state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
     recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none.
@@ -143,5 +147,76 @@ def _norms(states: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _ratio(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """error / size, where nothing over nothing is no error."""
+    """error / size, where nothing over nothing counts as none."""
     return torch.where(error == 0, error, error / size)
+
+
+class DivergenceRows:
+    """Writes the rows of one lane into the tables `divergence` and `states`."""
+
+    def __init__(self, trace: TraceStore, run_id: int, lane: str) -> None:
+        self._trace, self._run_id, self._lane = trace, run_id, lane
+
+    def append(
+        self,
+        number: int,
+        seq_id: int,
+        first_pos: int,
+        chosen: Sequence[int],
+        logits: LogitsDifference,
+        memories: MemoryDifference | None,
+    ) -> None:
+        """A row per chosen token, at first_pos, first_pos + 1, …
+
+        memories: what differs after the last but one of these positions, put into the last row.
+        """
+        n = len(chosen)
+        state = conv = math.nan
+        cells = MISSING
+        if memories:
+            cells = memories.n_cells
+            if memories.layers:
+                state, conv = _largest(memories.state), _largest(memories.conv)
+                self.states(number, seq_id, first_pos + n - 2, memories)
+        no_state = [math.nan] * (n - 1)
+        columns: dict[str, list[Any]] = {
+            **self._key(n, number, seq_id),
+            "pos": list(range(first_pos, first_pos + n)),
+            "token_id": list(chosen),
+            "max_abs": logits.max_abs,
+            "nmse": logits.nmse,
+            "kl": logits.kl,
+            "top1_equal": logits.top1_equal,
+            "rank": logits.rank,
+            "top2_gap": logits.top2_gap,
+            "state_error": [*no_state, state],
+            "conv_error": [*no_state, conv],
+            "cells_differ": [*[MISSING] * (n - 1), cells],
+        }
+        self._trace.divergence.extend(columns)
+
+    def states(self, number: int, seq_id: int, pos: int, memories: MemoryDifference) -> None:
+        """A row per recurrent layer, for states whose last position is pos."""
+        n = len(memories.layers)
+        self._trace.states.extend(
+            {
+                **self._key(n, number, seq_id),
+                "pos": [pos] * n,
+                "layer": list(memories.layers),
+                "state_error": memories.state,
+                "conv_error": memories.conv,
+            }
+        )
+
+    def _key(self, n: int, number: int, seq_id: int) -> dict[str, list[Any]]:
+        return {
+            "run_id": [self._run_id] * n,
+            "lane": [self._lane] * n,
+            "round": [number] * n,
+            "seq_id": [seq_id] * n,
+        }
+
+
+def _largest(errors: Sequence[float]) -> float:
+    """The largest, NaN if there is none."""
+    return max((error for error in errors if not math.isnan(error)), default=math.nan)

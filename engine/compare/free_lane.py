@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
+from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound
 from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
@@ -27,7 +26,7 @@ class FreeLane(EngineFollower):
 
     It is stepped until it has emitted as much as the reference lane. Where one is ahead of the
     other, rows wait until both have them. A sequence ends with its first token that differs;
-    that position is the last one compared, because both chose there behind equal tokens. The fact
+    that position is the last one compared, because both chose there after equal tokens. The fact
     lane_forks says of each such token whether it follows, whether the leader would have chosen it
     from the lane's logits: if not, something else is wrong; and whether the leader would have from
     its own, because it is led by tokens of another compute mode.

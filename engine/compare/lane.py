@@ -1,4 +1,4 @@
-"""What lanes have in common.
+"""Lanes: what all of them have in common, and the round of the leading lane that others follow.
 
 Each lane is a run of its own in the trace, with rounds, tokens, ubatches and snapshot slots, and
 says what it is in the facts of its run: lane (name), lane_kind, lane_against (run id of the lane
@@ -8,7 +8,7 @@ that it is measured against, None = it leads), lane_free, lane_error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -17,16 +17,18 @@ import torch
 
 from engine.analysis.noise_ceiling import logits_ceiling, state_ceiling
 from engine.batch import Span
-from engine.compare.divergence import MemoryDifference
+from engine.compare.divergence import (
+    DivergenceRows,
+    MemoryDifference,
+    ReferenceLogits,
+    ReferenceMemory,
+)
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound, spans_alone
-from engine.compare.rows import DivergenceRows
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
-from engine.decode.round import Round
+from engine.decode.round import PhaseClock, Round
 from engine.decode.verify_loop import valid_depth
 from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedError, StateBlobError
 from engine.memory.hybrid import HybridMemory
@@ -36,6 +38,46 @@ from engine.sampling.grammar import Grammar
 from engine.session import Session
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
+
+
+@dataclass(frozen=True)
+class ReferenceRound:
+    """All sequences of a round; `memory` is the leader's, at the round's end until the next one.
+
+    parts: their rounds. accepted: the reference's tokens, [1] after a prompt; what is not emitted
+    of them lies after a stop. logits: float32 [len(accepted), n_vocab], those of the leader.
+    before: the reference's sampler.
+    """
+
+    number: int
+    parts: Sequence[Round]
+    memory: HybridMemory
+    _held: dict[int, ReferenceMemory] = field(default_factory=dict)
+    _logits: dict[int, ReferenceLogits] = field(default_factory=dict)
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether this round decoded the prompts of all its sequences."""
+        return self.parts[0].is_prompt
+
+    def held(self, seq: int) -> ReferenceMemory:
+        """The reference's memory of a sequence, which followers' memories are compared with."""
+        if seq not in self._held:
+            self._held[seq] = ReferenceMemory(self.memory, seq)
+        return self._held[seq]
+
+    def measure(self, part: Round) -> ReferenceLogits:
+        """The reference's logits of a part, which followers' logits are compared with."""
+        if part.seq not in self._logits:
+            self._logits[part.seq] = ReferenceLogits(part.rows, part.accepted)
+        return self._logits[part.seq]
+
+
+def spans_alone(part: Round) -> list[Span]:
+    """The batches of a lane that decodes the prompt at once and every further token alone."""
+    if part.is_prompt:
+        return [part.span]
+    return [Span(part.seq, pos, [token], [0]) for pos, token in enumerate(part.decoded, part.pos0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +181,7 @@ class Lane:
 class EngineLane(Lane):
     """A lane with a memory, decoding with the session's model in some compute mode.
 
-    taps: layers whose rows are wanted beside the hidden ones.
+    taps: layers whose rows are wanted next to the hidden ones.
     """
 
     def __init__(

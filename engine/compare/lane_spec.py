@@ -99,8 +99,9 @@ class LaneSpec:
     def parse(cls, text: str) -> LaneSpec:
         """Read `POLICY[,key=value…]`; only `fault` may be repeated. Raises OptionError.
 
-        Beside the policies: `llama.cpp` (also called `peer`), `llama.cpp,rollback=…`, `noise` with
-        split, kv, ubatch, compute or types of states, and `reference` with the last two.
+        In addition to the policies: `llama.cpp` (also called `peer`), `llama.cpp,rollback=…`,
+        `noise` with split, kv, ubatch, compute or types of states, and `reference` with the last
+        two.
         """
         first, *settings = (part.strip() for part in text.split(","))
         if first == LLAMA:
@@ -108,7 +109,7 @@ class LaneSpec:
         kind = POLICY if first in ROLLBACK_POLICIES else first
         if kind not in _KEYS or (kind in (NOISE, REFERENCE) and not settings):
             raise OptionError(
-                f"Lane {text!r}: {first!r} is no rollback policy.",
+                f"Lane {text!r}: {first!r} is not a rollback policy.",
                 f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
             )
         changes = dict(_PLAIN)
@@ -139,7 +140,7 @@ class LaneSpec:
                 changes[name] = convert(value)
             except ValueError as error:
                 raise OptionError(
-                    f"Lane {text!r}: {key} {value!r} is no whole number.", "Give a number."
+                    f"Lane {text!r}: {key} {value!r} is not a whole number.", "Give a number."
                 ) from error
         if "free" in own and "forks" in own:
             raise OptionError(
@@ -198,21 +199,21 @@ def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:
         key, equals, value = setting.partition("=")
         if key in given or (bool(equals and value) == (key in _LLAMA_WORDS)):
             raise OptionError(
-                f"Lane {text!r}: {setting!r} is no setting, or given twice.", _LLAMA_FORMS
+                f"Lane {text!r}: {setting!r} is not a setting, or given twice.", _LLAMA_FORMS
             )
         given[key] = value
     by = given.pop("rollback", "")
     if by not in LLAMA_ROLLBACKS or (wrong := set(given) - set(_LLAMA_KEYS[by])):
         what = f"rollback {by!r} is unknown" if by not in LLAMA_ROLLBACKS else ""
         raise OptionError(
-            f"Lane {text!r}: {what or f'{min(wrong)!r} is no setting of rollback={by}'}.",
+            f"Lane {text!r}: {what or f'{min(wrong)!r} is not a setting of rollback={by}'}.",
             _LLAMA_FORMS,
         )
     numbers = {key: given[key] for key in ("n_rs_seq", "step") if key in given}
     for key, value in numbers.items():
         if not (value.isascii() and value.isdigit() and 0 < int(value) < 1000):
             raise OptionError(
-                f"Lane {text!r}: {key} {value!r} is no whole number from 1.", "Give a number."
+                f"Lane {text!r}: {key} {value!r} is not a whole number from 1.", "Give a number."
             )
     if given.get("undo", "batch") != "batch":
         raise OptionError(
@@ -236,7 +237,7 @@ def _setting(text: str, kind: str, setting: str) -> tuple[str, str]:
     if key not in _KEYS[kind] or not equals or not value:
         keys = ", ".join(_KEYS[kind])
         raise OptionError(
-            f"Lane {text!r}: {setting!r} is no setting.",
+            f"Lane {text!r}: {setting!r} is not a setting.",
             f"Write key=value with one of {keys}; {' and '.join(words)} without a value."
             if (words := [word for word in _WORDS if word in _KEYS[kind]])
             else f"Write key=value with one of {keys}."

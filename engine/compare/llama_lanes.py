@@ -1,8 +1,8 @@
 """Lanes that roll back in llama.cpp itself, measured against llama.cpp token by token.
 
 Both sides have the same kernels, so that a bound is tight: three times what the noise lane shows,
-which never rolls anything back. What a plane holds is told by the states that the plain
-lane had, and stands in the `memory` table.
+which never rolls anything back. What a plane holds is known by the states that the plain
+lane had, and is in the `memory` table.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference
-from engine.compare.lane import ComparisonSetup
+from engine.compare.lane import ComparisonSetup, ReferenceRound
 from engine.compare.lane_spec import LaneSpec, LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
-from engine.compare.rounds import ReferenceRound
 from engine.compare.state_blob import state_difference
 from engine.decode.round import Round
 from engine.errors import OptionError, RollbackRefusedError
@@ -25,7 +24,7 @@ MARGIN = 3.0
 """How far beyond its noise a lane may be: both are llama.cpp on the same tokens."""
 REMEMBERED = 4
 """Positions that the plain lane remembers, in planes: a rollback over a whole batch lands as far
-behind the batch before it."""
+after the batch before it."""
 
 
 class _JudgedByPlain(LlamaLane):
@@ -143,7 +142,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         self.facts.lane_kind = POLICY
         self._rule = options.spec.accept
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
-        # what a plane holds is told by its likeness to the plain lane's states
+        # what a plane holds is known by its likeness to the plain lane's states
         self.facts.columns = {"memory": {"state": "derived", "age": "derived"}}
         if by_planes and self.layout and not self.n_rs_seq:
             self.facts.lane_error = str(
@@ -254,13 +253,13 @@ class LlamaRollbackLane(_JudgedByPlain):
             return
         n, last = part.pos0 + len(part.tokens) - p0, self._way.step or len(part.tokens)
         raise RollbackRefusedError(
-            f"llama.cpp refused to remove {n} tokens behind a batch of {last} with n_rs_seq "
+            f"llama.cpp refused to remove {n} tokens after a batch of {last} with n_rs_seq "
             f"{self.n_rs_seq}, in sequence {part.seq_id} at position {part.pos0}.",
             "Raise n_rs_seq, or use rollback=checkpoint.",
         )
 
     def _tell_plane(self, part: Round, depth: int) -> None:
-        """The plane that a removal of so many tokens makes the next batch read."""
+        """The plane that a removal of this many tokens makes the next batch read."""
         state = self.state(part.seq)
         if state is None:
             return
@@ -270,7 +269,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._slots[part.seq_id][depth] = "pending", age
 
     def _show_planes(self, part: Round) -> None:
-        """Which position each plane holds behind the batch, before anything is removed."""
+        """Which position each plane holds after the batch, before anything is removed."""
         if self.layout is None:
             return
         last = part.pos0 + len(part.tokens) - 1
@@ -283,7 +282,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             if state is None:
                 break
             pos = self.plain.histories[part.seq].position_of(state)
-            if pos is not None:  # those of rejected tokens are known to nobody
+            if pos is not None:  # those of rejected tokens are not known
                 kind = "fresh" if last - pos == depth else "stale"
                 self._slots[part.seq_id][depth] = kind, last - pos
 

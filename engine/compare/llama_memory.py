@@ -1,14 +1,13 @@
 """Scripts of memory operations on llama.cpp's own memory, where its C interface has them.
 
-Of a sequence it tells the last position; pending planes, truthful depths, cells and places are not
-told and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
+Of a sequence it gives the last position; pending planes, valid depths, cells and places are unknown
+and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -21,13 +20,6 @@ from engine.compare.state_blob import RecurrentState, decode_state, state_differ
 from engine.errors import OptionError, RollbackRefusedError
 from engine.model.mixers import layout_of
 from engine.session import Session
-
-
-class LlamaCheckpoint(NamedTuple):
-    """pos: the last position of the recurrent states in the blob."""
-
-    pos: int
-    blob: bytes
 
 
 class LlamaScriptContext:
@@ -51,7 +43,7 @@ class LlamaScriptContext:
             )
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
-        """One batch, each sequence behind what it holds: logits [n_tokens, n_vocab] of each."""
+        """One batch, each sequence after what it holds: logits [n_tokens, n_vocab] of each."""
         spans = [
             TokenSpan(seq, self._engine.pos_max(self._number, seq) + 1, tokens, len(tokens))
             for seq, tokens in sorted(batch.items())
@@ -79,16 +71,18 @@ class LlamaScriptContext:
     def load(self, seq: int, path: Path) -> None:
         self._engine.load(self._number, seq, path.read_bytes(), WHOLE)
 
-    def checkpoint(self, seq: int) -> LlamaCheckpoint:
+    def checkpoint(self, seq: int) -> tuple[int, bytes]:
+        """The last position of the recurrent states, and the states."""
         pos = self._engine.pos_max(self._number, seq)
-        return LlamaCheckpoint(pos, self._engine.save(self._number, seq, PARTIAL))
+        return pos, self._engine.save(self._number, seq, PARTIAL)
 
-    def restore(self, seq: int, checkpoint: LlamaCheckpoint) -> None:
-        self._engine.load(self._number, seq, checkpoint.blob, PARTIAL)
-        self._engine.seq_rm(self._number, seq, checkpoint.pos + 1)
+    def restore(self, seq: int, checkpoint: tuple[int, bytes]) -> None:
+        pos, blob = checkpoint
+        self._engine.load(self._number, seq, blob, PARTIAL)
+        self._engine.seq_rm(self._number, seq, pos + 1)
 
     def fact(self, seq: int, name: str) -> int | None:
-        """The last position; nothing else is told."""
+        """The last position; nothing else is known."""
         return self._engine.pos_max(self._number, seq) if name == "pos" else None
 
     def apart(

@@ -172,7 +172,7 @@ def _serve() -> None:
     """The child: answers calls until its input ends."""
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is no reply
+    os.dup2(2, 1)  # what the library prints is not a reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
     if sys.platform == "linux":  # also from the middle of a call that never ends
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -3,7 +3,7 @@
 Every context is a run of the trace with its rounds, ubatches and snapshot slots. The checks of a
 context on their left sides are its rows of the divergence table, measured against the right sides,
 which all together are the reference lane. Where two checks look at the same position, the worse
-one stands there.
+one is there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass
 import torch
 
 from engine.batch import Span, make_ubatch, split_equal
-from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceMemory
+from engine.compare.divergence import (
+    DivergenceRows,
+    LogitsDifference,
+    MemoryDifference,
+    ReferenceMemory,
+)
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
-from engine.compare.rows import DivergenceRows
 from engine.decode.forward import Forward
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
-from engine.decode.round import Round
+from engine.decode.round import PhaseClock, Round
 from engine.decode.target_facts import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
@@ -36,7 +39,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
 FILLS = {"00": 0.0, "3E": torch.full((4,), 0x3E, dtype=torch.uint8).view(torch.float32).item()}
-"""What storage may hold before it is written, by the byte; `nan` besides."""
+"""What storage may hold before it is written, by the byte; or `nan`."""
 FILLS["nan"] = float("nan")
 
 

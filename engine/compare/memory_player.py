@@ -33,10 +33,10 @@ from engine.errors import DraftscopeError
 
 
 class MemoryContext(Protocol):
-    """A memory with a model behind it, as a script sees it. Errors: those of engine.errors."""
+    """The memory of a model, as a script sees it. Errors: those of engine.errors."""
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
-        """Decode tokens of sequences in one batch, each behind those that its sequence holds.
+        """Decode tokens of sequences in one batch, each after those that its sequence holds.
 
         Returns the logits of each sequence, [n_tokens, n_vocab].
         """
@@ -78,7 +78,7 @@ class MemoryEngine(Protocol):
 
 
 class CheckRecorder(Protocol):
-    """Is told what checks measured and what failed, to record it."""
+    """Receives what checks measured and what failed, to record it."""
 
     def compared(
         self,
@@ -108,9 +108,9 @@ class StatementOutcome:
 
 
 class MemoryPlay:
-    """One script under one policy, a statement at a time: a job for whoever runs jobs.
+    """One script under one policy, a statement at a time: a job that can be advanced.
 
-    All contexts are made at once, so that whoever watches knows the lanes from the start.
+    All contexts are made at once, so that the lanes are known from the start.
     """
 
     def __init__(

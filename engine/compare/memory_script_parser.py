@@ -146,7 +146,7 @@ class _Parser:
             rf"^[ \t]*steps[ \t]*=[ \t]*'''\n?(?={re.escape(file.steps)}''')", text, re.M
         )
         if start is None:
-            raise wrong(path, "steps", "is no text between ''' and '''")
+            raise wrong(path, "steps", "is not a text between ''' and '''")
         return file.steps, text.count("\n", 0, start.end()) + 1
 
     def read(self, number: int, line: str) -> None:
@@ -225,7 +225,7 @@ class _Parser:
         for word in text.split():
             found = _ITEM.fullmatch(word)
             if found is None:
-                raise _Wrong(f"{word!r} is no token, name or pattern")
+                raise _Wrong(f"{word!r} is not a token, name or pattern")
             name, start, stop, shift, number = found.groups()
             if number is not None:
                 if parts and not parts[-1].is_changed:
@@ -349,13 +349,13 @@ def _bound(word: str, *, for_states: bool) -> MeasureBound:
     found = _COMPARED.fullmatch(word)
     measures = MEASURES[3:] if for_states else MEASURES[:3]
     if found is None or found[1] not in measures or found[2] not in ("<=", ">"):
-        raise _Wrong(f"{word!r} is no bound on {', '.join(measures)}")
+        raise _Wrong(f"{word!r} is not a bound on {', '.join(measures)}")
     try:
         limit = float(found[3])
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise _Wrong(f"{found[3]!r} is no number")
+        raise _Wrong(f"{found[3]!r} is not a number")
     return MeasureBound(found[1], found[2], limit)
 
 
@@ -370,7 +370,7 @@ _ARITY = {
 
 def _operation(word: str, context: ContextSpec, words: list[str]) -> SequenceOperation:
     if word not in _ARITY:
-        raise _Wrong(f"{word!r} is no statement")
+        raise _Wrong(f"{word!r} is not a statement")
     refused = word == "seq_rm" and words[-1:] == ["refused"]
     words = words[:-1] if refused else words
     fewest, most = _ARITY[word]
@@ -386,7 +386,7 @@ def _operation(word: str, context: ContextSpec, words: list[str]) -> SequenceOpe
 def _fact(word: str) -> tuple[str, str, int]:
     found = _COMPARED.fullmatch(word)
     if found is None or found[1] not in FACTS:
-        raise _Wrong(f"{word!r} is no fact about {', '.join(FACTS)}")
+        raise _Wrong(f"{word!r} is not a fact about {', '.join(FACTS)}")
     return found[1], found[2], _number(found[3])
 
 
@@ -423,7 +423,7 @@ def _policies(text: str) -> tuple[str, ...]:
     names = text.replace(",", " ").split()
     for name in names:
         if name not in ROLLBACK_POLICIES:
-            raise _Wrong(f"{name!r} is no policy; known are {', '.join(ROLLBACK_POLICIES)}")
+            raise _Wrong(f"{name!r} is not a policy; known are {', '.join(ROLLBACK_POLICIES)}")
     if not names:
         raise _Wrong("no policy is named")
     return tuple(name for name in ROLLBACK_POLICIES if name in names)
@@ -441,5 +441,5 @@ def _seq(context: ContextSpec, words: list[str]) -> int:
 def _number(word: str) -> int:
     digits = word.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
-        raise _Wrong(f"{word!r} is no whole number")
+        raise _Wrong(f"{word!r} is not a whole number")
     return int(word)

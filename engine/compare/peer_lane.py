@@ -10,12 +10,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.compare.lane import ComparisonSetup, EngineFollower, Follower, Leader
+from engine.compare.lane import (
+    ComparisonSetup,
+    EngineFollower,
+    Follower,
+    Leader,
+    ReferenceRound,
+    spans_alone,
+)
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
-from engine.compare.rounds import ReferenceRound, spans_alone
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import StateBlobError
@@ -94,7 +100,7 @@ class LlamaLane(Follower):
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
     def prompt_of(self, part: Round) -> torch.Tensor:
-        """Decode a prompt alone: logits [1, n_vocab] behind it."""
+        """Decode a prompt alone: logits [1, n_vocab] after it."""
         return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
 
 

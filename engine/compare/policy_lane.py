@@ -1,12 +1,26 @@
-"""The lanes that a comparison is about: a rollback policy, led by the reference's tokens."""
+"""Policy lanes, which a comparison is about: a rollback policy led by the reference's tokens, and
+one whose sequences are copied, with source and copies going on in turns while the others idle."""
 
 from __future__ import annotations
 
-from engine.compare.lane import ComparisonSetup, EngineFollower, Leader
+import math
+from collections import deque
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from engine.compare.divergence import (
+    LogitsDifference,
+    MemoryDifference,
+    ReferenceLogits,
+    ReferenceMemory,
+)
+from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.rounds import ReferenceRound
+from engine.decode.forward import Forward
 from engine.decode.round import Round
-from engine.decode.verify_loop import VerifyLoop
+from engine.decode.verify_loop import VerifyLoop, pending_of
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
@@ -52,3 +66,243 @@ class PolicyLane(EngineFollower):
         round_.accepted, round_.n_own, round_.n_emitted = part.accepted.copy(), 1, part.n_emitted
         if "stale-logits" in self.options.faults and len(part.accepted) <= n_drafted:
             round_.own_row = n_drafted
+
+
+N_COPIES = 2
+"""Copies of every sequence."""
+_SOURCE, _NEAR, _FAR = range(1 + N_COPIES)
+_TURNS = (
+    ((_NEAR,), (_SOURCE,)),
+    ((_FAR, _SOURCE),),
+    ((_NEAR,), (_SOURCE,)),
+    ((_FAR, _NEAR), (_SOURCE,)),
+    ((_SOURCE,), (_FAR,)),
+    ((_NEAR, _SOURCE, _FAR),),
+)
+"""Who verifies in the passes of a round, over and over; copies are made before the first. A copy
+verifies the earliest round that it has not had, so that they hold different states; alone it does
+so in short ubatches."""
+_TWICE = (1, 2, 3)
+"""Turns in whose first pass copies undo their round as a whole, where they may, and verify it
+again: from states that were there before that pass, carried through it."""
+_SHORT_UBATCH = 2
+_FIRST, _EVERY = 2, 4
+"""Copies are made in the first times around _TURNS, then in every fourth: they cost time."""
+_NOTED = (1e-9, 1e-4)
+"""NMSE of logits and error of a state from which on it is noted who had it."""
+_MORE = 4.0
+"""How often the last one noted is noted again."""
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    """A round of the leader until all members have verified it. measure, held: the leader's logits
+    and memory."""
+
+    part: Round
+    measure: ReferenceLogits
+    held: ReferenceMemory
+    logits: LogitsDifference | None = None
+    memory: MemoryDifference | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    """A memory sequence that follows a text. source: what it is a copy of; made, pending: the
+    round of the copy, and the rollback that was pending. n_idle: passes of others since its own
+    last one. left: rounds that it has not verified."""
+
+    seq: int
+    source: int | None = None
+    made: int = 0
+    pending: int = 0
+    n_verified: int = 0
+    n_idle: int = 0
+    left: deque[_OpenRound] = field(default_factory=deque)
+
+
+class ForkLane(PolicyLane):
+    """Provokes what a single sequence does not: copies made while a rollback is pending, rows that
+    exchange their cells, states that idle between others, planes carried over short ubatches.
+
+    A row of `divergence` holds the worst of all members, written when each of them has verified
+    the round. The fact lane_copies says which of them were wrong, see
+    engine.analysis.findings.forks.
+    """
+
+    def __init__(
+        self,
+        setup: ComparisonSetup,
+        spec: LaneSpec,
+        options: RunOptions,
+        model: HybridModel,
+        leader: Leader,
+        n_rs_seq: int,
+    ) -> None:
+        self._n_texts = setup.n_seqs
+        wide = replace(setup, n_seqs=setup.n_seqs * (1 + N_COPIES))
+        super().__init__(wide, spec, options, model, leader, n_rs_seq)
+        short = replace(options, n_ubatch=_SHORT_UBATCH)
+        holder = self._holders.__getitem__
+        forward = Forward(model, self.memory, short, self._recorder, holder)
+        self._short = VerifyLoop(forward, short, self._take_over)
+        self._members: dict[int, list[_Member]] = {}
+        self._waiting: deque[_OpenRound] = deque()
+        self._n_rounds = -1  # the first copies are made after a draft
+        self._largest: dict[int, tuple[float, float]] = {}
+        self._notes: list[dict[str, Any]] = []
+        self.facts.update(lane_copies=self._notes)
+
+    def forget(self, seq: int) -> None:
+        """A sequence has ended."""
+        for member in self._members.pop(seq, []):
+            self.memory.clear(member.seq)
+        self.memory.clear(seq)
+        self._write()
+
+    def settle(self) -> None:
+        """No round comes any more."""
+        self._members.clear()
+        self._write()
+        super().settle()
+
+    def _follow(self, round_: ReferenceRound) -> None:
+        if round_.is_prompt:
+            self._prompt(round_)
+            return
+        times, turn = divmod(self._n_rounds, len(_TURNS))
+        self._n_rounds += 1
+        for part in round_.parts:
+            members = self._members.setdefault(part.seq, [_Member(part.seq)])
+            if turn == 0:
+                for copy in members[1:]:
+                    self.memory.clear(copy.seq)
+                del members[1:]
+                if times < _FIRST or times % _EVERY == 0:
+                    self._copy(members, part, round_.number)
+            new = _OpenRound(part, round_.measure(part), round_.held(part.seq))
+            self._waiting.append(new)
+            for member in members:
+                member.left.append(new)
+        done: dict[int, Round] = {}
+        for i, roles in enumerate(_TURNS[turn]):
+            chosen = {
+                members[role].seq: members[role]
+                for role in roles
+                for members in (self._members[part.seq] for part in round_.parts)
+                if role < len(members) and members[role].left
+            }
+            if not chosen:
+                continue
+            loop = self._short if len(roles) == 1 and roles[0] != _SOURCE else self._loop
+            done |= self._verify(round_.number, chosen, loop)
+            if turn in _TWICE and i == 0:
+                undone = {seq: m for seq, m in chosen.items() if self._undo(m)}
+                if undone:
+                    self._verify(round_.number, undone, loop, again=True)
+            for member in chosen.values():
+                member.left.popleft()
+                member.n_verified, member.n_idle = member.n_verified + 1, 0
+        in_order = [done[part.seq] for part in round_.parts]
+        self._recorder.round(in_order, self.memory, self._clock)
+        self._write()
+
+    def _copy(self, members: list[_Member], part: Round, number: int) -> None:
+        """Make new copies: one of the sequence, and one of that copy."""
+        for i in range(N_COPIES):
+            source, seq = members[-1].seq, self._n_texts + part.seq * N_COPIES + i
+            self._holders[seq] = part.seq_id
+            pending = pending_of(self.memory, source) or 0
+            self.memory.seq_cp(source, seq)
+            members.append(_Member(seq, source, number, pending))
+
+    def _undo(self, member: _Member) -> bool:
+        """Remove from a copy what it has just verified; whether that was done."""
+        return member.source is not None and self.memory.seq_rm(
+            member.seq, member.left[0].part.pos0
+        )
+
+    def _verify(
+        self, number: int, chosen: dict[int, _Member], loop: VerifyLoop, *, again: bool = False
+    ) -> dict[int, Round]:
+        """Let members verify the first round that they have not had, by sequence."""
+        self._parts = {seq: member.left[0].part for seq, member in chosen.items()}
+        rounds = {seq: self._led(number, seq) for seq in chosen}
+        for round_ in loop.run(list(rounds.values()), self._clock):
+            note = {"verified_in": number, "together": list(chosen), "again": again}
+            self._measure(chosen[round_.seq], round_, note)
+        for members in self._members.values():
+            for member in members:
+                member.n_idle += member.seq not in chosen
+        return rounds
+
+    def _measure(self, member: _Member, mine: Round, note: dict[str, Any]) -> None:
+        """Compare what a member came to, and note it if it is further off than any before it."""
+        round_ = member.left[0]
+        part = round_.part
+        logits = round_.measure.difference(mine.rows)
+        memory = round_.held.difference(self.memory, member.seq)
+        round_.logits = logits if round_.logits is None else _worse(round_.logits, logits)
+        if round_.memory is None or _size(memory) > _size(round_.memory):
+            round_.memory = memory
+        errors = (max(map(_or_infinite, logits.nmse)), _size(memory)[1])
+        known = self._largest.get(part.seq_id, _NOTED)
+        if not any(error > _MORE * last for error, last in zip(errors, known, strict=True)):
+            return
+        self._largest[part.seq_id] = (max(errors[0], known[0]), max(errors[1], known[1]))
+        self._notes.append(
+            note
+            | {
+                "round": part.number,
+                "seq_id": part.seq_id,
+                "sequence": member.seq,
+                "source": member.source,
+                "made_in": member.made,
+                "pending": member.pending,
+                "n_verified": member.n_verified,
+                "n_idle": member.n_idle,
+                "nmse": errors[0] if math.isfinite(errors[0]) else None,
+                "state_error": errors[1] if math.isfinite(errors[1]) else None,
+            }
+        )
+
+    def _write(self) -> None:
+        """Write the rows of rounds that no member has left."""
+        while self._waiting:
+            first = self._waiting[0]
+            members = (m for members in self._members.values() for m in members)
+            if any(first is left for member in members for left in member.left):
+                return
+            self._waiting.popleft()
+            part = first.part
+            if first.logits is not None:
+                self._rows.append(
+                    part.number,
+                    part.seq_id,
+                    part.pos_next,
+                    part.accepted,
+                    first.logits,
+                    first.memory,
+                )
+
+
+def _worse(a: LogitsDifference, b: LogitsDifference) -> LogitsDifference:
+    """At every position, the one of the two that is further off."""
+    take_b = [_or_infinite(y) > _or_infinite(x) for x, y in zip(a.nmse, b.nmse, strict=True)]
+    columns = ((getattr(a, one.name), getattr(b, one.name)) for one in fields(LogitsDifference))
+    return LogitsDifference(
+        *(
+            [y if takes else x for x, y, takes in zip(*pair, take_b, strict=True)]
+            for pair in columns
+        )
+    )
+
+
+def _size(memory: MemoryDifference) -> tuple[float, float]:
+    """Cells that differ, and the largest error of a state or window."""
+    errors = np.array([*memory.state, *memory.conv, 0.0])
+    return float(memory.n_cells), float(np.nanmax(errors))
+
+
+def _or_infinite(nmse: float) -> float:
+    return math.inf if math.isnan(nmse) else nmse

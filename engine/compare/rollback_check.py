@@ -77,7 +77,7 @@ def check_rollback(
     n_tokens: int = N_TOKENS,
     trace: TraceStore | None = None,
 ) -> Iterator[CheckedLane]:
-    """Play every scenario with drafts of so many tokens, over planes as many; lanes in order.
+    """Play every scenario with drafts of this many tokens, over planes as many; lanes in order.
 
     trace: takes all lanes. Raises what Comparison raises.
     """

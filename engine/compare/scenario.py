@@ -73,7 +73,7 @@ def read_scenario(path: Path) -> Scenario:
         raise wrong(path, "draft_accept", "needs lanes")
     for rule in file.expects:
         if rule not in RULES:
-            raise wrong(path, "expects", f"names {rule!r}, which is no rule")
+            raise wrong(path, "expects", f"names {rule!r}, which is not a rule")
     try:
         lanes = tuple(LaneSpec.parse(text) for text in file.lanes)
     except OptionError as error:
@@ -92,7 +92,7 @@ def read_scenario(path: Path) -> Scenario:
 
 def filled(cls: type[_T], text: str, path: Path) -> _T:
     """A dataclass from a TOML text whose keys are its fields. Raises OptionError, naming file and
-    key, or the line of what is no TOML."""
+    key, or the line of what is not TOML."""
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -118,12 +118,12 @@ def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T
 def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, dict):
-            raise wrong(path, key, "is no table")
+            raise wrong(path, key, "is not a table")
         return _filled(hint, value, path, f"{key}.")
     if get_origin(hint) is tuple:
         kind = get_args(hint)[0]
         if not isinstance(value, list):
-            raise wrong(path, key, "is no list")
+            raise wrong(path, key, "is not a list")
         return tuple(_value(kind, item, path, key) for item in value)
     kinds: Sequence[type] = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if float in kinds and type(value) is int:
@@ -133,7 +133,7 @@ def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
             raise wrong(path, key, "is far too large") from error
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise wrong(path, key, f"is {value!r}, which is no {wanted}")
+        raise wrong(path, key, f"is {value!r}, which is not a {wanted}")
     return value
 
 

@@ -79,7 +79,7 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
 def relative_errors(
     reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
 ) -> dict[StateKey, float]:
-    """|a - b| / |a| of each pair, in float64; nothing over nothing is no error."""
+    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none."""
     found = {}
     for key, a in reference.items():
         error = float(np.linalg.norm(a.astype(np.float64) - others[key]))

@@ -1,15 +1,15 @@
-"""A conversation over one session: every turn is a run that goes on from what memory holds."""
+"""Conversations over one session: every turn is a run that goes on from what memory holds. Its
+prompt is made of messages by the model's chat template, or by joining them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.conversation.rendering import Rendering
-from engine.conversation.turns import Message, Turn, TurnTree, conversations
+from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
 from engine.decode.held_sequences import n_common
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
@@ -18,7 +18,7 @@ from engine.trace.facts import TurnFacts
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.run import Run
     from engine.session import Session
 
@@ -67,9 +67,9 @@ class Conversation:
         *,
         audit: MakeAudit | None = None,
     ) -> TurnRun:
-        """Begin a turn behind another one (None: as a first turn).
+        """Begin a turn after another one (None: as a first turn).
 
-        To edit a turn, begin one with other messages behind its parent. answer: what was answered,
+        To edit a turn, begin one with other messages after its parent. answer: what was answered,
         if the model is not to write; its tokens are then processed with the next turn. One
         sequence is decoded; options.parallel says how many texts are kept in memory. audit:
         makes what checks the run. Raises OptionError for a turn that is not there or has no answer
@@ -105,7 +105,7 @@ class Conversation:
             what = "does not exist" if turn is None else "has no answer yet"
             raise OptionError(
                 f"Turn {parent + 1} of conversation {self.number + 1} {what}.",
-                "Go on behind another turn.",
+                "Go on after another turn.",
             )
         return tree.messages(parent)
 
@@ -126,7 +126,7 @@ class Conversation:
 
 
 class TurnRun:
-    """The run of a turn; at its end the answer is noted beside the messages."""
+    """The run of a turn; at its end the answer is noted next to the messages."""
 
     def __init__(
         self, run: Run, prompt: Prompt, written: dict[int, list[int]], number: int
@@ -187,3 +187,47 @@ class TurnRun:
         self._written[self.number] = [*self.prompt.tokens, *result.tokens]
         answer = {"role": "assistant", "content": result.text}
         self.trace.runs[self.run_id].turn = msgspec.structs.replace(turn, answer=answer)
+
+
+class Rendering:
+    """How the messages of a conversation become prompts.
+
+    is_chat: whether by the chat template; else contents are joined without anything between them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        is_chat: bool,
+        template_values: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """tools: described to the template. Raises OptionError for a model without a template."""
+        if is_chat and session.chat is None:
+            raise OptionError(
+                "The model has no chat template.", "Hold the conversation as plain text."
+            )
+        self.is_chat = is_chat
+        self._session, self._values = session, dict(template_values or {})
+        if tools:
+            self._values["tools"] = tools
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """All that was said, up to where the answer begins. Raises ChatTemplateError."""
+        chat = self._session.chat
+        if not self.is_chat or chat is None:
+            return self._session.prompt("".join(map(content_of, messages)))
+        return self._session.prompt(chat.render(list(messages), **self._values))
+
+    def behind(
+        self, before: Sequence[Message], said: Sequence[Message], starts: Sequence[int]
+    ) -> Prompt:
+        """The prompt of a turn. before: what had been said; starts: where the messages of the
+        turns before it begin. Its own begin where it parts from the text before."""
+        prompt = self.prompt([*before, *said])
+        if not before:
+            return prompt
+        start = n_common(self.prompt(before).tokens, prompt.tokens)
+        earlier = (at for at in starts if at < start)
+        return replace(prompt, message_starts=(*earlier, start))

@@ -39,7 +39,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class RecordedConversation:
-    """A file's turns, each behind its parent. has_roles: whether its messages have roles, and are
+    """A file's turns, each after its parent. has_roles: whether its messages have roles, and are
     not texts alone. tools: as the first request describes them."""
 
     turns: list[RecordedTurn]
@@ -163,20 +163,20 @@ def _message(path: Path, place: str, value: Any) -> Message:
 
 
 def _text(path: Path, place: str, content: Any) -> str:
-    """A content as one text: OpenAI's may be a list of parts, or null beside calls of tools."""
+    """A content as one text: OpenAI's may be a list of parts, or null with calls of tools."""
     if content is None or isinstance(content, str):
         if not is_unicode(content or ""):
             raise OptionError(f"{path}: {place} has half of a character.", "Correct its text.")
         return content or ""
     if not isinstance(content, list):
-        raise OptionError(f"{path}: {place} has a content that is no text.", _REMEDY)
+        raise OptionError(f"{path}: {place} has a content that is not text.", _REMEDY)
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         text = part.get("text") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise OptionError(
-                f"{path}: {place} has a part of type {str(kind)[:40]!r}, which is no text.",
+                f"{path}: {place} has a part of type {str(kind)[:40]!r}, which is not text.",
                 "Leave such parts out.",
             )
         texts.append(text)

@@ -1,7 +1,7 @@
-"""The turns of conversations as a tree, read from the facts of the runs that answered them.
+"""Turns of conversations as a tree, and their context checkpoints, read from the facts of runs.
 
 A turn is what was said since the answer before it, and its own answer. One that follows another
-than the newest turn is a branch; an edited turn is a branch beside the one that it replaces. The
+than the newest turn is a branch; an edited turn is a branch next to the one that it replaces. The
 trace is the only place where turns are kept, so a reopened one has its conversations.
 """
 
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.trace.facts import RunFacts
-from engine.trace.prompt_reuse import PromptReuseRecord
+from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 Message = dict[str, Any]
 """A role, a content, and whatever else a chat template reads, as OpenAI's messages have them."""
+_MISSES = (WhyProcessed.NO_CHECKPOINT, WhyProcessed.EVICTED, WhyProcessed.OFF, WhyProcessed.ERASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Turn:
     is_recorded: whether the answer was given, not written here. is_chat: whether a chat template
     made the prompt. start: where the tokens of its messages begin in its prompt. rewritten_at:
     where the prompt parts from the tokens of the turn before, although its text goes on from
-    there; None where it does not, or nobody knows those. given: tokens that are the recorded
+    there; None where it does not, or those are unknown. given: tokens that are the recorded
     answer of the turn before, which a server would have written and not processed.
     record: what the prompt found in memory, None until it is looked at.
     """
@@ -117,7 +118,7 @@ def content_of(message: Message) -> str:
 
 
 def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
-    """The turn that a run answered, None where it is no turn's."""
+    """The turn that a run answered, None where it is not a turn's."""
     turn = facts.turn
     if turn is None:
         return None
@@ -135,3 +136,64 @@ def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
         turn.given,
         next(iter(facts.prompt_reuse or ()), None),
     )
+
+
+@dataclass(slots=True)
+class CheckpointMark:
+    """A context checkpoint that is kept. n_tokens: those it covers; run_id: of the prompt that it
+    was saved for; hits: prompts that began at it."""
+
+    n_tokens: int
+    n_bytes: int
+    run_id: int
+    hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMiss:
+    """A prompt that found no checkpoint where it needed one. n_common: where its text parts from
+    the one in memory; n_reused: where it began."""
+
+    run_id: int
+    n_common: int
+    n_reused: int
+    why: WhyProcessed
+
+
+@dataclass(slots=True)
+class CheckpointHistory:
+    """held: by the tokens they cover, ascending. n_evicted, n_erased: those that are gone."""
+
+    held: list[CheckpointMark] = field(default_factory=list)
+    misses: list[CheckpointMiss] = field(default_factory=list)
+    n_hits: int = 0
+    n_evicted: int = 0
+    n_erased: int = 0
+
+    @classmethod
+    def of(cls, runs: Mapping[int, RunFacts], slot: int, last_run: int) -> CheckpointHistory:
+        """Of a slot of the memory, from the facts of all runs up to one."""
+        found, marks = cls(), dict[int, CheckpointMark]()
+        for run_id, facts in list(runs.items()):
+            for record in facts.prompt_reuse or () if run_id <= last_run else ():
+                if record.slot != slot:
+                    continue
+                if record.n_held == 0:  # a new memory
+                    marks = {}
+                found.n_erased += len(record.erased)
+                found.n_evicted += len(record.evicted)
+                if record.source is ReuseSource.CHECKPOINT and record.checkpoint is not None:
+                    found.n_hits += 1
+                    if mark := marks.get(record.checkpoint):
+                        mark.hits += 1
+                found.misses += [
+                    CheckpointMiss(run_id, part.stop, record.n_reused, part.why)
+                    for part in record.parts
+                    if part.why in _MISSES
+                ]
+                for saved in record.created:
+                    marks[saved.n_tokens] = CheckpointMark(saved.n_tokens, saved.n_bytes, run_id)
+                held = {n for n, _ in record.held}
+                marks = {n: mark for n, mark in marks.items() if n in held}
+        found.held = [marks[n] for n in sorted(marks)]
+        return found

@@ -1,8 +1,8 @@
 """Which sequences are verified in one forward pass, and how much filler makes them equally long.
 
 A recurrent layer decodes rectangles, so drafts of unequal length do not fit side by side as they
-are. Two ways out exist: another pass for each length, or filler tokens behind the shorter drafts,
-which nobody looks at and which are rolled back like rejected ones. `group` weighs them. A verify
+are. Two ways out exist: another pass for each length, or filler tokens after the shorter drafts,
+which are not looked at and are rolled back like rejected ones. `group` weighs them. A verify
 batch never spreads over several ubatches as long as it fits one, so keep-tail (llama.cpp #25278)
 is kept by construction.
 """
@@ -122,7 +122,7 @@ def _refusal(lengths: Sequence[int], i: int, width: int, obstacle: Obstacle) -> 
 def _obstacle(
     memory: HybridMemory, spans: Sequence[Span], rolls_back: bool, i: int, width: int
 ) -> str:
-    """Filler needs cells of the sequence's own, and snapshots behind all of the batch but its
+    """Filler needs cells of the sequence's own, and snapshots after all of the batch but its
     first token, because a checkpoint and a replay would cost more than any other pass."""
     seq, recurrent = spans[i].seq, memory.recurrent
     if memory.attention.used(seq) + width > memory.attention.n_ctx:

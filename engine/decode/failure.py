@@ -32,8 +32,8 @@ def note_failure(
     round_: int,
     sequences: Iterable[HeldSequence],
 ) -> None:
-    """Add `failure` to the facts of a run, if the error is no user's: a refused rollback, a full
-    context, or what no part of the engine raises on purpose."""
+    """Add `failure` to the facts of a run, if the error is not the user's: a refused rollback, a
+    full context, or what no part of the engine raises on purpose."""
     own = isinstance(error, (RollbackRefusedError, ContextFullError))
     if not isinstance(error, Exception) or (isinstance(error, DraftscopeError) and not own):
         return

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.batch import Span, UBatch
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
+from engine.decode.round import PhaseClock
 from engine.machine.device import wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel

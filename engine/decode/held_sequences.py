@@ -1,4 +1,5 @@
-"""What the slots of a memory still hold when their sequences have ended, and how to use it again.
+"""Held sequences: what the slots of a memory keep when their sequences have ended, for a later
+prompt of the run or of the next one (llama.cpp's `--cache-prompt`).
 
 A new prompt starts from what it has in common with the old text. First choice is the live state,
 cut by as many tokens as its snapshots reach back; then a context checkpoint; else nothing.
@@ -6,14 +7,17 @@ cut by as many tokens as its snapshots reach back; then a context checkpoint; el
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from engine.draft.drafter import Drafter
+from engine.draft.registry import model_drafters
 from engine.memory.context_checkpoints import ContextCheckpoints, cuts
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
-from engine.options import CacheOptions, Prompt
+from engine.memory.recurrent import RecurrentTraffic
+from engine.options import CacheOptions, Prompt, RunOptions
 from engine.trace.prompt_reuse import (
     ProcessedPart,
     PromptReuseRecord,
@@ -26,7 +30,7 @@ from engine.trace.prompt_reuse import (
 @dataclass(frozen=True, slots=True)
 class PromptReuse:
     """n_tokens: tokens of a new prompt that need no processing. checkpoint: what to restore for
-    it; None: removing the tokens behind them is enough."""
+    it; None: removing the tokens after them is enough."""
 
     n_tokens: int
     checkpoint: SequenceCheckpoint | None = None
@@ -63,7 +67,7 @@ class HeldSequences:
 
     def reuse(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
         """What a sequence can give to a prompt; changes nothing. The prompt's last token is always
-        decoded again, because nobody keeps logits."""
+        decoded again, because no one keeps logits."""
         held, recurrent = self.tokens[seq], self.memory.recurrent
         n = min(n_common(held, tokens), len(tokens) - 1)
         depth = len(held) - n
@@ -147,7 +151,7 @@ class HeldSequences:
         return [*parts, ProcessedPart(n, n_prompt, why)]
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Note that a sequence's memory now holds these tokens behind the earlier ones."""
+        """Note that a sequence's memory now holds these tokens after the earlier ones."""
         self.tokens[seq].extend(tokens)
 
     def part_end(self, prompt: Prompt, n_done: int) -> int:
@@ -160,7 +164,7 @@ class HeldSequences:
         return next((at for at in places if at > n_done), n_prompt)
 
     def checkpoint(self, seq: int, prompt: Prompt, n_done: int) -> int:
-        """Save the state behind n_done tokens of a prompt if that place is worth it; bytes."""
+        """Save the state after n_done tokens of a prompt if that place is worth it; bytes."""
         kept = self.checkpoints[seq]
         if not self._makes_any or not kept.wants(
             n_done, len(prompt.tokens), self._n_ubatch, prompt.message_starts
@@ -189,3 +193,58 @@ def n_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRun:
+    """What outlives a run. key: models, options and sizes that it was made for. drafters: those
+    with a memory of their own, by name."""
+
+    key: tuple[object, ...]
+    held: HeldSequences
+    drafters: Mapping[str, Drafter]
+
+    @property
+    def memory(self) -> HybridMemory:
+        """The target's."""
+        return self.held.memory
+
+
+class PromptCache:
+    """What one run leaves in memory for the next. Given to Session.start, run after run; runs of
+    another kind find it empty.
+
+    A run takes the memory out of the cache and puts it back at its end. So no two runs ever share
+    one, and a run that fails, whose memory cannot be trusted, never gives it back.
+    """
+
+    def __init__(self, options: CacheOptions | None = None) -> None:
+        self.options = options or CacheOptions()
+        self._cached: CachedRun | None = None
+
+    def take(self, key: tuple[object, ...]) -> CachedRun | None:
+        """The cached run if it has this key, else None; either way the cache is empty now."""
+        cached, self._cached = self._cached, None
+        if cached is None or cached.key != key:
+            return None
+        if recurrent := cached.memory.recurrent:
+            recurrent.traffic = RecurrentTraffic()  # every run counts its own
+        return cached
+
+    def keep(
+        self,
+        key: tuple[object, ...],
+        memory: HybridMemory,
+        drafters: Sequence[Drafter],
+        options: RunOptions,
+    ) -> CachedRun:
+        """A cached run around a new memory, which the caller will `put` back when it has ended."""
+        device = torch.device("cpu") if options.checkpoint_device == "host" else None
+        n_ubatch = min(options.n_ubatch, options.n_batch)
+        held = HeldSequences(memory, self.options, n_ubatch, device, options.faults)
+        own = {drafter.name: drafter for drafter in drafters if drafter.name in model_drafters()}
+        return CachedRun(key, held, own)
+
+    def put(self, cached: CachedRun) -> None:
+        """Leave the memory of a run that has ended to the next one."""
+        self._cached = cached

@@ -15,8 +15,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
-    from engine.decode.phase_clock import PhaseClock
-    from engine.decode.round import Round
+    from engine.decode.round import PhaseClock, Round
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
@@ -127,7 +126,7 @@ class Recorder:
     ) -> None:
         """Close a round: token, memory and round rows of its sequences, one at least.
 
-        Without a memory, as of another program, nothing is observed of it but what is told:
+        Without a memory, as of another program, nothing is observed of it but what it reports:
         columns of every row.
 
         Each row carries the time spent on its sequence; what was spent on several is divided

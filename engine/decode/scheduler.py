@@ -14,14 +14,12 @@ from typing import Protocol
 import torch
 
 from engine.batch import Span
-from engine.decode.acceptance import Judge
+from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
 from engine.decode.forward import Forward
-from engine.decode.grammar_limits import cut_draft, note_grammar_error
 from engine.decode.held_sequences import HeldSequences
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
-from engine.decode.round import Round
+from engine.decode.round import PhaseClock, Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain

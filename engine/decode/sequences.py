@@ -51,7 +51,7 @@ class DecodingSequence:
         """Append tokens until a stop condition holds; returns how many were emitted.
 
         n_decoded: tokens that the target had decoded when it chose the first of them. What was
-        chosen behind an error of the grammar is not emitted.
+        chosen after an error of the grammar is not emitted.
         """
         grammar = self.sampler.grammar
         if grammar and grammar.error:

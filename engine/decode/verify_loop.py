@@ -1,21 +1,31 @@
-"""One verification of some sequences, the same for decoding and for comparing.
+"""Verification of some sequences and rollback of what was rejected, for decoding and comparing.
 
 split into batches -> checkpoint where snapshots do not reach -> decode -> judge -> roll back, or
 restore and replay; batch by batch, because a pass without a sequence may move its state, which
 then loses its snapshots. Who judges, and what becomes of the tokens, is up to the caller.
+
+First choice of a rollback is partial removal: the snapshot policy moves an index or a cursor. Where
+it cannot reach, a checkpoint taken before the batch is restored and the accepted tokens are decoded
+again (llama.cpp #19493). Two ways of replaying exist. `trust` decodes them as a shorter batch
+without sampling. `verify` is upstream's: they are verified like a draft, with the sampler restored,
+which normally reproduces them and yields one token more; where logits depend on the width of the
+batch it can disagree with itself for ever (#28061), so the number of attempts is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
+from engine.batch import Span, UBatch
 from engine.decode.batching import verify_batches
 from engine.decode.forward import Forward
-from engine.decode.phase_clock import PhaseClock
-from engine.decode.rollback import Rollback
-from engine.decode.round import Round
-from engine.memory.hybrid import HybridMemory
-from engine.options import RunOptions
+from engine.decode.round import PhaseClock, Round
+from engine.errors import RollbackRefusedError
+from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.policies import POLICIES
+from engine.options import MAX_REPLAYS, RunOptions
 
 
 class VerifyLoop:
@@ -72,3 +82,104 @@ def valid_depth(memory: HybridMemory, seq: int) -> int | None:
 def pending_of(memory: HybridMemory, seq: int) -> int | None:
     """Tokens that the next pass will find rolled back, None if there are no recurrent layers."""
     return memory.recurrent.pending(seq) if memory.recurrent else None
+
+
+class Rollback:
+    """Undoes rejected tokens for one run: by partial removal, else from a checkpoint.
+
+    again: judges the replay of a round's accepted tokens by its logits, None = it is trusted.
+    """
+
+    def __init__(
+        self, forward: Forward, options: RunOptions, again: Callable[[Round], None] | None
+    ) -> None:
+        self._forward, self._memory, self._again = forward, forward.memory, again
+        on_host = options.checkpoint_device == "host"
+        self._device = torch.device("cpu") if on_host else None
+        keeps_snapshots = POLICIES[options.rollback].keeps_snapshots
+        self._restore_path = "restore_depth" if keeps_snapshots else "restore"
+
+    def checkpoints(
+        self, spans: Sequence[Span], ubatches: Sequence[UBatch]
+    ) -> dict[int, SequenceCheckpoint]:
+        """Copies for the sequences whose rollback may go deeper than their snapshots will reach.
+
+        Several spans must share one ubatch: a pass that leaves a sequence out may move its state,
+        which loses the snapshots of an earlier pass.
+        """
+        recurrent = self._memory.recurrent
+        if recurrent is None:
+            return {}
+        saves = {}
+        for span in spans:
+            n_last = len(span.tokens) if recurrent.accumulates else ubatches[-1].n_seq_tokens
+            if len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, n_last):
+                saves[span.seq] = self._memory.save(span.seq, self._device)
+        return saves
+
+    def undo(
+        self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
+    ) -> None:
+        """Leave the memory at the end of the accepted tokens. span: as it was decoded, filler
+        included.
+
+        Raises RollbackRefusedError if the tail can neither be removed nor restored.
+        """
+        if save:
+            round_.checkpoint_bytes = save.n_bytes
+        if round_.n_kept < len(span.tokens):
+            self._undo(round_, span, save, clock)
+        round_.memory_rollback = len(span.tokens) - round_.n_kept
+        round_.rollback_depth = round_.memory_rollback - span.n_padding
+
+    def _undo(
+        self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
+    ) -> None:
+        n_kept = round_.n_kept
+        removed = self._memory.seq_rm(span.seq, span.pos0 + n_kept)
+        clock.stop("rollback", [span.seq])
+        if removed:
+            round_.rollback_path = "seq_rm"
+            return
+        if save is None:
+            raise RollbackRefusedError(
+                f"A rollback of {len(span.tokens) - n_kept} tokens at position {span.pos0} was "
+                "refused and there is no checkpoint.",
+                "Raise --n-rs-seq or choose --rollback checkpoint.",
+            )
+        round_.rollback_path = self._restore_path
+        if not self._replay_verified(round_, save, clock):
+            self._restore(round_, save, clock)
+            self._replay(round_, Span(round_.seq, round_.pos0, round_.decoded, []), clock)
+
+    def _replay_verified(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> bool:
+        """Whether the memory is at the end of the accepted tokens; else they are to be trusted."""
+        while self._again and round_.n_replays < MAX_REPLAYS:
+            self._restore(round_, save, clock)
+            tokens = [round_.tokens[0], *round_.accepted]
+            span = Span(round_.seq, round_.pos0, tokens, range(len(tokens)))
+            round_.logits = self._replay(round_, span, clock)
+            self._again(round_)
+            clock.stop("sample", [round_.seq])
+            n = len(round_.accepted)
+            assert round_.of_tokens is not None  # of the replay
+            round_.of_tokens = round_.of_tokens[:n]
+            if n == len(tokens):
+                return True
+            if self._memory.seq_rm(round_.seq, round_.pos0 + n):
+                clock.stop("rollback", [round_.seq])
+                return True
+        return False
+
+    def _restore(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> None:
+        self._memory.restore(round_.seq, save)
+        round_.n_replays += 1
+        round_.restored_bytes += save.n_bytes
+        clock.stop("restore", [round_.seq])
+
+    def _replay(self, round_: Round, span: Span, clock: PhaseClock) -> torch.Tensor | None:
+        """Decode accepted tokens again: their rows, and the logits that the span asks for."""
+        ubatches = self._forward.split([span])
+        logits, of_tokens = self._forward.run(ubatches, round_.number, "replay", clock)
+        round_.of_tokens = of_tokens[span.seq]
+        return logits.get(span.seq)

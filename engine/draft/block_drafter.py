@@ -17,9 +17,8 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.seen_rows import N_MARKS, SeenRows
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.model_drafter import N_MARKS, SeenRows
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.machine.transfer import read
 from engine.memory.hybrid import HybridMemory
@@ -30,12 +29,12 @@ from engine.model.taps import TargetRows
 from kernels.rows.top_k import top_k
 
 N_CANDIDATES = 10
-"""Over so many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
+"""Over this many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
 
 
 @dataclass(slots=True)
 class _Context:
-    """What the target has decoded. n_injected: positions in memory. tokens, rows: those behind,
+    """What the target has decoded. n_injected: positions in memory. tokens, rows: the later ones,
     float32 [n, n_taps * n_embd] a part."""
 
     n_injected: int = 0

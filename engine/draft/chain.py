@@ -29,7 +29,7 @@ _TIMES = ("begin_ms", "draft_ms", "accept_ms")
 
 
 class DrafterChain:
-    """Drafters in priority order. All of them are told what the target decoded.
+    """Drafters in priority order. All of them observe what the target decoded.
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per

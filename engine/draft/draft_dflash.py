@@ -1,7 +1,7 @@
 """draft-dflash: a block of mask tokens, filled in one pass; DFlash and DFlash2.
 
 DFlash takes the best token of every row by itself. DFlash2 walks through the candidates: the next
-one is the best behind the one just taken.
+one is the best after the one just taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.sampling.distribution import softmax
 
 class DraftDflash(BlockDrafter):
     """p_min is a floor on a token's probability: among the ten best of its row, or with DFlash2
-    among the candidates behind the token before it."""
+    among the candidates after the token before it."""
 
     name = "draft-dflash"
 

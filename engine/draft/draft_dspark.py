@@ -21,7 +21,7 @@ from engine.model.drafters.dflash import BlockOutput
 
 class DraftDspark(BlockDrafter):
     """p_min is a floor on what the confidence head says: a draft ends before the first token below
-    it. The probabilities beside it are those of the ten best of a row."""
+    it. The probabilities next to it are those of the ten best of a row."""
 
     name = "draft-dspark"
 

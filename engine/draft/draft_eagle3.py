@@ -1,4 +1,4 @@
-"""draft-eagle3: an EAGLE-3 block beside the target drafts.
+"""draft-eagle3: an EAGLE-3 block drafts from rows of the target.
 
 Position p of its memory holds the pair of the token at p + 1 and the feature row of p, fused of
 rows inside the target; it gives the token at p + 2. While drafting, it feeds on what its block
@@ -17,13 +17,11 @@ import torch
 from engine.batch import UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3
-from engine.model.drafters.loading import LoadedDrafter
-from engine.model.drafters.vocabulary import DraftVocabulary
+from engine.model.drafters.loading import DraftVocabulary, LoadedDrafter
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
 

@@ -17,8 +17,7 @@ from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput

@@ -4,7 +4,7 @@ The draft model keeps its own memory, with a ring of states if it is recurrent: 
 guesses one by one, and those that did not come true are taken back.
 
 Either model may have more ids than the other (engine.draft.draft_files). Only ids that both have
-are drafted. Behind a token that the draft model lacks there is no draft; further back in the text
+are drafted. After a token that the draft model lacks there is no draft; further back in the text
 it reads STAND_IN in the place of such a token, which costs it accuracy and the output nothing.
 """
 
@@ -19,8 +19,7 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.spec import DrafterInputs
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -90,7 +89,7 @@ class DraftSimple(ModelDrafter):
         progress.guessed = []
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Remove what is behind these tokens; where snapshots do not reach back that far, the draft
+        """Remove what follows these tokens; where snapshots do not reach back that far, the draft
         model decodes all of them again, which costs it less than checkpoints cost memory."""
         super().resume(seq, n_tokens)
         progress = self._progress.setdefault(seq, _DecodedSoFar())

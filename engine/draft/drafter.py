@@ -113,7 +113,7 @@ class HoldsTokens(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes continuations and is told what the target really decoded.
+    """Proposes continuations and observes what the target really decoded.
 
     n_max: most tokens of a draft.
     """
@@ -138,7 +138,7 @@ class Drafter(Protocol):
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Another sequence takes the slot, which starts with the n_tokens first tokens that were
-        observed there; what was observed behind them, and all that was learned, is void."""
+        observed there; what was observed after them, and all that was learned, is void."""
 
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""

@@ -1,4 +1,5 @@
-"""What drafting with a model has in common: step, confidence floor, length limits."""
+"""Model drafters: what they have in common, step, confidence floor, length limits, and the marks
+of the target's rows by which a drafter that was given other rows is seen."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.transfer import read, upload
 from kernels.rows.top_k import top_k
 
 _N_CANDIDATES = 10
+N_MARKS = 4
+"""Numbers by which a row is known again; rows are only copied, so they stay equal."""
 
 
 class _Step(NamedTuple):
@@ -193,7 +196,7 @@ class ModelDrafter(ABC):
 
 
 def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
-    """A token for every sequence, n_drafted positions behind `pos0`, as one ubatch with outputs.
+    """A token for every sequence, n_drafted positions after `pos0`, as one ubatch with outputs.
 
     Which tokens these are, only the device knows.
     """
@@ -214,3 +217,38 @@ def _on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], ...]]:
     found = [x.tolist() for x in read(*(x for step in steps for x in step[1:]))]
     n = len(_Step._fields) - 1
     return list(zip(*(found[i::n] for i in range(n)), strict=True))
+
+
+class SeenRows:
+    """Marks of rows by sequence and position. n_before: positions before the first token, whose
+    marks are zeros. Rows come to a drafter another way, through acceptance and `observe`: a row of
+    a rejected token shows."""
+
+    def __init__(self, n_before: int, device: torch.device) -> None:
+        self._n_before, self._device = n_before, device
+        self._marks: dict[int, torch.Tensor] = {}
+
+    def note(self, seq: int, pos0: int, rows: torch.Tensor) -> None:
+        """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
+        first, n = pos0 + self._n_before, len(rows)
+        marks = self._marks.get(seq)
+        if marks is None:
+            marks = torch.zeros(self._n_before, N_MARKS, device=self._device)
+        if (lack := first + n - len(marks)) > 0:
+            marks = torch.cat((marks, marks.new_full((max(lack, len(marks)), N_MARKS), math.nan)))
+        self._marks[seq] = marks
+        marks[first : first + n] = rows[:, :N_MARKS]
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def n_wrong(self, seq: int, first: int, marks: torch.Tensor) -> torch.Tensor:
+        """How many of the marks [n, N_MARKS] are not those at these positions, those before the
+        first token included: int64; 0 for a sequence that was not watched."""
+        if seq not in self._marks:
+            return torch.zeros((), dtype=torch.int64, device=self._device)
+        return (marks != self._marks[seq][first : first + len(marks)]).any(1).sum()
+
+    def forget(self, seq: int) -> None:
+        """Drop a sequence."""
+        self._marks.pop(seq, None)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
 
 MOST_HITS = 16380
@@ -22,9 +21,9 @@ _FACTOR = 2654435761
 
 
 class FirstOccurrences:
-    """Start of the first n-gram that fell into each slot; 0 stands for an empty slot.
+    """Start of the first n-gram that fell into each slot; 0 means an empty slot.
 
-    last: positions up to here have been entered. Only the hash is kept: whoever looks up must
+    last: positions up to here have been entered. Only the hash is kept: a look-up must
     compare the tokens.
     """
 
@@ -43,7 +42,7 @@ class FirstOccurrences:
             self._slots.setdefault(slot_of(history.part(start, start + self._n)), start)
 
     def drop_from(self, length: int) -> None:
-        """Forget what starts at or behind `length`."""
+        """Forget what starts at or after `length`."""
         self._slots = {slot: start for slot, start in self._slots.items() if start < length}
         self.last = min(self.last, max(0, length - 1))
 
@@ -198,7 +197,7 @@ class NgramMap(NgramDrafter):
         key.counted_to = match
 
     def _drop_from(self, state: _Map, length: int) -> None:
-        """Delete keys and values at or behind `length`, and keys that reach across it."""
+        """Delete keys and values at or after `length`, and keys that reach across it."""
         for ngram, key in list(state.keys.items()):
             key.values = [value for value in key.values if value.start < length]
             reaches = key.start + self._n > length

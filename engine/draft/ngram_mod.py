@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import GROUP, SIZE, NgramDrafter, nothing
+from engine.draft.ngram_drafter import GROUP, SIZE, History, NgramDrafter, nothing
 from engine.draft.spec import DrafterSpec
 from engine.option_fields import FormRow, NumberRange, option
 
@@ -51,7 +50,7 @@ class NgramModOptions:
 
 
 class NgramPool:
-    """int32 [N_ENTRIES]: the token behind the n-gram that hashed to an entry, -1 = empty.
+    """int32 [N_ENTRIES]: the token after the n-gram that hashed to an entry, -1 = empty.
 
     The hash folds n tokens, h = h * factor + token in 64 bits, modulo the number of entries. As
     that is a power of two, arithmetic modulo the number of entries gives the same.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
 
 
 class NgramSimple(NgramDrafter):
-    """Copies up to size_m tokens behind the match, but not fewer than size_n."""
+    """Copies up to size_m tokens after the match, but not fewer than size_n."""
 
     name = "ngram-simple"
 
@@ -22,7 +21,7 @@ class NgramSimple(NgramDrafter):
         if length <= n + m + 1:
             return nothing("too-short-history")
         pattern = [*history.part(length - n + 1), last]
-        match = history.find_last(pattern, 1, length - n - 1)  # position 0 stands for no match
+        match = history.find_last(pattern, 1, length - n - 1)  # position 0 means no match
         if match < 0:
             return nothing("no-match")
         copied = history.part(match + n, match + n + m)

@@ -18,12 +18,12 @@ from engine.draft.spec import (
     MTP_HEAD,
     DrafterInputs,
     DrafterSpec,
+    ModelDraftOptions,
 )
-from engine.draft.with_model import ModelDraftOptions
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
-    from engine.model.drafters.info import DrafterInfo
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
 
 

@@ -1,7 +1,7 @@
 """What drafting from the target's rows has in common: pairs of a token and a row, in a memory of
 the drafter's own.
 
-A pair joins a token with the row behind the token before it. While drafting, the drafter feeds on
+A pair joins a token with the row after the token before it. While drafting, the drafter feeds on
 rows of its own; its cells for accepted positions are made again from the target's rows, together
 with the first step of the next draft. So rejected tokens never come into it.
 """
@@ -18,9 +18,8 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.seen_rows import N_MARKS, SeenRows
-from engine.draft.with_model import ModelDraftOptions, TokenDraws
+from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, single_tokens
+from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.transfer import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
@@ -32,7 +31,7 @@ class PairedRows:
     """What the target has decoded, by position of the drafter's memory.
 
     ahead: the token of the pair at position p is that of the text at p + ahead, its row the one
-    behind the token before. rows: float32 [capacity, n_embd], as the drafter takes them; marks:
+    after the token before. rows: float32 [capacity, n_embd], as the drafter takes them; marks:
     [capacity, N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
     memory with true pairs.
     """
@@ -52,7 +51,7 @@ class PairedRows:
     def write(
         self, pos0: int, tokens: Sequence[int], rows: torch.Tensor, hidden: torch.Tensor
     ) -> None:
-        """Put tokens at pos0 of the text, and their rows where the pairs behind them have them."""
+        """Put tokens at pos0 of the text, and their rows where the pairs after them have them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
         capacity = len(self.rows)
@@ -114,7 +113,7 @@ class RowDrafter(ModelDrafter):
             self._seen.note(seq, int(ubatch.positions[i, 0]), rows.hidden[i])
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Remove the cells behind these tokens."""
+        """Remove the cells after these tokens."""
         super().resume(seq, n_tokens)
         paired = self._of(seq)
         paired.n_decoded = min(paired.n_decoded, max(0, n_tokens - self.AHEAD))

@@ -35,7 +35,7 @@ class ScriptedDrafter:
     """Drafts n_max tokens of which the first k are right and the others wrong.
 
     n_right: k of the first, second, … draft of each sequence, over and over. n_max: tokens of a
-    draft, fewer only where context or output end. continue_: tokens of plain decoding behind a
+    draft, fewer only where context or output end. continue_: tokens of plain decoding after a
     prompt, as an iterator. Confidence and alternatives are not observed. Raises OptionError for
     numbers out of range.
     """

@@ -17,7 +17,7 @@ NONE = -1
 class UBatchCells:
     """Where one ubatch runs: row i of it writes cell first + i and reads cell sources[i].
 
-    idle: the cells behind them in the gather range; cells of sequences that only lie in between.
+    idle: the cells after theirs in the gather range; cells of sequences that only lie in between.
     zero: the cell that new sequences read, to be filled with zeros first; NONE if there are none.
     """
 

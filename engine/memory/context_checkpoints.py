@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory.cache_options import CacheOptions
 from engine.memory.hybrid import SequenceCheckpoint
+from engine.memory.options import CacheOptions
 
 N_BEFORE_END = 4
 """Tokens between the end of a prompt and its last checkpoint: what a chat template puts there
@@ -75,7 +75,7 @@ class ContextCheckpoints:
     def wants(
         self, n_done: int, n_prompt: int, n_ubatch: int, message_starts: Sequence[int]
     ) -> bool:
-        """Whether to save the state behind n_done tokens of a prompt, before more is decoded."""
+        """Whether to save the state after n_done tokens of a prompt, before more is decoded."""
         if not self._n_max or not 0 < n_done < n_prompt or n_done in self._by_length:
             return False
         if n_done >= n_prompt - N_BEFORE_END - n_ubatch or n_done == max(message_starts, default=0):
@@ -84,7 +84,7 @@ class ContextCheckpoints:
 
     def add(self, checkpoint: SequenceCheckpoint) -> int | None:
         """Keep one more. In a full list it takes the place of one that an earlier prompt left too
-        close behind another, else of the oldest. Returns what that one covered."""
+        close after another, else of the oldest. Returns what that one covered."""
         length, evicted = checkpoint.pos_max + 1, None
         if len(self._by_length) == self._n_max and length not in self._by_length:
             evicted = self._least()

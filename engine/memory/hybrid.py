@@ -15,10 +15,10 @@ from engine.gguf.part_file import check_mapped
 from engine.machine.graphs import PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
+from engine.memory.options import StateTypes
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.state_file import SequenceState
-from engine.memory.state_types import StateTypes
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
@@ -174,13 +174,13 @@ class HybridMemory:
         return self.attention.prepare(ubatches)
 
     def takes_parts(self, n_tokens: int) -> bool:
-        """Whether a ubatch of one sequence and so many tokens may be computed in parts."""
+        """Whether a ubatch of one sequence and this many tokens may be computed in parts."""
         on_processor = self.attention.device.type == "cpu"
         return self.recurrent is None and on_processor and self._by_index(n_tokens)
 
     def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the ubatch that has begun; see
-        `takes_parts`. Cells of tokens behind them are there, but hidden."""
+        """Show layers tokens first .. first + n - 1 of the ubatch that has started; see
+        `takes_parts`. Cells of tokens after them are there, but hidden."""
         self.attention.part(first, n)
 
     def begin(self, ubatch: UBatch) -> None:
@@ -197,7 +197,7 @@ class HybridMemory:
         return self.recurrent.inputs(seqs, by_index=self._by_index(len(seqs)))
 
     def _by_index(self, n_tokens: int) -> bool:
-        """Whether a pass of so many tokens finds cells and rows by numbers on the device."""
+        """Whether a pass of this many tokens finds cells and rows by numbers on the device."""
         return self._graphs is not None and self._graphs.takes(n_tokens)
 
     def run(
@@ -206,7 +206,7 @@ class HybridMemory:
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
     ) -> tuple[torch.Tensor, ...]:
-        """compute(*arguments), or a recording of an earlier pass like the one that has begun.
+        """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.
         """

@@ -71,7 +71,7 @@ class AttentionKV:
 
     layers: what each layer keeps of a token; further rows of it are added to them. unified: one
     pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then shares cells.
-    ahead: tokens of one ubatch see those behind them, too. in_order: views have a sequence's cells
+    ahead: tokens of one ubatch see those after them, too. in_order: views have a sequence's cells
     in the order of its positions, which costs a copy wherever they are stored otherwise. rotate:
     per layer what turns its keys by a number of positions, which only `seq_add` needs; keys of
     layers that are not named there have none.
@@ -170,7 +170,7 @@ class AttentionKV:
         self._masks = {window: mask[:, first : first + n] for window, mask in masks.items()}
 
     def pass_inputs(self) -> PassInputs | None:
-        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        """Key and input tensors of a recording of the pass that has started; None if it cannot be
         recorded."""
         return self._fixed
 
@@ -195,7 +195,7 @@ class AttentionKV:
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.
 
-        Negative p0 is 0, negative p1 is no end, sequence -1 is every one. False only for a
+        Negative p0 is 0, negative p1 means no end, sequence -1 is every one. False only for a
         sequence that cannot exist.
         """
         if not -1 <= seq < self.n_seqs:
@@ -266,7 +266,7 @@ class AttentionKV:
         return np.sort(self._table.positions(seq))
 
     def others_than(self, seq: int, tokens: Sequence[int]) -> int:
-        """How many positions from 0 on lack the token that stands there in `tokens`. Cells whose
+        """How many positions from 0 on lack the token that is there in `tokens`. Cells whose
         token is unknown may hold any."""
         cells = self._table.holding(seq, 0, len(tokens))
         held = self._table.tokens(seq, cells)
@@ -367,7 +367,7 @@ class AttentionKV:
         return {row: storage.view(row, rows, n_seqs, n_view) for row in storage.row_sizes}
 
     def _looks(self, seqs: Sequence[int], positions: np.ndarray, n_view: int) -> list[np.ndarray]:
-        """What the ubatch sees of cells: a mask per window, and behind them positions if told."""
+        """What the ubatch sees of cells: a mask per window, and after them positions if asked."""
         table = self._table
         looks = [
             table.visible(seqs, positions, n_view, window, ahead=self._ahead)
@@ -395,7 +395,7 @@ class AttentionKV:
         if all(np.array_equal(order, np.arange(order.size)) for order in orders):
             return None
         width = max(order.size for order in orders)
-        # shorter rows are filled up with a cell of their own, which nobody sees twice
+        # shorter rows are filled up with a cell of their own, which no one sees twice
         index = np.stack([np.resize(order, width) for order in orders])
         self._gathered = torch.from_numpy(index).to(self.device)
         return index, np.arange(width) < np.array([[order.size] for order in orders])

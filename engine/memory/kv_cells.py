@@ -23,7 +23,7 @@ class CellTable:
     """Cells of all streams, each with a position and its owners, one bit per sequence.
 
     end[stream]: one above the last cell in use. used[stream]: cells in use. Where a method takes
-    a range of positions, a negative p0 is 0 and a negative p1 is no end.
+    a range of positions, a negative p0 is 0 and a negative p1 means no end.
     """
 
     def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
@@ -58,7 +58,7 @@ class CellTable:
         return np.stack([self._find(seq, n) for seq in seqs])
 
     def fits(self, demand: Iterable[tuple[int, int]]) -> bool:
-        """Whether so many new cells of these sequences could be found, one after the other."""
+        """Whether this many new cells of these sequences could be found, one after the other."""
         left = [self.n_cells - used for used in self.used]
         for seq, n in demand:
             if not 0 <= seq < self.n_seqs:
@@ -94,7 +94,7 @@ class CellTable:
         """Which of the first n cells every token may see: its sequence's, up to its position, and
         with a window less than that many positions before it.
 
-        positions: int64 [len(seqs), T]. ahead: those behind its position too. Returns bool
+        positions: int64 [len(seqs), T]. ahead: those after its position too. Returns bool
         [len(seqs), T, n].
         """
         rows = self._rows(seqs)
@@ -140,7 +140,7 @@ class CellTable:
         return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
 
     def release(self, seq: int, cells: np.ndarray) -> None:
-        """Take cells away from a sequence; they are free when nobody else owns them."""
+        """Take cells away from a sequence; they are free when no one else owns them."""
         if cells.size:
             stream = self.stream(seq)
             self._owners[stream, cells] &= ~_BITS[seq]
@@ -168,7 +168,7 @@ class CellTable:
         self._pos[self.stream(seq), cells] += shift
 
     def _rows(self, seqs: Sequence[int]) -> slice | np.ndarray:
-        """The streams of sequences as an index; a single one stands for all."""
+        """The streams of sequences as an index; a single one serves all."""
         first = self.stream(seqs[0])
         alone = self.unified or len(seqs) == 1
         return slice(first, first + 1) if alone else np.asarray(seqs)

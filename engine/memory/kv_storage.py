@@ -1,4 +1,4 @@
-"""The tensors behind attention cells: every layer has its own sizes, they double as needed, what is
+"""The tensors of attention cells: every layer has its own sizes, they double as needed, what is
 read was initialised, and keys can be rotated to other positions.
 """
 
@@ -171,7 +171,7 @@ class KVStorage:
         """The first n cells of these streams as [n_seqs, n_heads, n, dim], in tensors of this row
         size.
 
-        A single stream stands for all n_seqs.
+        A single stream serves all n_seqs.
         """
         per_stream, per_head, dim = self._strides(row)
         single = streams.stop == streams.start + 1

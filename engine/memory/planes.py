@@ -26,8 +26,7 @@ from engine.batch import UBatch
 from engine.machine.graphs import PassInputs
 from engine.machine.transfer import upload
 from engine.memory.cells import NONE, RecurrentCells, UBatchCells
-from engine.memory.pool import PoolRows
-from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.memory.recurrent import PoolRows, SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.model.stored_state import stored_as
 

@@ -11,19 +11,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from engine.batch import UBatch
 from engine.machine.graphs import PassInputs
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.machine.transfer import upload
+from engine.model.recurrence import (
+    Recurrence,
+    RecurrenceInputs,
+    RecurrentLayout,
+    RowNumbers,
+    StateKey,
+)
 from engine.model.stored_state import stored_as
+from kernels.rows import put_rows, take_rows
 
 
 class SnapshotSlot(NamedTuple):
-    """One snapshot slot as the trace shows it. age: tokens behind the newest state written."""
+    """One snapshot slot as the trace shows it. age: tokens after the newest state written."""
 
     slot: int
     state: str
@@ -61,7 +69,7 @@ class SnapshotPolicy(ABC):
     """One interface for all policies; positions count tokens, -1 is empty.
 
     n_rs_seq (R) bounds every rollback; what is truthful may be less. A rollback makes tokens
-    pending without touching storage; the next ubatch starts behind them. A sequence without tokens
+    pending without touching storage; the next ubatch starts after them. A sequence without tokens
     has zero states, whatever its storage holds. `faults` are switched on on purpose, to show what
     they do (engine.options.FAULTS).
     """
@@ -104,7 +112,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def pass_inputs(self) -> PassInputs | None:
-        """Key and input tensors of a recording of the pass that has begun; None if it cannot be
+        """Key and input tensors of a recording of the pass that has started; None if it cannot be
         recorded."""
 
     @abstractmethod
@@ -133,7 +141,7 @@ class SnapshotPolicy(ABC):
 
     @abstractmethod
     def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
-        """The states that the pass which has begun starts from, read as `advance` reads them: one
+        """The states that the pass which has started starts from, read as `advance` reads them: one
         for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
 
     @abstractmethod
@@ -184,7 +192,7 @@ class SnapshotPolicy(ABC):
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint.
 
-        Negative p0 is 0, negative p1 is no end. p0 = 0 without end, or an end above the last
+        Negative p0 is 0, negative p1 means no end. p0 = 0 without end, or an end above the last
         position, forgets the sequence. A range that does not touch the last position is True and
         changes nothing.
         """
@@ -308,7 +316,7 @@ class SnapshotPolicy(ABC):
             tensor.fill_(value)
 
     def _zeros(self, *size: int) -> torch.Tensor:
-        """New storage, float32; behind `renew` what the same call returned the first time."""
+        """New storage, float32; after `renew` what the same call returned the first time."""
         zeros = self._again.pop().zero_() if self._again else torch.zeros(size, device=self.device)
         self._storage.append(zeros)
         return zeros
@@ -322,3 +330,57 @@ class SnapshotPolicy(ABC):
         seqs = ubatch.seq_ids
         known = all(0 <= seq < self.n_seqs for seq in seqs)
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    """Rows of one pass in a pool, one tensor of states; int64, all of them views of `table`.
+
+    With views of storage the host chooses the rows, and a recording would repeat its choice for
+    ever. With row numbers on the device two passes of the same shape differ in values alone.
+
+    windows: of the states that are windows; states: of the others. carried, carried_to: [n], rows
+    that move on unchanged.
+    """
+
+    table: torch.Tensor
+    states: RowNumbers
+    windows: RowNumbers
+    carried: torch.Tensor
+    carried_to: torch.Tensor
+
+    @classmethod
+    def on(
+        cls,
+        device: torch.device,
+        states: Sequence[int],
+        windows: Sequence[int],
+        write: Sequence[Sequence[int]],
+        carried: Sequence[int] = (),
+        carried_to: Sequence[int] = (),
+    ) -> PoolRows:
+        """Put the numbers there in one upload. states, windows: [n_seqs], rows to start from.
+        write: [n_seqs, n_new], newest first."""
+        n, n_new = len(write), len(write[0])
+        newest_first = [row for rows in write for row in rows]
+        oldest_first = [row for rows in write for row in reversed(rows)]
+        parts = states, windows, newest_first, oldest_first, carried, carried_to
+        table = upload([row for part in parts for row in part], device)
+        read, also, new, in_order, moving, to = table.split_with_sizes([len(x) for x in parts])
+        written = new.view(n, n_new), in_order.view(n, n_new)
+        return cls(table, RowNumbers(read, *written), RowNumbers(also, *written), moving, to)
+
+    def pass_inputs(self) -> PassInputs:
+        """The shapes that a recording of the pass is bound to, and the table of rows it reads."""
+        return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
+
+    def advance(
+        self, recurrence: Recurrence[Any], pool: torch.Tensor, inputs: RecurrenceInputs
+    ) -> torch.Tensor:
+        """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
+        carried = take_rows(pool, self.carried) if self.carried.numel() else None
+        rows = self.windows if recurrence.is_window else self.states
+        o = recurrence.by_index(inputs, pool, rows)
+        if carried is not None:
+            put_rows(pool, self.carried_to, carried)
+        return o

@@ -63,7 +63,7 @@ class _ReplayPlan:
 class ReplayMemory(SnapshotPolicy):
     """Per state n_seqs rows, each a base and a log of L tokens.
 
-    A row may belong to several sequences, which then differ in their cursors only; whoever
+    A row may belong to several sequences, which then differ in their cursors only; who
     decodes leaves it first. n_rs_seq = 0 is a single state and one token of log.
     """
 
@@ -243,7 +243,7 @@ class ReplayMemory(SnapshotPolicy):
 
     @staticmethod
     def _free_row(rows: np.ndarray, seq: int) -> int:
-        """A row that nobody has, the sequence's own number if possible."""
+        """A row that no one has, the sequence's own number if possible."""
         if seq not in rows:
             return seq
         return next(row for row in range(len(rows)) if row not in rows)

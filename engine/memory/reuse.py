@@ -19,7 +19,7 @@ MOST_BYTES = 256 << 20
 
 
 class MemoryShelf:
-    """Memories nobody uses, under keys that are equal where one can stand in for the other.
+    """Memories no one uses, under keys that are equal where one can stand in for the other.
 
     The oldest make room when there are more than MOST_MEMORIES, or MOST_BYTES. Runs in several
     threads may share a shelf.
@@ -40,7 +40,7 @@ class MemoryShelf:
         return memory if memory and memory.renew() else make()
 
     def put(self, key: Hashable, memory: HybridMemory) -> None:
-        """Keep a memory that nobody will use any more, if a later run would gain by it."""
+        """Keep a memory that no one will use any more, if a later run would gain by it."""
         if not memory.is_recorded:
             return
         with self._lock:

@@ -6,7 +6,7 @@ the same slots: no state is ever copied.
 
 Slot `column * (R + 1) + lane` of the pool is on lane `lane`. The states of a sequence lie on
 consecutive lanes, each on one of its own. So with a column for every sequence, a lane always has
-a slot to spare for whoever needs one.
+a slot to spare for a sequence that needs one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import torch
 from engine.batch import UBatch
 from engine.machine.graphs import PassInputs
 from engine.machine.transfer import upload
-from engine.memory.pool import PoolRows
-from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+from engine.memory.recurrent import PoolRows, SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
 

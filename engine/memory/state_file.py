@@ -158,7 +158,7 @@ class _Reader:
     def _header(self) -> _Header:
         magic, version, size = _FRAME.unpack(self._bytes(_FRAME.size))
         if magic != _MAGIC:
-            raise self._error("is no saved sequence")
+            raise self._error("is not a saved sequence")
         if version != _VERSION:
             raise self._error(f"has version {version} of the format, not {_VERSION}")
         if size > _MAX_HEADER:

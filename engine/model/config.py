@@ -46,7 +46,7 @@ class ModelConfig:
 
     @property
     def all_blocks(self) -> tuple[BlockParts, ...]:
-        """The trunk's blocks and the MTP block behind them, as files number them."""
+        """The trunk's blocks and the MTP block after them, as files number them."""
         return (*self.blocks, self.mtp.block) if self.mtp else self.blocks
 
     @property

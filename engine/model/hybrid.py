@@ -85,7 +85,7 @@ class HybridModel:
 
     @torch.inference_mode()
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, n_vocab] of hidden rows f32 [n, n_embd], which are behind the final norm."""
+        """Logits [n, n_vocab] of hidden rows f32 [n, n_embd], which are after the final norm."""
         return self._output.scaled(self._output.projection(hidden, invariant=False))
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ class HybridModel:
         return TrunkOutput(logits, TargetRows(hidden, found))
 
     def jittered(self, amount: float, seed: int = 0) -> HybridModel:
-        """The same weights behind embeddings whose values are all off by up to `amount` of
+        """The same weights with embeddings whose values are all off by up to `amount` of
         themselves, always in the same way for a seed: a model as wrong as rounding makes it."""
         generator = torch.Generator().manual_seed(seed)
         signs = 2 * torch.rand(self.config.n_embd, generator=generator) - 1

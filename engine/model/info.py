@@ -1,4 +1,4 @@
-"""What a model file holds and what running it would cost, told without loading it."""
+"""Figures of a model file: what it holds and what running it would cost, without loading it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
 
 
 def _quantisation(tensors: Iterable[TensorInfo]) -> str:
-    """Types of a block's matrices; the F32 of small ones is not named beside quantised types."""
+    """Types of a block's matrices; F32 only where there is no other."""
     names = list(_bytes_by_type(t for t in tensors if len(t.shape) > 1))
     shown = [name for name in names if name != "F32"] or names
     return "+".join(shown)

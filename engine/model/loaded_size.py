@@ -1,4 +1,4 @@
-"""What the weights of a model take in memory once they are loaded, told without loading them."""
+"""Memory that the weights of a model take once they are loaded, estimated without loading them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.gguf.file import TensorInfo
 from engine.model.parts.ngram_embedding import TABLE
 
 MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
-"""Compute modes whose memory is told."""
+"""Compute modes whose memory is estimated."""
 
 _F32 = 4
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
@@ -41,7 +41,7 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
     shares_head: without a head of its own it uses another model's, which is not counted.
 
     bf16 counts 2 bytes for a number that does not stay in its block: a processor without products
-    in bfloat16 keeps 4. int8 may come to a little more, where a matrix is no whole number of
+    in bfloat16 keeps 4. int8 may come to a little more, where a matrix is not a whole number of
     sixteens long or wide.
     """
     has_head = shares_head or "output.weight" in tensors

@@ -71,7 +71,7 @@ class ModelMemory(Protocol):
 
 
 class PartwiseMemory(ModelMemory, Protocol):
-    """A memory whose layers may take the tokens of a ubatch in parts, one behind the other."""
+    """A memory whose layers may take the tokens of a ubatch in parts, one after the other."""
 
     def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the ubatch that has begun."""
+        """Show layers tokens first .. first + n - 1 of the current ubatch."""

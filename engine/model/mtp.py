@@ -25,7 +25,7 @@ from kernels.rows.shortlist import shortlist
 
 
 class MtpHead:
-    """Embedding of x_p beside the hidden state of p-1, through one block, to logits of x_{p+1}."""
+    """Embedding of x_p and hidden state of p-1, through one block, to logits of x_{p+1}."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class MtpHead:
         memory: PartwiseMemory,
         head: DraftHead | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Draft tokens of one sequence, each the most probable one behind that before it.
+        """Draft tokens of one sequence, each the most probable one after the previous one.
 
         ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
         the last known one and these as outputs. hidden: f32 [1, n_known, n_embd], of the known

@@ -43,7 +43,7 @@ class GatedInputs(Protocol):
 
 
 class StoredState(Recurrence[Any]):
-    """`inner`, whose states are stored as `type`, those behind the newest of a pass as `older` (as
+    """`inner`, whose states are stored as `type`, those before the newest of a pass as `older` (as
     well), and which reads gates rounded to `gates`: each "f32", "bf16" or "f16".
 
     A log of inputs is kept as it is; what is folded from it is a state, and rounded.

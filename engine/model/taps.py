@@ -1,7 +1,7 @@
 """Rows that a target hands to drafters: its hidden rows, and taps into its trunk.
 
 Tap i is the residual stream that enters block i: the embedding for i = 0, else what block i - 1
-gives, before any norm. Tap n_layer is the row behind the final norm, the one the MTP head reads.
+gives, before any norm. Tap n_layer is the row after the final norm, the one the MTP head reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.rows import join
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What the target computed of some tokens beside logits.
+    """What the target computed of some tokens in addition to logits.
 
     hidden: float32 [..., n_embd], after the final norm. taps: rows of the same shape by layer, of
     those layers that were asked for.
@@ -38,7 +38,7 @@ class TargetRows:
 
 
 def join_rows(parts: Sequence[TargetRows]) -> TargetRows:
-    """Parts [n_i, n_embd] with the same taps, one behind the other."""
+    """Parts [n_i, n_embd] with the same taps, one after the other."""
     if len(parts) == 1:
         return parts[0]
     layers = parts[0].taps

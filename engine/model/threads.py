@@ -20,7 +20,7 @@ def threads_for(info: ModelInfo) -> int:
 
 
 def use_threads(n_threads: int | None, info: ModelInfo) -> None:
-    """Have torch, and kernels with it, use so many threads from here on; None = `threads_for`."""
+    """Have torch, and kernels with it, use this many threads from here on; None = `threads_for`."""
     torch.set_num_threads(n_threads or threads_for(info))
 
 

@@ -15,10 +15,10 @@ from engine.model.parts import Shapes
 from kernels.linear import (
     PackedWeight,
     as_llama_cpp,
-    beside,
     linear,
     pack,
     pack_blocks,
+    stack_weights,
     stays_in_blocks,
 )
 from kernels.linear.dequant import dequantise
@@ -205,7 +205,7 @@ class Weights:
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
         groups = groupby(rows, lambda part: (part.type, part.rounding))
-        return beside([self._pack(self._joined(list(group)), mode) for _, group in groups])
+        return stack_weights([self._pack(self._joined(list(group)), mode) for _, group in groups])
 
     def _joined(self, parts: Sequence[MatrixRows]) -> MatrixRows:
         """Rows of one type below each other: where they are if they lie so, else copied once."""
@@ -260,7 +260,7 @@ class Weights:
         Those of gate and up stay two matrices: joined they would be copies, of most of the file.
         """
         for *first, down in zip(*map(self._rows_each, names), strict=True):
-            gate_up = beside([self._pack(rows, self.compute) for rows in first])
+            gate_up = stack_weights([self._pack(rows, self.compute) for rows in first])
             yield gate_up, self._pack(down, self.compute)
 
     def _rows_each(self, name: str) -> Iterator[MatrixRows]:
@@ -285,7 +285,7 @@ def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
 
 
 def _in_one_piece(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether each lies behind the one before it in the same memory."""
+    """Whether each follows the one before it in the same memory."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         return False
     return all(

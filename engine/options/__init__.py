@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.memory.cache_options import CacheOptions
+from engine.memory.options import STATE_TYPES, CacheOptions, StateTypes
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
-from engine.memory.state_types import STATE_TYPES, StateTypes
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import FormRow, NumberRange, check, option, part
 from engine.options.faults import FAULTS, LANE_FAULTS, MEMORY_FAULTS

@@ -12,8 +12,8 @@ from engine.draft.ngram_cache import LookupCacheOptions
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
+from engine.draft.spec import ModelDraftOptions
 from engine.draft.suffix import SuffixOptions
-from engine.draft.with_model import ModelDraftOptions
 from engine.errors import OptionError
 from engine.option_fields import FormRow, NumberRange, check, option, part
 

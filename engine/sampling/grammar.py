@@ -7,18 +7,29 @@ is copied with the sampler.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import llguidance
 import numpy as np
 import torch
 
+from engine.errors import GrammarFileError, OptionError
+from engine.files import user_text
+from engine.foreign_json import JsonError, parse_json
+from engine.sampling.options import SamplerOptions
+
 _QUIET = {"log_level": 0}
 UNMET = "the grammar does not allow the token that was chosen"
 STUCK = "no token of the vocabulary goes on as the grammar wants"
 BANNED = "every token that the grammar allows is banned or has a logit of minus infinity"
+MOST_BYTES = 1 << 20
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_LARK_REMEDY = "Correct it; the rules are Lark's as llguidance reads them, beginning with `start:`."
+_SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not know."
 
 
 class Vocabulary(Protocol):
@@ -111,7 +122,7 @@ class GrammarState:
         return other
 
     def allowed(self) -> AllowedTokens:
-        """What may come next: end tokens alone behind an end or an error."""
+        """What may come next: end tokens alone after an end or an error."""
         if not self._ended and not self.error:
             found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
@@ -126,7 +137,7 @@ class GrammarState:
         return AllowedTokens(bits)
 
     def accept(self, token: int) -> None:
-        """A token was chosen. Behind an end or an error nothing changes any more."""
+        """A token was chosen. After an end or an error nothing changes any more."""
         if self._ended or self.error:
             return
         if token in self._tokens.end_tokens and self._matcher.is_accepting():
@@ -190,3 +201,53 @@ def why_invalid(text: str, tokens: GrammarTokens) -> str:
 
 def _first_line(message: str) -> str:
     return message.split("\n", 1)[0].strip().rstrip(".")
+
+
+def read_grammar(options: SamplerOptions, tokens: GrammarTokens) -> Grammar | None:
+    """The grammar that the options name, None if they name none: a JSON schema, or rules in Lark's
+    notation as llguidance reads it. Raises GrammarFileError."""
+    if options.json_schema:
+        return _schema(Path(options.json_schema), tokens)
+    if options.grammar_file:
+        return _rules(Path(options.grammar_file), tokens)
+    return None
+
+
+def _schema(path: Path, tokens: GrammarTokens) -> Grammar:
+    text = _read(path)
+    try:
+        parse_json(text, unique=True)
+    except JsonError as error:
+        place = f"line {error.line}, column {error.column}"
+        raise GrammarFileError(
+            path, place, f"no JSON: {error.what}", "Correct the file."
+        ) from error
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+    if why := why_invalid(grammar, tokens):
+        raise GrammarFileError(path, "schema", _sentence(why), _SCHEMA_REMEDY)
+    return Grammar(grammar, tokens)
+
+
+def _rules(path: Path, tokens: GrammarTokens) -> Grammar:
+    grammar = llguidance.LLMatcher.grammar_from_lark(_read(path))
+    if why := why_invalid(grammar, tokens):
+        place, found = "grammar", _PLACE.match(why)
+        if found:
+            place, why = f"line {found[1]}, column {found[2]}", found[3]
+        raise GrammarFileError(path, place, _sentence(why), _LARK_REMEDY)
+    return Grammar(grammar, tokens)
+
+
+def _read(path: Path) -> str:
+    try:
+        return user_text(path, MOST_BYTES)
+    except OptionError as error:
+        what = error.message.removeprefix(f"{path}").lstrip(" :").rstrip(".")
+        raise GrammarFileError(path, "file", what, error.remedy) from error
+
+
+def _sentence(message: str) -> str:
+    """The library's message without its picture of the place."""
+    first, *rest = message.strip().split("\n")
+    cause = next((line.strip() for line in rest if line.strip().startswith("error: ")), "")
+    return f"{first.strip().rstrip(':.')}{cause.replace('error: ', ': ', 1)}"

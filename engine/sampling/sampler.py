@@ -10,18 +10,17 @@ probable token after bias and penalties; the filters then have no say.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
-from engine.machine.transfer import read
-from engine.sampling import filters
+from engine.machine.transfer import read, upload
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
 from engine.sampling.options import SamplerOptions
-from engine.sampling.penalties import LogitBias, Penalties
 from kernels.rows.top_k import top_k
 
 RowDistribution = Callable[[int], Distribution]
@@ -58,6 +57,11 @@ class Sampler:
         self.non_finite: tuple[int, float] | None = None
         """Of the latest `rows`, the first row looked at whose largest logit is not finite, and that
         logit: NaN if any of the row is."""
+
+    @property
+    def depends_on_text(self) -> bool:
+        """Whether a distribution depends on the tokens before it, not on logits alone."""
+        return self.grammar is not None or self._penalties.active
 
     def clone(self) -> Sampler:
         """A sampler that will draw the same tokens."""
@@ -166,11 +170,106 @@ class Sampler:
             return Distribution.certain(int(ids[0]))
         logits = values.astype(np.float64)
         for keep, parameter, off in (
-            (filters.typical, options.typical_p, 1.0),
-            (filters.top_p, options.top_p, 1.0),
-            (filters.min_p, options.min_p, 0.0),
+            (typical, options.typical_p, 1.0),
+            (top_p, options.top_p, 1.0),
+            (min_p, options.min_p, 0.0),
         ):
             if parameter != off:
                 kept = keep(logits, parameter)
                 ids, logits = ids[kept], logits[kept]
         return Distribution.of_weights(ids, softmax(logits, options.temp))
+
+
+# Filters: each takes the logits that are left, float64 [k], the largest first, and returns which to
+# keep as bool [k], at least one. Probabilities are a softmax over what is left.
+
+
+def typical(logits: np.ndarray, mass: float) -> np.ndarray:
+    """The tokens whose surprise is nearest to the entropy, until their sum exceeds `mass`.
+
+    Locally typical sampling (arXiv 2202.00666).
+    """
+    probs = softmax(logits)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probs)
+    entropy = (probs[probs > 0] * surprise[probs > 0]).sum()
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(probs[order]), mass, side="right")) + 1
+    kept = np.zeros(len(logits), bool)
+    kept[order[:n_kept]] = True
+    return kept
+
+
+def top_p(logits: np.ndarray, mass: float) -> np.ndarray:
+    """The most probable tokens until their sum reaches `mass` (arXiv 1904.09751)."""
+    n_kept = int(np.searchsorted(np.cumsum(softmax(logits)), mass)) + 1
+    return np.arange(len(logits)) < n_kept
+
+
+def min_p(logits: np.ndarray, share: float) -> np.ndarray:
+    """The tokens with at least this share of the best one's probability (arXiv 2407.01082)."""
+    return np.exp(logits - logits[0]) >= share
+
+
+class Penalties:
+    """Penalties of one sequence, and the history that they look at: the prompt and every token
+    accepted since, of which the last n count. The repeat penalty is that of CTRL (arXiv 1909.05858)
+    with llama.cpp's rule for negative logits.
+
+    history: tokens looked at, the last of them; kept only while a penalty is in force.
+    """
+
+    def __init__(self, options: SamplerOptions, history: Sequence[int] = ()) -> None:
+        self._last_n = options.repeat_last_n
+        self._repeat = options.repeat_penalty
+        self._presence = options.presence_penalty
+        self._frequency = options.frequency_penalty
+        changed = (self._repeat, self._presence, self._frequency) != (1.0, 0.0, 0.0)
+        self.active = changed and self._last_n != 0
+        self.history = list(history) if self.active else []
+
+    def accept(self, token: int) -> None:
+        """A token was chosen."""
+        if self.active:
+            self.history.append(token)
+
+    def retract(self) -> None:
+        """The newest token was not chosen after all."""
+        if self.active:
+            self.history.pop()
+
+    def copy_from(self, other: Penalties) -> None:
+        """Look at the same history from here on."""
+        self.history = other.history.copy()
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Penalised logits [n_vocab]; the logits given are not changed."""
+        recent = self.history if self._last_n < 0 else self.history[-self._last_n :]
+        counts = Counter(recent)
+        both = torch.tensor([list(counts), list(counts.values())], dtype=torch.int64)
+        ids, times = upload(both, logits.device).unbind()
+        of_ids = logits[ids]
+        of_ids = torch.where(of_ids > 0, of_ids / self._repeat, of_ids * self._repeat)
+        of_ids -= times * self._frequency + self._presence
+        return logits.index_copy(0, ids, of_ids)
+
+
+class LogitBias:
+    """Biases of one run.
+
+    biases: token id and what is added to its logit; those of one token add up. banned: token ids
+    that get -inf, which is how llama.cpp ignores end tokens.
+    """
+
+    def __init__(self, biases: Sequence[tuple[int, float]], banned: Collection[int] = ()) -> None:
+        entries = [*biases, *((token, -torch.inf) for token in sorted(banned))]
+        self._ids = torch.tensor([token for token, _ in entries], dtype=torch.int64)
+        self._values = torch.tensor([bias for _, bias in entries])
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Biased logits [n, n_vocab]; the logits given are not changed."""
+        if not self._ids.numel():
+            return logits
+        if self._ids.device != logits.device:
+            self._ids, self._values = self._ids.to(logits.device), self._values.to(logits)
+        return logits.index_add(1, self._ids, self._values.expand(logits.shape[0], -1))

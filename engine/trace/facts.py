@@ -429,7 +429,7 @@ for _name, _hint in _HINTS.items():
     setattr(RunFacts, _name, _Fact(_name, _hint))
 
 
-def options_of(value: Any) -> RunOptions | None:
+def recorded_options(value: Any) -> RunOptions | None:
     """Options as a file has them, not checked; those that are missing or cannot be read have their
     defaults. None for anything but an object."""
     options: RunOptions | None = read_or(RunOptions, value, None)

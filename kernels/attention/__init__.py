@@ -28,7 +28,7 @@ def attend(
     [B, T, H, hd_v].
 
     Every query must see at least one cell. Cells that are not visible are weighed with zero, not
-    skipped: whoever owns the cache has to keep freed and unused cells finite, because a NaN
+    skipped: the owner of the cache has to keep freed and unused cells finite, because a NaN
     there would reach the output.
 
     invariant: a query's output has the same bits whatever other queries and hidden cells there

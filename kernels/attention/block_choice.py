@@ -27,7 +27,7 @@ def choose_blocks(
     *,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """The cells of `mask` that lie in the best blocks of a query or behind the last whole one.
+    """The cells of `mask` that lie in the best blocks of a query or after the last whole one.
 
     A block is `ratio` positions one after the other, whole for a query that sees all of them. Its
     key is the mean of its cells' keys, RMS-normed with `weight` and turned as the block's first
@@ -37,9 +37,9 @@ def choose_blocks(
     q: f32 [B, T, H, d], turned; keys: f32 [B, N, d], neither normed nor turned; positions: int64
     [B, N], whatever they are in cells that the last of the tokens does not see; mask: bool
     [B, T, N]; weight: f32 [d]; table: f32 [n_positions, n_rot], cosines, then sines. Any strides.
-    Returns bool [B, T, N]. The host of a processor looks at no number.
+    Returns bool [B, T, N]. On a CPU the host looks at no number.
 
-    invariant: a token's choice is the same whatever tokens stand beside it.
+    invariant: a token's choice is the same whatever the other tokens are.
     """
     given = q, keys, positions, mask, weight, table, indexer
     return (_invariant if invariant else _run)(*given)

@@ -16,7 +16,7 @@ CHUNK = 512
 # 32 registers of 16 floats, or 16 of 8: what a product keeps in them
 LANES, CELLS, COLUMNS = (16, 4, 4) if has_feature("avx512f") else (8, 2, 2)
 HEADS = 4
-# in cells: the processor's own prefetching does not follow tiles
+# in cells: the CPU's own prefetching does not follow tiles
 KEYS_AHEAD, VALUES_AHEAD = 8, 16
 # numbers in a row of scores, and in a list of cells: both are filled up to whole vectors
 ROW = CHUNK + 16
@@ -29,7 +29,7 @@ START = 16
 def find_chunks(code: Code, seen: Value, n_cells: Value, n_chunks: Value, starts: Value) -> None:
     """Writes where each chunk of visible cells starts, all in one pass: the first cell of a word
     of eight, and the visible cells in front of it; int64 [n_chunks + 1, 2]. Chunks without cells,
-    and the one behind them all, start behind the last visible cell."""
+    and the one after them all, start after the last visible cell."""
     n, chunk = code.variable(code.integer(0)), code.variable(code.integer(0))
     n_words = n_cells // 8
     end = code.variable(code.integer(0))
@@ -47,7 +47,7 @@ def find_chunks(code: Code, seen: Value, n_cells: Value, n_chunks: Value, starts
         with code.when((chunk.value * CHUNK).less(total)):
             write(word * 8)
         n.set(total)
-    # cells behind the last whole word are not counted yet
+    # cells after the last whole word are not counted yet
     end.set(code.choose((n_cells % 8).less(1), end.value, n_words * 8))
     with code.repeat(lambda: chunk.value.less(n_chunks + 1)):
         write(end.value)
@@ -58,7 +58,7 @@ def list_visible(
 ) -> Value:
     """Writes the up to CHUNK cells that follow the first `skip` visible ones; returns how many.
 
-    start: what find_chunks has written of this chunk, and behind it of the next one. Cells behind
+    start: what find_chunks has written of this chunk, and after it of the next one. Cells after
     the last visible one are not looked at, however many there are.
     """
     at, n = code.variable(code.load(start, I64)), code.variable(code.load(start + 8, I64))

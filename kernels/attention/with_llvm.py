@@ -1,4 +1,4 @@
-"""Attention on a processor: chunks of visible cells read once for all query heads of a group.
+"""Attention on a CPU: chunks of visible cells read once for all query heads of a group.
 
 After flash-decoding (Dao et al. 2023): a task takes the next CHUNK cells that a query sees, for up
 to some tokens and the query heads of one key/value head, and leaves their largest score, the sum
@@ -258,7 +258,7 @@ def attend_chunks(
                 code.store(total, sums + (place + to) * 8 + 4)
             if sunk:
                 total = _with_sink(code, total, best, sinks + (head * repeat + h) * 4)
-            # behind the row's weights, for the division
+            # after the row's weights, for the division
             code.store(total, row + 4 * CHUNK)
             for d, lanes in steps.columns(v_dim):
                 code.store(code.constant(lanes, 0.0), out + to * (4 * v_dim) + 4 * d)

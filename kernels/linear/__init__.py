@@ -9,10 +9,10 @@ from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
 from kernels.linear.blocks import (
     BlockData,
-    beside,
     linear_blocks,
     pack_blocks,
     pack_plain,
+    stack_weights,
     stays_in_blocks,
     stays_plain,
     takes_any_rows,
@@ -24,13 +24,13 @@ __all__ = [
     "MODES",
     "PackedWeight",
     "as_llama_cpp",
-    "beside",
     "finish_rows",
     "linear",
     "multiply_rows",
     "pack",
     "pack_blocks",
     "prepare_rows",
+    "stack_weights",
     "stays_in_blocks",
 ]
 
@@ -46,7 +46,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
     in f32. "int8" rounds the weight to integers with one scale per output row and every
     activation row to -127..127 with its own scale, and sums in int32, so a row of the result has
-    the same bits whatever rows stand beside it; "int8x2" does so with two such rows for every
+    the same bits whatever the other rows are; "int8x2" does so with two such rows for every
     activation row, the second for what the first leaves over. The other modes promise nothing of
     the kind.
 
@@ -66,7 +66,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
 def linear(x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False) -> torch.Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
-    invariant: a row of the result has the same bits whatever rows stand beside it, in any mode.
+    invariant: a row of the result has the same bits whatever the other rows are, in any mode.
     """
     if packed.mode == "parts":
         return join([linear(x, part, invariant=invariant) for part in packed.data])

@@ -1,4 +1,4 @@
-"""Rows rounded as llama.cpp rounds them on a processor before it multiplies them with a weight.
+"""Rows rounded as llama.cpp rounds them on a CPU before it multiplies them with a weight.
 
 A weight in blocks of 32 meets rows of 8 bits with a half-precision scale for every 32 numbers
 (q8_0; q8_1 has the same numbers), one in blocks of 256 rows of 8 bits with a float scale for every

@@ -39,7 +39,7 @@ def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
 
 def stays_plain(weight: torch.Tensor, mode: str) -> bool:
     """Whether a weight f32 is multiplied as it is, as if its numbers were blocks: products of few
-    rows then read it as fast as memory allows, and one row's bits are the same beside others."""
+    rows then read it as fast as memory allows, and a row's bits do not depend on the other rows."""
     fits = weight.shape[1] % GROUP == 0 and weight.device.type == "cpu"
     return mode == "f32" and fits and uses_llvm()
 
@@ -61,7 +61,7 @@ def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> Packed
     return PackedWeight(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
 
 
-def beside(parts: Sequence[PackedWeight]) -> PackedWeight:
+def stack_weights(parts: Sequence[PackedWeight]) -> PackedWeight:
     """Matrices of equal width stacked: [sum of out, in], each part in a mode of its own."""
     if len(parts) == 1:
         return parts[0]

@@ -22,7 +22,7 @@ from kernels.llvm.rows import RowPlaces, rows, run, start
 from kernels.llvm.values import I8, I32
 
 FEW_ROWS = 8
-"""Up to so many rows of integers are multiplied with one panel after the other, and the weights
+"""Up to this many rows of integers are multiplied with one panel after the other, and the weights
 read once; more are multiplied with WIDE panels at a time."""
 
 # panels, and rows of integers, whose sums are in registers at the same time
@@ -143,7 +143,7 @@ def _many_body(
     row_bytes = n_in * n_integers + TAIL_BYTES
     final = (n_out + (PANEL_OUTPUTS - 1)) // PANEL_OUTPUTS - 1
     with code.loop(first, last) as tile:
-        # behind the last panel stands the last once more, with the same results
+        # after the last panel comes the last once more, with the same results
         panels = [code.smaller(tile * WIDE + i, final) for i in range(WIDE)]
         starts = [weights + panel * n_in * PANEL_OUTPUTS for panel in panels]
         begin = code.integer(0)
@@ -158,7 +158,7 @@ def _many_body(
 
 
 AHEAD = 2048
-"""Bytes to the weights that are asked for: the processor's own prefetching is later."""
+"""Bytes to the weights that are asked for: the CPU's own prefetching is later."""
 # bytes of a panel that are multiplied together
 LINE = PANEL_OUTPUTS * INPUTS_PER_LANE
 I8X64 = vector(I8, LINE)
@@ -175,7 +175,7 @@ def multiply(
 ) -> list[list[Value]]:
     """Results f32 [16] of each panel, of every row in turn; the scales of weights are missing.
 
-    x: rows of n_integers rows of bytes, one behind the other. panels: their addresses. at_once:
+    x: rows of n_integers rows of bytes, one after the other. panels: their addresses. at_once:
     fours of inputs with sums of their own, since a processor begins some products before the
     first is done.
     """
@@ -253,9 +253,9 @@ def _result(code: Code, sums: Sequence[Value], tail: Value) -> Value:
 I32X16 = vector(I32, 16)
 
 TAIL_BYTES = 64
-"""Bytes behind the integers: BYTE_ZERO times the sum of each row of them, i32, then the largest
-magnitude of the row of x, f32. So many, that rows do not all fall into the same few lines of the
-cache."""
+"""Bytes after the integers: BYTE_ZERO times the sum of each row of them, i32, then the largest
+magnitude of the row of x, f32; this many so that rows do not all fall into the same few lines of
+the cache."""
 
 # added to a number of up to 127, it leaves the nearest integer in the last bits of the sum
 _ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000

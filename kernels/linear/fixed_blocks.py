@@ -1,9 +1,9 @@
-"""Matrix products whose rows have the same bits whatever rows stand beside them.
+"""Matrix products whose rows have the same bits whatever the other rows are.
 
 A library picks another order of summation for one row than for two, for some widths, and for the
 last rows of a thread's share. So the rows are multiplied in blocks of one size, the last filled up
 with zeros: where a product of that size is found to give a row the same bits at every place and
-beside any other rows, the width of a batch cannot be seen any more.
+with any other rows, the width of a batch cannot be seen any more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _try_sizes(
     x *= torch.logspace(-2, 2, WIDE).unsqueeze(1)
     first = block(x[:BLOCK], packed, BLOCK)
     for shift in (1, 3, 4):
-        # the same rows at other places, and rows of zeros beside the last ones
+        # the same rows at other places, and rows of zeros next to the last ones
         if not torch.equal(block(x[shift:BLOCK], packed, BLOCK), first[shift:]):
             return (1,)
         if not torch.equal(block(x[:BLOCK].roll(shift, 0), packed, BLOCK), first.roll(shift, 0)):

@@ -1,4 +1,4 @@
-"""A small matrix for every head, as latent attention has before and behind its softmax."""
+"""A small matrix for every head, as latent attention has before and after its softmax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = Fals
     x: f32 [B, T, H, n], any strides; weight: f32 [H, n, m], contiguous: the rows of a head's
     matrix are its inputs. Returns f32 [B, T, H, m].
 
-    invariant: a token's result has the same bits whatever tokens stand beside it.
+    invariant: a token's result has the same bits whatever the other tokens are.
     """
     return (_invariant if invariant else _run)(x, weight)
 
@@ -49,7 +49,7 @@ LEAST_WORK = 1 << 17
 
 
 def head_linear_with_llvm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The products on a processor: each piece of a head's matrix read once for all tokens."""
+    """The products on a CPU: each piece of a head's matrix read once for all tokens."""
     n_batch, n_tokens, n_heads, n = x.shape
     m = weight.shape[2]
     y = torch.empty(n_batch, n_tokens, n_heads, m)
@@ -76,7 +76,7 @@ def _body(
     n: int, m: int, n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     """A task is COLUMNS vectors of results of one head, for all tokens; every sum goes along the
-    inputs, whatever tokens stand beside it.
+    inputs, whatever the other tokens are.
 
     Arguments: x in RowPlaces, a row for every token and head; the matrices, y, the tokens.
     """

@@ -17,8 +17,8 @@ from kernels.norm import max_norm_naive
 
 
 def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
-    """See kernels.linear.pack. levels: the largest integer of a weight; the law of the products
-    that this processor has is the one with kernels.linear.integers.weight_levels()."""
+    """See kernels.linear.pack. levels: the largest integer of a weight; the reference of this
+    CPU's products is the one with kernels.linear.integers.weight_levels()."""
     n_out, n_in = weight.shape
     if mode in INTEGER_MODES:
         return pack_int8(weight, mode, levels)

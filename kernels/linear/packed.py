@@ -15,7 +15,7 @@ from torch.nn import functional
 from kernels.norm import max_norm
 
 MODES = ("f32", "bf16", "int8", "int8x2")
-"""Modes of a matrix that `pack` makes from f32 numbers. Beside them stand "blocks" and "q8", rows
+"""Modes of a matrix that `pack` makes from f32 numbers. There are also "blocks" and "q8", rows
 in the GGUF blocks of their file, and "parts", matrices of unlike modes whose results lie side by
 side."""
 # those that sum integers

@@ -76,7 +76,7 @@ def round_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor, type: str)
     table[numbers] = rounded_with_torch(table[numbers], type)
 
 
-# Rounding on a processor: a task rounds one row.
+# Rounding on a CPU: a task rounds one row.
 _ROUND = {"bf16": Value.rounded_to_bf16, "f16": Value.rounded_to_f16}
 
 

@@ -56,10 +56,10 @@ def _scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scale, integers.round_().clamp_(0, MOST_SCALE)
 
 
-# Rows rounded to two bits on a processor, a block after the other.
+# Rows rounded to two bits on a CPU, a block after the other.
 _TINY = torch.finfo(torch.float32).tiny
 _WHOLE = 3 * 2.0**22
-"""A number this large has no digits behind the point: adding it rounds, ties to even."""
+"""A number this large has no digits after the point: adding it rounds, ties to even."""
 _GROUPS = range(BLOCK // GROUP)
 
 

@@ -1,7 +1,7 @@
-"""Kernels for processors, compiled to machine code when they are first called, through LLVM.
+"""Kernels for CPUs, compiled to machine code when they are first called, through LLVM.
 
 A kernel is a Python function that writes its body in `Code`; `Program` compiles it for the
-processor it runs on and spreads its tasks over the threads that torch uses.
+CPU it runs on and spreads its tasks over the threads that torch uses.
 """
 
 from kernels.llvm.code import Code

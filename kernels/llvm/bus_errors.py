@@ -3,7 +3,7 @@
 A page of a mapped file that lies beyond the file's new end, or that its disk does not give any
 more, raises SIGBUS in the thread that reads it, which ends the process. The handler here runs no
 Python: it maps zeros over the rest of the range, notes it in a table and returns, so that the
-reader goes on. Whoever reads has to ask `struck` before the result is used.
+reader goes on. The reader has to ask `struck` before the result is used.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Code:
 
     def store_past_caches(self, value: Value, address: Value, align: int) -> None:
         """To memory that is not read soon: what was there is not read before, and nothing else
-        leaves a cache for it. Other threads see it behind the next locked instruction, such as
+        leaves a cache for it. Other threads see it after the next locked instruction, such as
         every share of a program begins with. align: bytes; whole registers.
         """
         store = self.builder.store(value.ir, self._pointer(address), align=align)
@@ -100,7 +100,7 @@ class Code:
         self.call("memcpy", I64, target, source, n_bytes)
 
     def prefetch(self, address: Value, *, near: bool = True) -> None:
-        """Asks for memory that will be read soon, for the nearest cache or the one behind it."""
+        """Asks for memory that will be read soon, for the nearest cache or the one after it."""
         pointer = Value(self.builder, self._pointer(address))
         to_read, stay, data = (self.constant(I32, n) for n in (0, 3 if near else 2, 1))
         self.call("llvm.prefetch.p0", ir.VoidType(), pointer, to_read, stay, data)

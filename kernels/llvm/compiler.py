@@ -1,4 +1,4 @@
-"""From a kernel's LLVM module to object code for this processor, and from there into memory."""
+"""The compiler: from a kernel's LLVM module to object code for this CPU, and into memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compiled kernels on disk, so that a kernel is compiled once and not at every start.
 
-What is read here is run as machine code. So the folder has to be the user's own, with nobody else
+What is read here is run as machine code. So the folder has to be the user's own, with no one else
 allowed to write to it, and every file holds a hash of what follows. Without such a folder, or with
 DRAFTSCOPE_KERNEL_CACHE=off, nothing is kept.
 """
@@ -136,7 +136,7 @@ _LIBRARIES = ("llvmlite", "gguf")
 
 
 class _WithoutNameError(Exception):
-    """Something that cannot be told from others of its kind by what it says of itself."""
+    """Something that does not say of itself what distinguishes it from others of its kind."""
 
 
 def program_key(*parts: object) -> str | None:

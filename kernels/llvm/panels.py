@@ -2,7 +2,7 @@
 
 Both sides are bytes, four of which are what one product takes of a row: an f32, or a pair of
 bfloat16. x is packed beforehand, so that a vector holds the same four bytes of all
-rows of a panel; a row's sums are formed in their order, whatever rows stand beside it.
+rows of a panel; a row's sums are formed in their order, whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def multiply(
 ) -> None:
     """The results of TOGETHER weight rows: columns of y f32 [n_rows, n_out].
 
-    row_bytes: whole lines. room: for so many bytes there is room in a prepared row; known when the
-    code is compiled, so that all rows are reached from one address. write(row, address): puts a
+    row_bytes: whole lines. room: bytes that a prepared row has room for; known when the code is
+    compiled, so that all rows are reached from one address. write(row, address): puts a
     weight row in memory.
     add(total, weight, column): adds products to f32 [16]; weight is one row's part everywhere,
     column that of every row of a panel, both I32X16.

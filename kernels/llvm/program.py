@@ -1,4 +1,4 @@
-"""A kernel compiled for this processor, its tasks taken in turn by torch's own threads."""
+"""A kernel compiled for this CPU, its tasks taken in turn by torch's own threads."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _HEADER = 3
 
 
 class Launch(NamedTuple):
-    """One call of a program. job: its arguments as `run` takes them. threads: at most so many.
-    holds: what the arguments point to beside tensors."""
+    """One call of a program. job: its arguments as `run` takes them. threads: at most this many.
+    holds: what the arguments point to, tensors apart."""
 
     program: Program
     job: bytes
@@ -92,7 +92,7 @@ class Program:
     def __call__(
         self, *args: int, tasks: int, chunk: int, threads: int, holds: object = None
     ) -> None:
-        """Runs `tasks` tasks, `chunk` at a time, on up to so many threads.
+        """Runs `tasks` tasks, `chunk` at a time, on up to `threads` threads.
 
         Addresses have to stay valid until the call returns, and as long as `watched` may want to
         repeat it: those of tensors do, holds is what else they point to. Tasks run in any order.

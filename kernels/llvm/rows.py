@@ -12,7 +12,7 @@ from kernels.llvm.program import Program
 from kernels.llvm.values import F32X16, Value
 
 LANES = F32X16.count
-# so many numbers are done before a second thread has woken up
+# this many numbers are done before a second thread has woken up
 ALONE = 1 << 15
 
 
@@ -45,7 +45,7 @@ def vectors(code: Code, width: int, at_once: int = 1) -> Iterator[tuple[Value, i
     """The vectors of a row: their place in bytes, and how many of their numbers are in the row.
 
     at_once: vectors in one turn of the loop. The same operations on every vector, full or not,
-    give every number of a row the same bits wherever it stands.
+    give every number of a row the same bits wherever it is.
     """
     turn = LANES * at_once
     whole = width - width % turn

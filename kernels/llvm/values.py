@@ -150,11 +150,11 @@ class Value:
         return Value(self._builder, convert(self.ir, to))
 
     def times(self, count: int) -> Value:
-        """The vector so many times in a row."""
+        """The vector `count` times in a row."""
         return self.take([*range(self.type.count)] * count)
 
     def repeated(self, count: int) -> Value:
-        """Every element so many times in a row."""
+        """Every element `count` times in a row."""
         return self.take([i for i in range(self.type.count) for _ in range(count)])
 
     def extended(self, element: ir.Type) -> Value:
@@ -171,7 +171,7 @@ class Value:
         return Value(self._builder, convert(self.ir, to))
 
     def to_integer(self, element: ir.Type) -> Value:
-        """f32 as integers with a sign, cut off behind the point; within their range only."""
+        """f32 as integers with a sign, cut off after the point; within their range only."""
         count = getattr(self.type, "count", None)
         to = element if count is None else vector(element, count)
         return Value(self._builder, self._builder.fptosi(self.ir, to))

@@ -61,8 +61,8 @@ def route_biased(
     first.
 
     logits: f32 [n, E]; bias: f32 [E], or None for none. Of equal sums the lower id comes first.
-    Returns weights f32 [n, n_used] and ids int64 [n, n_used]. A row has the same bits whatever rows
-    stand beside it.
+    Returns weights f32 [n, n_used] and ids int64 [n, n_used]. A row has the same bits whatever the
+    other rows are.
     """
     return _route_biased(logits, bias, choice)
 
@@ -103,7 +103,7 @@ def experts(
 
     x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
 
-    invariant: a row of the result has the same bits whatever rows stand beside it.
+    invariant: a row of the result has the same bits whatever the other rows are.
     """
     if invariant and packed.places is None:
         return experts_invariant(x, weights, ids, packed)
@@ -116,7 +116,7 @@ class Choice:
 
     scores: "sigmoid" or "softmax" of the logits. Chosen are the n_used experts of the largest score
     plus bias; weights are their scores without it, if `normalised` divided by
-    max(their sum, 2^-14), and times `scale`. n_groups: experts stand in so many groups of
+    max(their sum, 2^-14), and times `scale`. n_groups: experts form this many groups of
     neighbours; only those of the n_groups_used groups whose two best experts have the largest sum
     can be chosen.
     """
@@ -193,7 +193,7 @@ def experts_naive(
         total = torch.zeros_like(x[i])
         for weight, e in zip(weights[i], ids[i].tolist(), strict=True):
             inner, down = packed.data[e]
-            opened = packed.activation.law(_linear(x[i : i + 1], inner))
+            opened = packed.activation.reference(_linear(x[i : i + 1], inner))
             total = total + weight * _linear(opened, down)[0]
         rows.append(total)
     return torch.stack(rows)
@@ -288,7 +288,7 @@ def experts_invariant(
 
 
 def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:
-    """Each matrix with as many of the rows as stand beside it, in turn."""
+    """Each matrix with its number of rows, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])
     return torch.cat(
         [multiply_rows(part, matrix) for part, (matrix, _) in zip(parts, runs, strict=True)]

@@ -18,7 +18,7 @@ class ExpertPlaces(NamedTuple):
     """One matrix of every expert, in one or two parts of as many rows, one below the other.
 
     type: GGML's name. n_rows: of a part. row_bytes: of a row. addresses: int64 [parts, experts];
-    what is there has to stay alive, and is kept by whoever keeps this.
+    what is there has to stay alive, and is kept by the owner of this.
     """
 
     type: str
@@ -48,7 +48,7 @@ def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPla
 
 
 def find_places(matrices: Sequence[PackedWeight]) -> ExpertPlaces | None:
-    """The places of one matrix of each expert; None unless all of them are on the processor, in
+    """The places of one matrix of each expert; None unless all of them are on the CPU, in
     blocks of one type for integer products, in equal parts."""
     parts = [_parts(matrix) for matrix in matrices]
     first = parts[0]
@@ -78,14 +78,14 @@ def _parts(matrix: PackedWeight) -> list[BlockData]:
 class Activation:
     """One kind. gated: whether an expert opens with two matrices, gate above up, else with one.
 
-    law, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run` gives
-    a row the same bits whatever rows stand beside it. kind, numbers: which of the formulas and its
-    constants, for kernels that have them built in.
+    reference, run: of what the first product gives, [n, 2f] if gated, else [n, f] -> [n, f]; `run`
+    gives a row the same bits whatever the other rows are. kind, numbers: which of the formulas and
+    its constants, for kernels that have them built in.
     """
 
     name: str
     gated: bool
-    law: Callable[[torch.Tensor], torch.Tensor]
+    reference: Callable[[torch.Tensor], torch.Tensor]
     run: Callable[[torch.Tensor], torch.Tensor]
     kind: str
     numbers: tuple[float, ...] = ()

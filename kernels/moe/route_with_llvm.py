@@ -1,4 +1,4 @@
-"""The router on a processor: softmax and the largest probabilities of a row in one pass of code."""
+"""The router on a CPU: softmax and the largest probabilities of a row in one pass of code."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
 
 
 def largest_of(code: Code, n: int, p: Value, least: float) -> tuple[Value, Value]:
-    """The largest of n numbers, none below `least`, and the lowest place it stands at; among NaN
+    """The largest of n numbers, none below `least`, and the lowest place it is at; among NaN
     the first place."""
     best = code.variable(code.constant(F32X16, least))
     for at, _ in vectors(code, n):

@@ -1,4 +1,4 @@
-"""Mixture of experts on a processor: of few rows every (row, expert) pair in programs that read the
+"""Mixture of experts on a CPU: of few rows every (row, expert) pair in programs that read the
 choices from memory, of more rows each expert on all of its own."""
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def gated_rms_norm(
 
     x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid: times sigmoid(gate) instead,
     as Kimi Delta Attention ends.
-    invariant: a row has the same bits whatever rows stand beside it, as in the other two anyway.
+    invariant: a row has the same bits whatever the other rows are, as in the other two anyway.
     """
     return (_gated_invariant if invariant else _gated)(x, gate, weight, eps, sigmoid)
 
@@ -196,8 +196,8 @@ def group_rms_norm_with_torch(
     return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
 
 
-# The norms on a processor: each row in one go, its squares added up in one order.
-# sums that are added up beside one another: each addition waits for the one before
+# The norms on a CPU: each row in one go, its squares added up in one order.
+# sums added up at a time: each addition waits for the one before
 SUMS = 4
 
 

@@ -1,4 +1,4 @@
-"""The operations on a processor: every number read once, whatever the expression needs of it."""
+"""The operations on a CPU: every number read once, whatever the expression needs of it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def block_conv_with_torch(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor
 
 
 def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The convolution on a processor: every row from its taps, group by group."""
+    """The convolution on a CPU: every row from its taps, group by group."""
     (n_batch, n_tokens, d), (n_taps, n_groups) = x.shape, own.shape[2:]
     y = x.new_empty(n_batch, n_tokens, d)
     x, own = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, own))

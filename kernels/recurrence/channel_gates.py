@@ -33,7 +33,7 @@ def channel_gates(
     decay: f32 [..., C], beta: f32 [..., H], a layer's projections, any strides; dt, a: f32 [C], a =
     -exp(A_log) of the channel's head. Returns g [..., C] and [..., H]. Differentiable.
 
-    invariant: each result has the same bits whatever numbers stand before and behind it.
+    invariant: each result has the same bits whatever its neighbours are.
     """
     return (_invariant if invariant else _run)(decay, dt, a, beta, bound)
 
@@ -76,7 +76,7 @@ def channel_gates_with_llvm(
     beta: torch.Tensor,
     bound: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates on a processor: both in one pass."""
+    """The gates on a CPU: both in one pass."""
     n_channels, n_heads = decay.shape[-1], beta.shape[-1]
     g, opened = decay.new_empty(*decay.shape), beta.new_empty(*beta.shape)
     dt, a = dt.contiguous(), a.contiguous()

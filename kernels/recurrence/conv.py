@@ -33,7 +33,7 @@ def causal_conv(
     Returns y [B, T, C] and the history [B, K - 1 + T, C], window and x joined: the window after
     t of the tokens is history[:, t : t + K - 1]. Differentiable.
 
-    invariant: a token's y has the same bits whatever tokens and sequences stand beside it.
+    invariant: a token's y has the same bits whatever other tokens and sequences there are.
     """
     return (_invariant if invariant else _run)(x, weight, window, bias, activate=activate)
 
@@ -184,7 +184,7 @@ def fold_window_with_torch(
     return out.copy_(history.gather(1, at[..., None].expand(-1, -1, columns.shape[2])))
 
 
-# The causal convolution on a processor: every token from its taps, the history on the way.
+# The causal convolution on a CPU: every token from its taps, the history on the way.
 
 
 def causal_conv_with_llvm(

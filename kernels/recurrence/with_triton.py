@@ -1,6 +1,9 @@
-"""The causal convolution and the channel gates on a GPU, each in one pass."""
+"""Short convolutions and channel gates on a GPU, and how recurrences there choose between chunks
+and steps."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 import triton.language as tl
@@ -8,6 +11,11 @@ import triton.language as tl
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 TOKENS, CHANNELS = 8, 128
+FEW_TOKENS = 16
+"""Tokens that the recurrences take one by one. With more of them chunks should pay (not yet
+measured): a step waits for its token's sums, a chunk for a few products of tiles."""
+MAX_SLOTS = 32
+"""Slots of one call: they are arguments of their own, so each number of them is a kernel."""
 GATES = 1024
 """Gates of one program."""
 
@@ -116,3 +124,33 @@ def channel_gates(
         BOUNDED=bound is not None, BD=GATES, num_warps=4,
     )  # fmt: skip
     return g, opened
+
+
+def run_into(
+    n_tokens: int,
+    state: torch.Tensor,
+    slots: Sequence[torch.Tensor],
+    run_chunks: Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor],
+    run_recurrence: Callable[[int, int, torch.Tensor, Sequence[torch.Tensor]], torch.Tensor],
+) -> torch.Tensor:
+    """The outputs of all tokens; slots[s] receives the state s tokens before the last one.
+
+    Both functions take the first token, the one after the last and the state to start from;
+    run_chunks the slot for the last state, run_recurrence up to MAX_SLOTS slots, newest first.
+    Raises ValueError for slots of unlike strides.
+    """
+    if any(slot.stride() != slots[0].stride() for slot in slots):
+        raise ValueError("the slots of one call differ in their strides")
+    outputs, start = [], 0
+    # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
+    n_before = n_tokens - len(slots) + 1
+    if n_before > FEW_TOKENS:
+        outputs.append(run_chunks(0, n_before, state, slots[-1]))
+        start, state, slots = n_before, slots[-1], slots[:-1]
+    while start < n_tokens:
+        # of more slots than one kernel takes, the oldest first; then on from the newest of those
+        n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
+        mine, slots = slots[n_later:], slots[:n_later]
+        outputs.append(run_recurrence(start, n_tokens - n_later, state, mine))
+        start, state = n_tokens - n_later, mine[0]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)

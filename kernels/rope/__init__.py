@@ -82,7 +82,7 @@ def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 
 
 def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding on a processor; torch makes the table."""
+    """Rotary position embedding on a CPU; torch makes the table."""
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
     x, x_rows = rows(x)

@@ -97,7 +97,7 @@ def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(tuple(parts), -1)
 
 
-# Rows on a processor: a task copies one row.
+# Rows on a CPU: a task copies one row.
 
 
 def take_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where the largest value of a row stands, found without the host."""
+"""The place of the largest value of a row, found without the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def argmax_with_torch(x: torch.Tensor) -> torch.Tensor:
 
 
 def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
-    """The largest value on a processor: first the value, then the first place that has it."""
+    """The largest value on a CPU: first the value, then the first place that has it."""
     d, found = x.shape[-1], x.new_empty(x.shape[:-1], dtype=torch.int64)
     x, x_rows = rows(x)
     run(_program(d), found.numel(), d, *x_rows, found.data_ptr())

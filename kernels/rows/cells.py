@@ -44,7 +44,7 @@ def write_cells_with_torch(
 def write_cells_with_llvm(
     storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
 ) -> None:
-    """Cells on a processor: a task copies one head of a token."""
+    """Cells on a CPU: a task copies one head of a token."""
     _, n_heads, n_cells, dim = storage.shape
     rows, places = in_rows(rows)
     run(

@@ -147,7 +147,7 @@ def hash_rows_with_torch(context: torch.Tensor, hashing: NgramHash) -> torch.Ten
         mixed = mixed ^ product
         found.extend([mixed] * hashing.n_heads)
     sizes, numbers = of(hashing.sizes), torch.stack(found, -1)
-    # a negative number stands for 2^64 more
+    # a negative number means 2^64 more
     more = of(tuple(2**64 % size for size in hashing.sizes)) * (numbers < 0)
     return (numbers.remainder(sizes) + more).remainder(sizes) + of(hashing.offsets)
 
@@ -161,7 +161,7 @@ def agreeing_with_torch(
     return pointwise(torch.sigmoid, score, invariant=invariant) * value.unsqueeze(-2)
 
 
-# N-grams on a processor.
+# N-grams on a CPU.
 
 
 def recent_tokens_with_llvm(

@@ -1,4 +1,4 @@
-"""Which values of long rows are the largest, found without the host: the candidates of a draft."""
+"""The places of the largest values of long rows, found without the host: candidates of a draft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.llvm.values import I64
 
 
 def shortlist(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest values of every row stand, the largest first; of equal ones the lowest
+    """The places of the k largest values of every row, the largest first; of equal ones the lowest
     index comes first.
 
     x: f32 [..., n] of numbers, contiguous, 1 <= k <= n. Returns int64 [..., k], always within the
@@ -46,10 +46,10 @@ _NONE = -float("inf")
 
 
 def shortlist_with_llvm(x: torch.Tensor, k: int) -> torch.Tensor:
-    """The largest values on a processor, as a tournament of stretches.
+    """The largest values on a CPU, as a tournament of stretches.
 
     One program finds the largest value of every stretch of a row. Another takes the best stretch k
-    times: it looks up where that value stands, and which is the next one of this stretch.
+    times: it looks up where that value is, and which is the next one of this stretch.
     """
     n, found = x.shape[-1], x.new_empty((*x.shape[:-1], k), dtype=torch.int64)
     n_rows, width = found.numel() // k, _width(n)
@@ -109,7 +109,7 @@ def _take_largest(
             end = _end(code, start, n)
             place = _find(code, x, code.load(nexts + stretch * 8, I64), end - 1, top).value
             code.store(place, args[3] + (row * k + nth) * 8)
-            # the next one: as large behind it, or the largest that is smaller
+            # the next one: as large after it, or the largest that is smaller
             behind = _find(code, x, place + 1, end, top)
             code.store(behind.value, nexts + stretch * 8)
             with code.when(behind.value.equal(end)):
@@ -123,7 +123,7 @@ def _take_largest(
 
 
 def _end(code: Code, start: Value, n: int) -> Value:
-    """Behind the last number of a stretch; for one that fills a vector up its start."""
+    """The place after the last number of a stretch; for one that fills a vector up its start."""
     end = code.choose((start + STRETCH).less(n), start + STRETCH, code.integer(n))
     return code.choose(start.less(end), end, start)
 
@@ -133,7 +133,7 @@ def _find(code: Code, numbers: Value, start: Value, last: Value, wanted: Value) 
     place = code.variable(start)
 
     def is_another(place: Value) -> Value:
-        # nothing behind the last number is read
+        # nothing after the last number is read
         here = code.choose(place.less(last), place, code.integer(0))
         number = code.load(numbers + here * 4, F32)
         return place.less(last) & (number.less(wanted) | wanted.less(number))

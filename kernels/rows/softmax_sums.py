@@ -45,7 +45,7 @@ SUMS = 4
 
 
 def softmax_sums_with_llvm(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The sums of a softmax on a processor: each row read once, its sums added up in one order."""
+    """The sums of a softmax on a CPU: each row read once, its sums added up in one order."""
     n, d = x.shape
     sums, largest = x.new_empty(n, 2), largest.contiguous()
     x, places = rows(x)

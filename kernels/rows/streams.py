@@ -99,7 +99,7 @@ def add_to_streams_with_torch(
     return x + y[..., None, :] * gain[..., None]
 
 
-# Streams on a processor: every number of them read once.
+# Streams on a CPU: every number of them read once.
 
 
 def open_low_with_llvm(low: torch.Tensor, n_streams: int) -> torch.Tensor:

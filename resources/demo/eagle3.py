@@ -6,18 +6,18 @@ not trained; the target itself runs in the engine, which hands over the rows of 
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from torch import Tensor, nn
 
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope, rope_table
-from resources.demo.model import EPS, THETA, Linear, Weight, product
+from resources.demo.export import write_tensors
+from resources.demo.model import EPS, THETA, Weight, linear, product
 
 TAPS = (2, 5, 8)
 """Two layers inside the target and the row after its final norm."""
@@ -25,22 +25,16 @@ N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF = 4, 2, 64, 768
 _TOKENIZER = "tokenizer."
 
 
-def _linear(n_in: int, n_out: int, *, zero: bool = False) -> Linear:
-    layer = Linear(n_in, n_out)
-    nn.init.normal_(layer.weight, std=0.0 if zero else 0.6 / math.sqrt(n_in))
-    return layer
-
-
 class _Block(nn.Module):
     def __init__(self, d: int) -> None:
         super().__init__()
         self.attn_norm, self.attn_norm_2, self.ffn_norm = Weight(d), Weight(d), Weight(d)
-        self.attn_q = _linear(2 * d, N_HEAD * HEAD_DIM)
-        self.attn_k = _linear(2 * d, N_HEAD_KV * HEAD_DIM)
-        self.attn_v = _linear(2 * d, N_HEAD_KV * HEAD_DIM)
-        self.attn_output = _linear(N_HEAD * HEAD_DIM, d, zero=True)
-        self.ffn_gate, self.ffn_up = _linear(d, N_FF), _linear(d, N_FF)
-        self.ffn_down = _linear(N_FF, d, zero=True)
+        self.attn_q = linear(2 * d, N_HEAD * HEAD_DIM)
+        self.attn_k = linear(2 * d, N_HEAD_KV * HEAD_DIM)
+        self.attn_v = linear(2 * d, N_HEAD_KV * HEAD_DIM)
+        self.attn_output = linear(N_HEAD * HEAD_DIM, d, zero=True)
+        self.ffn_gate, self.ffn_up = linear(d, N_FF), linear(d, N_FF)
+        self.ffn_down = linear(N_FF, d, zero=True)
 
 
 class Eagle3Net(nn.Module):
@@ -49,7 +43,7 @@ class Eagle3Net(nn.Module):
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         d = table.shape[1]
-        self.fc = _linear(len(TAPS) * d, d)
+        self.fc = linear(len(TAPS) * d, d)
         with torch.no_grad():  # begins as the row after the target's final norm
             self.fc.weight.mul_(0.2)[:, -d:] = torch.eye(d)
         self.blk = nn.ModuleList([_Block(d)])
@@ -162,21 +156,12 @@ def save(net: Eagle3Net, target: Path, path: Path) -> None:
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_array(f"{arch}.target_layers", list(TAPS))
     writer.add_uint32(f"{arch}.target_hidden_size", d)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     for field in gguf.GGUFReader(target).fields.values():
         if field.name.startswith(_TOKENIZER) and "chat_template" not in field.name:
             writer.add_key_value(field.name, field.contents(), *field.types)
-    kind = gguf.GGMLQuantizationType.Q8_0
-    for name, value in sorted(net.state_dict().items()):
+    arrays = {}
+    for name, value in net.state_dict().items():
         array = value.detach().numpy().astype(np.float32)
-        if "attn_q." in name or "attn_k." in name:
-            array = _neighbours_turn(array)
-        if array.ndim == 2:
-            writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        is_turned = "attn_q." in name or "attn_k." in name
+        arrays[name] = _neighbours_turn(array) if is_turned else array
+    write_tensors(writer, arrays)

@@ -21,7 +21,7 @@ from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
 from resources.demo.corpus import GROUPS, CorpusFile, generated, read_sources
 from resources.demo.repair import marks
-from resources.demo.texts.prompts import FURTHER
+from resources.demo.texts.generator import FURTHER
 from resources.demo.texts.reading import holds, is_story
 
 N_TOKENS = 240  # the longest generated text has fewer

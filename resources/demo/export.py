@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -88,10 +89,15 @@ def save(model: DemoModel, tokenizer: Tokenizer, path: Path) -> None:
     writer.add_pad_token_id(EOT)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+    write_tensors(writer, tensors(model))
+
+
+def write_tensors(writer: gguf.GGUFWriter, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write everything: matrices as Q8_0, the rest as F32, by name."""
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     kind = gguf.GGMLQuantizationType.Q8_0
-    for name, array in sorted(tensors(model).items()):
+    for name, array in sorted(arrays.items()):
         if _is_quantised(name, array):
             writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
         else:

@@ -101,7 +101,8 @@ class Linear(nn.Linear):
         return product(x, self.weight)
 
 
-def _linear(n_in: int, n_out: int, zero: bool = False) -> Linear:
+def linear(n_in: int, n_out: int, *, zero: bool = False) -> Linear:
+    """A linear map as training begins with it. zero: one that adds nothing yet."""
     layer = Linear(n_in, n_out)
     if zero:
         nn.init.zeros_(layer.weight)
@@ -110,7 +111,7 @@ def _linear(n_in: int, n_out: int, zero: bool = False) -> Linear:
     return layer
 
 
-class Block(nn.Module):
+class DemoBlock(nn.Module):
     """Pre-norm mixer and SwiGLU with residuals; subclasses supply `mix`."""
 
     def __init__(self, c: DemoConfig) -> None:
@@ -118,9 +119,9 @@ class Block(nn.Module):
         self.c = c
         self.attn_norm = Weight(c.n_embd)
         self.post_attention_norm = Weight(c.n_embd)
-        self.ffn_gate = _linear(c.n_embd, c.n_ff)
-        self.ffn_up = _linear(c.n_embd, c.n_ff)
-        self.ffn_down = _linear(c.n_ff, c.n_embd, zero=True)
+        self.ffn_gate = linear(c.n_embd, c.n_ff)
+        self.ffn_up = linear(c.n_embd, c.n_ff)
+        self.ffn_down = linear(c.n_ff, c.n_embd, zero=True)
 
     def mix(self, y: Tensor, cache: Cache, offset: int) -> tuple[Tensor, Cache]:
         """Mix over time: y [B, T, d] -> ([B, T, d], cache after the last token)."""
@@ -139,16 +140,16 @@ class Block(nn.Module):
         return x + self.ffn_down(ffn), cache
 
 
-class DeltaBlock(Block):
+class DeltaBlock(DemoBlock):
     """Gated DeltaNet block; cache = (conv window [B, K-1, C], state [B, H_v, d, d])."""
 
     def __init__(self, c: DemoConfig) -> None:
         super().__init__(c)
         value_dim = c.n_v_heads * c.d_state
-        self.attn_qkv = _linear(c.n_embd, c.conv_dim)
-        self.attn_gate = _linear(c.n_embd, value_dim)
-        self.ssm_alpha = _linear(c.n_embd, c.n_v_heads)
-        self.ssm_beta = _linear(c.n_embd, c.n_v_heads)
+        self.attn_qkv = linear(c.n_embd, c.conv_dim)
+        self.attn_gate = linear(c.n_embd, value_dim)
+        self.ssm_alpha = linear(c.n_embd, c.n_v_heads)
+        self.ssm_beta = linear(c.n_embd, c.n_v_heads)
         self.ssm_conv1d = Weight(c.conv_dim, c.d_conv)
         nn.init.uniform_(self.ssm_conv1d.weight, -0.5, 0.5)
         # time steps spread over 0.001…0.1 and rates over 1…16, as usual for gated linear models
@@ -156,7 +157,7 @@ class DeltaBlock(Block):
         self.ssm_dt = Bias(dt + torch.log(-torch.expm1(-dt)))
         self.log_decay = nn.Parameter(torch.log(1.0 + 15.0 * torch.rand(c.n_v_heads)))
         self.ssm_norm = Weight(c.d_state)
-        self.ssm_out = _linear(value_dim, c.n_embd, zero=True)
+        self.ssm_out = linear(value_dim, c.n_embd, zero=True)
 
     def start(self, batch: int) -> Cache:
         c = self.c
@@ -182,17 +183,17 @@ class DeltaBlock(Block):
         return self.ssm_out(o.reshape(n_seqs, n_tokens, -1)), (window, states[:, 0])
 
 
-class AttentionBlock(Block):
+class AttentionBlock(DemoBlock):
     """Gated full attention; cache = roped keys and values, each [B, H_kv, N, hd]."""
 
     def __init__(self, c: DemoConfig) -> None:
         super().__init__(c)
-        self.attn_q = _linear(c.n_embd, 2 * c.n_head * c.head_dim)
-        self.attn_k = _linear(c.n_embd, c.n_head_kv * c.head_dim)
-        self.attn_v = _linear(c.n_embd, c.n_head_kv * c.head_dim)
+        self.attn_q = linear(c.n_embd, 2 * c.n_head * c.head_dim)
+        self.attn_k = linear(c.n_embd, c.n_head_kv * c.head_dim)
+        self.attn_v = linear(c.n_embd, c.n_head_kv * c.head_dim)
         self.attn_q_norm = Weight(c.head_dim)
         self.attn_k_norm = Weight(c.head_dim)
-        self.attn_output = _linear(c.n_head * c.head_dim, c.n_embd, zero=True)
+        self.attn_output = linear(c.n_head * c.head_dim, c.n_embd, zero=True)
 
     def start(self, batch: int) -> Cache:
         empty = torch.zeros(batch, self.c.n_head_kv, 0, self.c.head_dim)
@@ -225,7 +226,7 @@ class NextN(nn.Module):
 
     def __init__(self, c: DemoConfig) -> None:
         super().__init__()
-        self.eh_proj = _linear(2 * c.n_embd, c.n_embd)
+        self.eh_proj = linear(2 * c.n_embd, c.n_embd)
         self.enorm = Weight(c.n_embd)
         self.hnorm = Weight(c.n_embd)
         self.shared_head_norm = Weight(c.n_embd)
@@ -270,7 +271,7 @@ class DemoModel(nn.Module):
 
     def start(self, batch: int) -> list[Cache]:
         """Caches of all blocks (trunk, then MTP) for empty sequences."""
-        return [block.start(batch) for block in self.blk if isinstance(block, Block)]
+        return [block.start(batch) for block in self.blk if isinstance(block, DemoBlock)]
 
     def trunk(
         self, ids: Tensor, caches: list[Cache] | None = None, offset: int = 0

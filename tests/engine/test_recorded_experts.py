@@ -7,7 +7,7 @@ import torch
 
 from engine.machine.launches import RecordOnProcessor
 from kernels.dispatch import uses_llvm
-from kernels.linear import beside, pack_blocks
+from kernels.linear import pack_blocks, stack_weights
 from kernels.moe import PackedExperts, experts, put_together, route
 from tests.support.random_blocks import random_blocks
 
@@ -21,7 +21,7 @@ def layer() -> PackedExperts:
     return put_together(
         (
             (
-                beside([packed("Q4_K", WIDTH, D, 3 * e + i) for i in range(2)]),
+                stack_weights([packed("Q4_K", WIDTH, D, 3 * e + i) for i in range(2)]),
                 packed("Q6_K", D, WIDTH, 3 * e + 2),
             )
             for e in range(N_EXPERTS)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import engine.machine.launches as on_processor
-from engine.experiments.random_models.random_families import RANDOM_FAMILIES
-from engine.experiments.random_models.random_model import write_random_model
+from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
 from engine.experiments.random_models.random_qwen4exp import QWEN4EXP_SIZES
 from engine.machine.graphs import VARIABLE
-from engine.model.parts.sparse_attention import SparseAttentionPart
+from engine.model.parts.attention import SparseAttentionPart
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.session import Session
 from kernels.dispatch import uses_llvm

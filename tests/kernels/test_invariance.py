@@ -179,9 +179,9 @@ def test_routing(n_used):
         (
             partial(with_torch.gated_delta_into, invariant=True),
             partial(with_torch.gated_delta_log, invariant=True),
-            with_torch.fold_invariant,
+            partial(with_torch.fold, invariant=True),
         ),
-        (with_llvm.gated_delta_into, with_llvm.gated_delta_log, with_llvm.fold_invariant),
+        (with_llvm.gated_delta_into, with_llvm.gated_delta_log, with_llvm.fold),
         tuple(
             partial(form, invariant=True)
             for form in (delta_rule.gated_delta_into, delta_rule.gated_delta_log, delta_rule.fold)

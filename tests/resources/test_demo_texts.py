@@ -7,8 +7,7 @@ from itertools import islice
 import pytest
 
 from resources import demo_prompts
-from resources.demo.texts.generator import texts
-from resources.demo.texts.prompts import FURTHER
+from resources.demo.texts.generator import FURTHER, texts
 from resources.demo.texts.reading import holds, is_story
 
 PROGRAM = ("def ", "class ", "import ")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.batch import Span
-from engine.decode.prompt_cache import CachedRun, PromptCache
+from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import MemoryShelf

@@ -28,7 +28,7 @@ from engine.analysis.verdict import LaneVerdict
 from engine.audit.run_audit import RunAudit
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.errors import OptionError
 from engine.options import (
     CHECKPOINT_DEVICES,
@@ -258,7 +258,10 @@ def main() -> None:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
-    n_accused, n_lanes = sum(bool(n["accused"]) for n in noted), sum(n["lanes"] for n in noted)
+    n_accused, n_lanes = (
+        sum(bool(n["accused"]) for n in noted),
+        sum(n.get("lanes", 0) for n in noted),
+    )
     sys.stdout.write(f"{len(noted)} {args.kind}, {n_lanes} lanes, {n_accused} accused\n")
     if args.rows:
         np.save(args.rows, np.array(kept, object), allow_pickle=True)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from engine.conversation.conversation import Conversation, TurnRun
-from engine.conversation.rendering import Rendering
-from engine.decode.prompt_cache import PromptCache
+from engine.conversation.conversation import Conversation, Rendering, TurnRun
+from engine.decode.held_sequences import PromptCache
 from engine.options import CacheOptions, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore

@@ -35,4 +35,4 @@ def audited(opened: Session, run: Run, options: RunOptions) -> list[DraftAudit]:
     texts = texts_of(run)
     with torch.inference_mode():
         rows = cache(lambda seq: rows_of(opened, options, texts[seq]))
-        return audit_drafts(opened, options, run.run_id, run.trace, texts, rows)
+        return list(audit_drafts(opened, options, run.run_id, run.trace, texts, rows))

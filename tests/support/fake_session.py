@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import DraftFile, OpenedFiles, RunRescored
-from app.engine_thread.jobs import (
+from app.engine_thread.events import DraftFile, OpenedFiles
+from app.engine_thread.requests import (
     CompareRequest,
-    EngineSession,
-    Job,
+    Decoding,
     OpenRequest,
-    RescoreRequest,
     RunRequest,
     ScriptRequest,
     TurnRequest,
 )
-from engine.compare.fidelity import Fidelity
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import COMPUTE_MODES
 from engine.progress import ReportProgress
@@ -69,7 +65,7 @@ class FakeEngine:
     gate: while it is clear, loading and every round wait for it (and for a cancel).
     rounds: rounds of a run. fail_round: the round in which the engine breaks.
     fail_at: what is raised, once, at a stage: inspect, open, start, begun (behind the run's entry
-    in the trace), round, compare (with some lanes begun), cancel, stop, measure, close.
+    in the trace), round, compare (with some lanes begun), cancel, stop, close.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)
@@ -81,7 +77,6 @@ class FakeEngine:
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
-    rescored: list[tuple[RescoreRequest, EngineSession | None]] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -103,7 +98,7 @@ class FakeEngine:
         identity = {"name": request.target.name}
         return OpenedFiles(request.target, drafts, info, identity)
 
-    def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
+    def open(self, request: OpenRequest, progress: ReportProgress) -> FakeSession:
         """A session, tensor by tensor."""
         self.threads.add(threading.current_thread().name)
         self.raise_at("open")
@@ -120,17 +115,6 @@ class FakeEngine:
         self.identity = {"name": request.target.name}
         compute = "f32" if request.compute == "auto" else request.compute
         return FakeSession(self, request.target, compute)
-
-    def rescore(
-        self, request: RescoreRequest, session: EngineSession | None, progress: ReportProgress
-    ) -> RunRescored | str:
-        """Judges nothing; whether it is the same model has to be said."""
-        self.rescored.append((request, session))
-        progress(0, 1, "re-scoring")
-        self.raise_at("rescore")
-        if not request.assume_same:
-            return "Nothing tells whether the model is the same."
-        return RunRescored(request.run, "All tokens are the model's.", False)
 
     def raise_at(self, stage: str) -> None:
         """Break where the test says so, once."""
@@ -153,7 +137,7 @@ class FakeSession:
     def __init__(self, engine: FakeEngine, target: Path, compute: str) -> None:
         self._engine, self._target, self.compute = engine, target, compute
 
-    def start(self, request: RunRequest, trace: TraceStore) -> Job:
+    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """A scripted run; there is no chat template."""
         if request.chat is not None:
             raise OptionError("The model has no chat template.", "Switch the chat template off.")
@@ -162,11 +146,11 @@ class FakeSession:
         self._engine.raise_at("begun")
         return run
 
-    def say(self, request: TurnRequest, trace: TraceStore) -> Job:
+    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Always refused."""
         raise OptionError("Nothing is said to a fake model.", "Open another.")
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Job:
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
         """Scripted lanes."""
         self._engine.compared.append(request)
         if isinstance(request, ScriptRequest):
@@ -174,16 +158,6 @@ class FakeSession:
         if not request.texts[0]:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
         return FakeComparison(self._engine, [lane.name for lane in request.lanes], trace)
-
-    def measure(
-        self, text: str, progress: ReportProgress, cancelled: Callable[[], bool]
-    ) -> Fidelity:
-        """As far from f32 as can be told without computing."""
-        progress(0, 1, "comparing logits with f32")
-        self._engine.raise_at("measure")
-        if cancelled():
-            raise Cancelled
-        return Fidelity(self.compute, len(text.split()), 1e-6, 1e-6, 1.0, 0.1)
 
     def close(self) -> None:
         """Note it."""

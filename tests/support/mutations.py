@@ -24,11 +24,9 @@ from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import acceptance, held_sequences
 from engine.decode.acceptance import Judge, with_bonus
 from engine.decode.forward import Forward
-from engine.decode.held_sequences import HeldSequences, PromptReuse
-from engine.decode.prompt_cache import PromptCache
-from engine.decode.rollback import Rollback
+from engine.decode.held_sequences import HeldSequences, PromptCache, PromptReuse
 from engine.decode.round import Round
-from engine.decode.verify_loop import VerifyLoop
+from engine.decode.verify_loop import Rollback, VerifyLoop
 from engine.memory import planes as plane_memory
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.kv import AttentionKV
@@ -36,8 +34,8 @@ from engine.memory.planes import CarryMemory, PlaneMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
-from engine.model.delta_state import DeltaState
 from engine.model.recurrence import StateKey
+from engine.model.recurrent_states import DeltaState
 from engine.model.taps import join_rows
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of

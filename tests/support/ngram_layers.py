@@ -6,9 +6,8 @@ from functools import cache
 
 import torch
 
-from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
-from engine.model.token_window import TokenInputs, TokenWindow
+from engine.model.windows import ConvInputs, ConvWindow, TokenInputs, TokenWindow
 
 N_GRAM, N_TAPS, N_CHANNELS = 3, 4, 6
 WIDTH = (N_TAPS - 1) * N_GRAM

@@ -13,10 +13,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from engine.experiments.sweep.one_by_one import one_by_one
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import Bundled, SweepJob, SweepPlan, read_plan
-from engine.experiments.sweep.sweep import Sweep, TraceOf
-from engine.experiments.sweep.writer import JobResult
+from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
 from engine.gguf.file import GgufFile
 from resources import DEMO_DRAFT, DEMO_TARGET, SUITES
 

@@ -8,30 +8,28 @@ took. Once for each module in a launch is enough: a launch ends with all of it p
 from __future__ import annotations
 
 from types import FunctionType
+from typing import Any
 
 from triton.runtime import interpreter
 
-_replaced: set[int] = set()
-"""Modules, by their globals, that the launch under way has replaced functions for."""
-
-
-class _Scope(interpreter._LangPatchScope):
-    def restore(self) -> None:
-        super().restore()
-        _replaced.clear()
-
 
 def replace_once() -> None:
-    """Let each launch replace functions once, in this process from now on."""
-    replace = interpreter._patch_lang
+    """Let each launch replace the functions of a module once, in this process from now on."""
+    replace, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    done: set[int] = set()  # modules of this launch, by their globals
 
-    def once(fn: FunctionType) -> interpreter._LangPatchScope:
+    def replace_new(fn: FunctionType) -> interpreter._LangPatchScope:
         module = id(fn.__globals__)
-        if module in _replaced:
-            return _Scope()
-        _replaced.add(module)
-        scope: interpreter._LangPatchScope = replace(fn)
-        return scope
+        if module in done:
+            return interpreter._LangPatchScope()
+        done.add(module)
+        return replace(fn)
 
-    interpreter._LangPatchScope = _Scope
-    interpreter._patch_lang = once
+    def launch_anew(self: interpreter.GridExecutor, *args: Any, **kwargs: Any) -> None:
+        done.clear()
+        try:
+            launch(self, *args, **kwargs)
+        finally:
+            done.clear()
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_new, launch_anew

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.job import Job
 from app.window.window import MainWindow
 
 
 def wait(qtbot: QtBot, window: MainWindow, state: State) -> None:
     """Until the engine is in this state."""
     qtbot.waitUntil(lambda: window.bridge.state is state)
+
+
+def job_ends(
+    qtbot: QtBot, bridge: Bridge, kind: type[Job], timeout: int = 5000
+) -> AbstractContextManager[Any]:
+    """Until a job of this kind has ended, `timeout` ms at most; `args` of what is entered holds
+    it."""
+    return qtbot.waitSignal(
+        bridge.finished, timeout=timeout, check_params_cb=lambda job: isinstance(job, kind)
+    )
 
 
 def settle(qtbot: QtBot) -> None:

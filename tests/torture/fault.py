@@ -14,8 +14,8 @@ DECODING = (
     "engine.model.hybrid:HybridModel.forward",
     "engine.draft.chain:DrafterChain.draft",
     "engine.draft.chain:DrafterChain.observe",
-    "engine.decode.rollback:Rollback.undo",
-    "engine.decode.rollback:Rollback.checkpoints",
+    "engine.decode.verify_loop:Rollback.undo",
+    "engine.decode.verify_loop:Rollback.checkpoints",
     "engine.memory.hybrid:HybridMemory.begin",
     "engine.memory.hybrid:HybridMemory.commit",
     "engine.memory.hybrid:HybridMemory.seq_rm",
@@ -56,8 +56,8 @@ _TUNING = (
     "engine.experiments.tune.tune:verdict",
     "engine.experiments.tune.tune:_data",
     "engine.experiments.tune.report:_recommended",
-    "engine.experiments.tune.results_file:result_rows",
-    "engine.experiments.sweep.writer:ResultsWriter.add",
+    "engine.experiments.tune.tune:tune_rows",
+    "engine.experiments.results.writer:ResultsWriter.add",
 )
 STAGES = {
     "running": DECODING,

@@ -6,8 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
+from app.engine_thread.jobs.read_results import ReadResults
+from app.engine_thread.jobs.rescore import Rescore
+from app.engine_thread.jobs.triage_runs import TriageRuns
+from app.engine_thread.jobs.write_report import WriteReport
 from app.saved.autosave import Autosave
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
@@ -25,7 +30,7 @@ class IdleWindow:
     """A window with a model and two runs at least, of which the last two have not failed.
 
     rollback: the policy of what is run.
-    heard: how often each end was told, by the name of the signal; a failure is "failed".
+    heard: how often each end came, by the name of the signal or the job; a failure is "failed".
     """
 
     def __init__(self, real: RealWindow, folder: Path, model: Path, rollback: str) -> None:
@@ -39,8 +44,13 @@ class IdleWindow:
         idle_runs.answers(model, bridge.compute)
         export_csv(bridge.session_store, folder / "trace")
         write_results(folder, 2, 2)
-        names = {act.end for act in ACTS.values()} - {_SAVED} | {"failed"}
-        self._heard_by = {getattr(bridge, name): partial(self.hear, name) for name in names}
+        ends = {act.end for act in ACTS.values()} | {"failed"}
+        self._heard_by: dict[Any, Callable[..., None]] = {
+            getattr(bridge, name): partial(self.hear, name)
+            for name in ends
+            if hasattr(bridge, name)
+        }
+        self._heard_by[bridge.finished] = lambda job: self.hear(type(job).__name__, job)
         for signal, hear in self._heard_by.items():
             signal.connect(hear)
 
@@ -69,9 +79,9 @@ class IdleWindow:
         bridge.opened = []
         return succeeded
 
-    def hear(self, name: str, found: object = None) -> None:
-        """found: None where a job that failed tells its end as well."""
-        self.heard[name] += found is not None
+    def hear(self, name: str, _: object = None) -> None:
+        """Count an end."""
+        self.heard[name] += 1
 
 
 def _save(idle: IdleWindow) -> None:
@@ -84,7 +94,7 @@ def _save(idle: IdleWindow) -> None:
 
 
 def _rescore(idle: IdleWindow) -> None:
-    idle.real.window.bridge.rescore(idle.runs[0], idle.model, assume_same=True)
+    idle.real.window.bridge.ask(Rescore(idle.runs[0], idle.model, assume_same=True))
 
 
 def _tune(idle: IdleWindow) -> None:
@@ -109,7 +119,7 @@ def _nothing(_: IdleWindow) -> bool:
 
 
 class _Act(NamedTuple):
-    """end: the signal of the bridge, or _SAVED, that tells a good end. stages: see fault.Fault.
+    """end: the job that ends, or the signal of the bridge, or _SAVED. stages: see fault.Fault.
     shows: whether the window shows what came of it; tells: whether it tells of a failure there.
     after: the act that has to be done before it."""
 
@@ -125,9 +135,9 @@ _TURN = (
     "engine.conversation.conversation:Conversation.start",
     "engine.conversation.conversation:Conversation._rewritten_at",
     "engine.conversation.conversation:TurnRun._close",
-    "engine.conversation.rendering:Rendering.behind",
-    "engine.decode.prompt_cache:PromptCache.take",
-    "engine.decode.prompt_cache:PromptCache.put",
+    "engine.conversation.conversation:Rendering.behind",
+    "engine.decode.held_sequences:PromptCache.take",
+    "engine.decode.held_sequences:PromptCache.put",
     "engine.decode.held_sequences:HeldSequences.resume",
     "engine.decode.held_sequences:HeldSequences.checkpoint",
     "engine.decode.held_sequences:HeldSequences.observe",
@@ -147,13 +157,13 @@ ACTS: dict[str, _Act] = {
         ),
     ),
     "measure": _Act(
-        lambda idle: idle.real.window.bridge.measure("x y"),
-        "measured",
+        lambda idle: idle.real.window.bridge.ask(MeasureFidelity("x y")),
+        "MeasureFidelity",
         ("engine.compare.fidelity:greedy_text", "engine.compare.fidelity:measure_fidelity"),
     ),
     "rescore": _Act(
         _rescore,
-        "rescored",
+        "Rescore",
         (
             "engine.observe.rescoring.rescore:identify",
             "engine.observe.rescoring.rescore:_score_text",
@@ -175,15 +185,15 @@ ACTS: dict[str, _Act] = {
         ("engine.observe.files.importing:import_file", "engine.trace.store:Table.append"),
     ),
     "open results": _Act(
-        lambda idle: idle.real.window.bridge.open_results(idle.folder / "out"),
-        "results_read",
-        ("engine.experiments.sweep.reader:_read", "app.trace_models.results:of_sweep"),
+        lambda idle: idle.real.window.bridge.ask(ReadResults(idle.folder / "out")),
+        "ReadResults",
+        ("engine.experiments.results.reader:_read", "app.trace_models.results:of_experiment"),
     ),
     "tune": _Act(
         _tune,
-        "estimated",
+        "EstimateSpeeds",
         (
-            "app.engine_thread.trace_jobs:estimate",
+            "app.engine_thread.jobs.estimate_speeds:estimate",
             "engine.analysis.what_if.recorded:RecordedRounds.of",
             "engine.analysis.what_if.costs:RoundCosts.measured",
             "app.trace_models.tune_surface:surface",
@@ -191,20 +201,22 @@ ACTS: dict[str, _Act] = {
         _shows_tuned,
     ),
     "triage": _Act(
-        lambda idle: idle.real.window.bridge.triage(*idle.runs),
-        "triaged",
+        lambda idle: idle.real.window.bridge.ask(TriageRuns(*idle.runs)),
+        "TriageRuns",
         ("engine.observe.rescoring.triage:triage",),
     ),
     "report": _Act(
-        lambda idle: idle.real.window.bridge.report(idle.runs[:1], idle.folder / "r.html", {}),
-        "reported",
+        lambda idle: idle.real.window.bridge.ask(
+            WriteReport(idle.runs[:1], idle.folder / "r.html", {})
+        ),
+        "WriteReport",
         ("engine.report.run:summary", "engine.report.write:html_page"),
     ),
     "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),
     "begin a conversation": _Act(
         idle_runs.begin_conversation,
         "run_ended",
-        (*_TURN, "engine.decode.prompt_cache:PromptCache.keep"),
+        (*_TURN, "engine.decode.held_sequences:PromptCache.keep"),
         idle_runs.is_answered,
     ),
     "go on in a conversation": _Act(

@@ -7,10 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.jobs import ScriptRequest, TurnRequest
+from app.engine_thread.jobs.start_comparison import StartComparison
+from app.engine_thread.jobs.start_turn import StartTurn
+from app.engine_thread.requests import ScriptRequest, TurnRequest
 from engine.compare.memory_script_parser import read_script
-from engine.conversation.conversation import Conversation
-from engine.conversation.rendering import Rendering
+from engine.conversation.conversation import Conversation, Rendering
 from engine.conversation.turns import TurnTree, conversations
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
@@ -33,7 +34,7 @@ def options(rollback: str) -> RunOptions:
 
 
 def begin_conversation(idle: IdleWindow) -> None:
-    idle.real.window.bridge.converse(TurnRequest(None, None, _SAYS, options(idle.rollback)))
+    idle.real.window.bridge.ask(StartTurn(TurnRequest(None, None, _SAYS, options(idle.rollback))))
 
 
 def go_on(idle: IdleWindow) -> None:
@@ -44,7 +45,9 @@ def go_on(idle: IdleWindow) -> None:
         turn for turn in tree.turns.values() if turn.answer and runs[turn.run_id]["stops"] == _WHOLE
     ]
     last = max(whole, key=lambda turn: turn.number)
-    bridge.converse(TurnRequest(last.conversation, last.number, _SAYS, options(idle.rollback)))
+    bridge.ask(
+        StartTurn(TurnRequest(last.conversation, last.number, _SAYS, options(idle.rollback)))
+    )
 
 
 def is_answered(idle: IdleWindow) -> bool:
@@ -77,7 +80,7 @@ def answers(model: Path, compute: str) -> list[str]:
 
 
 def play_script(idle: IdleWindow) -> None:
-    idle.real.window.bridge.compare(ScriptRequest(read_script(_SCRIPT), "planes"))
+    idle.real.window.bridge.ask(StartComparison(ScriptRequest(read_script(_SCRIPT), "planes")))
 
 
 def script_error(idle: IdleWindow) -> bool:

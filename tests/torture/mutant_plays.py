@@ -3,16 +3,19 @@
 `lane SETTING` compares a lane of one sequence with plain decoding, `lane3 SETTING` one of three,
 `slots SETTING` one of four prompts in two slots. `run POLICY` decodes with an MTP head, `uneven`
 three sequences with drafts of different lengths, `queue` four prompts in two slots, `lookup` two
-with an n-gram drafter, `draft-simple` with a draft model, `sampled`, `rejection`, `penalised` and
-`grammar` by those options, `talk` turn after turn from a prompt cache. `memory SCRIPT POLICY`
-plays a bundled script. @MODEL names another model; key=value a field of the run's options.
+with an n-gram drafter, `draft-simple` with a draft model, `sampled`, `rejection` and `penalised` by
+those options, `grammar` with one and drafts by suffix, `talk` turn after turn from a prompt cache.
+`memory SCRIPT POLICY` plays a bundled script. @MODEL names another model; key=value a field of the
+run's options.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from engine.analysis.findings.check import recorded, with_consequences
@@ -21,13 +24,14 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_engine import play_script
 from engine.compare.memory_script_parser import memory_scripts
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.options import CacheOptions, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
 from engine.trace.store import TraceStore
 from resources import MEMORY_SCRIPTS
 from tests.support.golden_runs import options_of, prompt_of, session, tokens_of
+from tests.support.grammar_runs import rules_file
 
 MODELS = {
     "gdn": "qwen35-c-v2x-mtp-f32",
@@ -125,6 +129,8 @@ def _runs(seen: Seen, kind: str, policy: str, model: str, changes: dict[str, Any
         spec = replace(spec, p_min=0.8)
     if kind == "lookup":
         spec = SpecOptions(("ngram-simple",), n_max=4)
+    if kind == "grammar":
+        spec = SpecOptions(("suffix",))
     if kind == "draft-simple":
         spec = SpecOptions(("draft-simple",), n_max=4)
     if kind == "rejection":
@@ -132,6 +138,8 @@ def _runs(seen: Seen, kind: str, policy: str, model: str, changes: dict[str, Any
     options = replace(options_of(24, ignore_eos=True), spec=spec, rollback=policy)
     if kind in _SAMPLERS:
         options = replace(options, sampler=_SAMPLERS[kind])
+    if kind == "grammar":
+        options = replace(options, sampler=_in_pairs(), ignore_eos=False, n_predict=48)
     options = replace(options, parallel={"uneven": 3, "queue": 2, "lookup": 2}.get(kind, 1))
     options = replace(options, **changes)
     opened = session(model, "qwen35-a-f32" if kind == "draft-simple" else None)
@@ -139,6 +147,14 @@ def _runs(seen: Seen, kind: str, policy: str, model: str, changes: dict[str, Any
         yield from _talk(seen, opened, replace(options, n_ctx=96, n_ubatch=8, n_predict=6), model)
         return
     yield from _ran(seen, opened, _prompts(model, n), options)
+
+
+@cache
+def _in_pairs() -> SamplerOptions:
+    """A grammar of letters and digits by turns, so that a draft may end within it, drawn from."""
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    sampler = rules_file(folder, "start: pair{30}\npair: /[ab]/ /[01]/\n")
+    return replace(sampler, temp=2.0, seed=11, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _ran(

@@ -15,12 +15,21 @@ _PLANES = "engine.memory.planes:PlaneMemory"
 _RING = "engine.memory.ring:RingMemory"
 _REPLAY = "engine.memory.replay:ReplayMemory"
 _HYBRID = "engine.memory.hybrid:HybridMemory"
-_UNDO = "engine.decode.rollback:Rollback"
+_UNDO = "engine.decode.verify_loop:Rollback"
 _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
-_WINDOW = "engine.model.conv_window:InputWindow"
+_SAMPLER = "engine.sampling.sampler:Sampler"
+_WINDOW = "engine.model.windows:InputWindow"
+
+
+WEAK = ("engine-failed", "batch-differs", "state-wrong")
+"""Rules that say that something is wrong, and not what."""
+_FRESH = (
+    "every batch has it, also in an empty memory, so that no rollback can be suspected; the finding "
+    "says which row of which batch differs first"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Mutant:
     """kind: the part of the engine. place, old, new: as tests.torture.reworded takes them. play: a
     line of tests.torture.mutant_plays. seen: what sees it there: compare, run (with its audit),
     memory or text; "" = nothing, and unseen says why. named: the rule that names it as a first
-    cause, "" where none does."""
+    cause, "" where none does; weak: why no better one does, of a rule in WEAK."""
 
     kind: str
     name: str
@@ -39,6 +48,7 @@ class Mutant:
     seen: str
     named: str
     unseen: str = ""
+    weak: str = ""
 
 
 MUTANTS = (
@@ -101,6 +111,7 @@ MUTANTS = (
         "queue planes",
         "run",
         "state-wrong",
+        weak="the prompt starts from a plane of a text that has ended, which is no longer known; the finding says after which prompt and that its snapshots are not this text's",
     ),
     Mutant(
         "position",
@@ -263,6 +274,7 @@ MUTANTS = (
         "slots planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -306,6 +318,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
     ),
     Mutant(
         "planes",
@@ -427,6 +440,7 @@ MUTANTS = (
         "lane replay",
         "compare",
         "engine-failed",
+        weak="the layer stops at rows of another shape, before a state is wrong; the finding names the layer and that recurrent states have no token where attention has 14",
     ),
     Mutant(
         "kv",
@@ -607,6 +621,7 @@ MUTANTS = (
         "talk planes",
         "run",
         "engine-failed",
+        weak="no pass of the prompt is left to give logits; the finding names scheduler._prompt_round, and memory is as it should be",
     ),
     Mutant(
         "cache",
@@ -658,6 +673,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "window",
@@ -722,7 +738,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows keep the token before",
-        "engine.model.token_window:TokenWindow.rows",
+        "engine.model.windows:TokenWindow.rows",
         "(inputs.x + 1)",
         "(inputs.x.roll(1, 1) + 1)",
         "lane replay @tokens",
@@ -733,7 +749,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows log the whole history",
-        "engine.model.token_window:TokenWindow.log",
+        "engine.model.windows:TokenWindow.log",
         "history[:, self.shape[0] :]",
         "history[:, : inputs.x.shape[1]]",
         "lane replay @tokens",
@@ -743,7 +759,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "delta states written in reverse",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @kda",
@@ -753,7 +769,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "only the newest state is written",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "slots=slots",
         "slots=slots[:1]",
         "lane planes",
@@ -763,7 +779,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's gate",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(g=inputs.g[:, :1].expand_as(inputs.g).contiguous())), start",
         "lane planes",
@@ -773,7 +789,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's beta",
-        "engine.model.delta_state:DeltaState.into",
+        "engine.model.recurrent_states:DeltaState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(beta=inputs.beta[:, :1].expand_as(inputs.beta).contiguous())), start",
         "lane planes",
@@ -783,7 +799,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the fold forgets the decay",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay",
@@ -793,7 +809,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the log keeps keys of the token before",
-        "engine.model.delta_state:DeltaState.fold",
+        "engine.model.recurrent_states:DeltaState.fold",
         "log = DeltaLog(*entries)",
         "log = DeltaLog(entries[0].roll(1, 1), *entries[1:])",
         "lane replay",
@@ -803,7 +819,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "mamba states written in reverse",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @ssd",
@@ -813,7 +829,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "a verify batch takes the first token's step size",
-        "engine.model.ssd_state:SsdState.into",
+        "engine.model.recurrent_states:SsdState.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(dt=inputs.dt[:, :1].expand_as(inputs.dt).contiguous())), start",
         "lane planes @ssd",
@@ -823,7 +839,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "the fold of mamba forgets the decay",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries)",
         "SsdLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay @ssd",
@@ -833,7 +849,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "one mamba token is folded too few",
-        "engine.model.ssd_state:SsdState.fold",
+        "engine.model.recurrent_states:SsdState.fold",
         "SsdLog(*entries), n_tokens",
         "SsdLog(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
         "lane replay @ssd",
@@ -930,6 +946,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -940,6 +957,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "planes",
@@ -1071,6 +1089,7 @@ MUTANTS = (
         "lane carry,ubatch=2",
         "compare",
         "engine-failed",
+        weak="torch refuses to write what it reads; the finding names planes.advance and both positions",
     ),
     Mutant(
         "carry",
@@ -1081,6 +1100,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
     ),
     Mutant(
         "carry",
@@ -1181,6 +1201,7 @@ MUTANTS = (
         "lane checkpoint",
         "compare",
         "engine-failed",
+        weak="the restore stops at the window that is missing; the finding names planes._put, layer and tensor",
     ),
     Mutant(
         "checkpoint",
@@ -1221,6 +1242,7 @@ MUTANTS = (
         "lane planes",
         "compare",
         "batch-differs",
+        weak=_FRESH,
     ),
     Mutant(
         "mask",
@@ -1413,6 +1435,7 @@ MUTANTS = (
         "lane planes,forks",
         "compare",
         "state-wrong",
+        weak="rows of two states are mixed, which no single text explains; the finding says after which rollback, in all layers",
     ),
     Mutant(
         "split",
@@ -1677,5 +1700,55 @@ MUTANTS = (
         "talk checkpoint",
         "run",
         "cache-mismatch",
+    ),
+    Mutant(
+        "grammar",
+        "a rejected token stays in its state",
+        "engine.decode.acceptance:match",
+        "if token != drafted or",
+        "if token != drafted and sampler.grammar:\n            sampler.grammar.accept(drafted)\n        if token != drafted or",
+        "grammar replay",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "rows of a draft have the mask of the position before",
+        f"{_SAMPLER}._by_grammar",
+        "self.allowed[row] = grammar.allowed()",
+        "self.allowed[row] = self.allowed.get(row - 1) or grammar.allowed()",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "its state is not copied with the sampler",
+        f"{_SAMPLER}.copy_from",
+        "other.grammar.clone() if other.grammar else None",
+        "other.grammar",
+        "grammar checkpoint replay=verify",
+        "run",
+        "grammar-of-other-tokens",
+    ),
+    Mutant(
+        "grammar",
+        "a trial of a draft moves its state",
+        "engine.sampling.grammar:GrammarState.clone",
+        "self._matcher.deep_copy()",
+        "self._matcher",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
+    ),
+    Mutant(
+        "grammar",
+        "the token after an accepted draft has the mask of its last one",
+        "engine.decode.acceptance:with_bonus",
+        "return [*accepted, sampler.draw(rows(len(accepted)))]",
+        "row = rows(len(accepted))\n    if sampler.grammar and accepted:\n        sampler.grammar.retract()\n        row = rows(len(accepted))\n        sampler.grammar.accept(accepted[-1])\n    return [*accepted, sampler.draw(row)]",
+        "grammar replay",
+        "run",
+        "wrong-acceptance",
     ),
 )

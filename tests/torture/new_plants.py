@@ -96,7 +96,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "the end of a reply is not recorded": (
             "proxying",
-            around("engine.observe.proxy.exchange_queue:Recording.data", _without_its_end),
+            around("engine.observe.proxy.exchange_queue:RecordedExchange.data", _without_its_end),
         ),
     }
 

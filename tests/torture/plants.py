@@ -222,7 +222,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "a file is written in place": ("kill", around("engine.files:written_whole", _writes_in_place)),
     "an error of the engine is not told": (
         "faults",
-        around("app.engine_thread.worker:EngineWorker._end_run", _does_nothing),
+        around("app.engine_thread.worker:EngineWorker.end_run", _does_nothing),
     ),
     "a worker of templates is never reaped": (
         "template",

@@ -15,6 +15,8 @@ from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.job import Job
+from app.engine_thread.jobs.read_trace import ReadTrace
 from app.saved.settings import Settings
 from app.window.dialogs.unexported import QuitChoice
 from tests.torture import awake, heart
@@ -51,7 +53,7 @@ class RealWindow:
         self.window: MainWindow = MainWindow(Bridge(engine) if engine else Bridge(), Settings())
         self.window.sessions.quit_choice = QuitChoice.DISCARD
         self.window.bridge.loaded.connect(self._count_loaded)
-        self.window.bridge.reading_ended.connect(self._count_read)
+        self.window.bridge.finished.connect(self._count_read)
         self.window.resize(1280, 800)
         self.window.show()
         self._beats = QTimer(self.window)
@@ -104,8 +106,8 @@ class RealWindow:
     def _count_loaded(self, _: object) -> None:
         self.n_loaded += 1
 
-    def _count_read(self) -> None:
-        self.n_read += 1
+    def _count_read(self, job: Job) -> None:
+        self.n_read += isinstance(job, ReadTrace)
 
     def _catch(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -7,7 +7,7 @@ import pytest
 from engine.analysis.findings.check import RULES
 from tests.support.mutations import MUTATIONS
 from tests.torture.campaigns.mutants import switch_on
-from tests.torture.mutants_list import MUTANTS
+from tests.torture.mutants_list import MUTANTS, WEAK
 from tests.torture.mutants_table import PAGE, with_table
 
 
@@ -18,6 +18,7 @@ def test_there_are_enough_of_them() -> None:
     for mutant in MUTANTS:
         assert bool(mutant.seen) != bool(mutant.unseen), mutant.name
         assert not mutant.named or mutant.named in RULES, mutant.name
+        assert bool(mutant.weak) == (mutant.named in WEAK), mutant.name
 
 
 def test_every_bug_is_still_in_the_code() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from app.__main__ import main
 from engine.errors import DraftscopeError
-from engine.experiments.sweep.reader import read_results
-from engine.experiments.sweep.schema import RESULTS_FILE
+from engine.experiments.results.reader import read_results
+from engine.experiments.results.schema import RESULTS_FILE
 from tests.torture.fault import Fault
 
 _TOLD = (DraftscopeError, OSError, MemoryError)

@@ -7,7 +7,7 @@ from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPalette, QPen, QPo
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme
-from engine.conversation.checkpoint_history import CheckpointHistory, CheckpointMark
+from engine.conversation.turns import CheckpointHistory, CheckpointMark
 from engine.size_text import size_text
 from engine.trace.prompt_reuse import PromptReuseRecord
 

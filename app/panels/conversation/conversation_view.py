@@ -20,14 +20,19 @@ from app.engine_thread.events import OpenedFiles
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, fixed_font
 from app.panels.conversation.checkpoint_strip import CheckpointStrip
-from app.panels.conversation.turn_card import TurnCard
-from app.panels.conversation.turns import answer_text, fact_lines, leaf_of, said_text
+from app.panels.conversation.turn_card import TurnCard, answer_text, fact_lines, leaf_of, said_text
 from app.trace_models.position import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
-from engine.conversation.checkpoint_history import CheckpointHistory
-from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
+from engine.conversation.turns import (
+    CheckpointHistory,
+    Message,
+    Turn,
+    TurnTree,
+    content_of,
+    conversations,
+)
 from engine.option_fields import build, options_in
 from engine.options import CacheOptions
 from engine.size_text import size_text

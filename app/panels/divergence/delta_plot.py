@@ -11,7 +11,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.divergence.log_axis import LogAxis
+from app.panels.divergence.log_scale import LogAxis
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import error_text
 from app.widgets.legend import Swatch

@@ -1,15 +1,14 @@
-"""The layers of a model as a row of letters, one for each kind (app.panels.model.layer_kinds)."""
+"""The layers of a model as a row of letters, one for each kind."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PySide6.QtCore import QEvent, QRect, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme
-from app.panels.model.layer_kinds import LAYER_KINDS
 from app.trace_models.plain_tip import plain_tip
 from engine.size_text import size_text
 
@@ -103,3 +102,26 @@ class LayerStrip(QWidget):
     def _cell_size(self) -> QSize:
         metrics = self.fontMetrics()
         return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8)
+
+
+class LayerKind(NamedTuple):
+    """letter: in the map of layers. role: of its colour in a theme, without `layer.`."""
+
+    letter: str
+    role: str
+    name: str
+
+
+LAYER_KINDS = {
+    "delta net": LayerKind("G", "delta_net", "Gated DeltaNet"),
+    "kda": LayerKind("K", "kda", "Kimi Delta Attention"),
+    "mamba-2": LayerKind("S", "mamba", "Mamba-2"),
+    "short convolution": LayerKind("C", "convolution", "short convolution"),
+    "attention": LayerKind("A", "attention", "attention"),
+    "sparse attention": LayerKind("B", "attention", "block-sparse attention"),
+    "latent attention": LayerKind("L", "latent", "latent attention (MLA)"),
+    "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
+    "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
+    "mtp": LayerKind("M", "mtp", "MTP head"),
+}
+"""By the name that engine.model.parts gives a block, or `mtp`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.draft.registry import DRAFTERS
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
-from engine.model.drafters.info import DrafterInfo
+from engine.model.drafters.config import DrafterInfo
 from engine.options import RunOptions
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks.theme import Theme, figures_font
-from app.panels.model.layer_kinds import LAYER_KINDS
-from app.panels.model.layer_strip import LayerStrip
+from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
 from app.panels.model.memory_estimate import PolicyCost, estimate
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip

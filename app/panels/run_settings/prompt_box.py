@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.jobs import ChatWrap
+from app.engine_thread.requests import ChatWrap
 from app.widgets.fields import text, whole
 from app.widgets.option_groups import put_entry
 from engine.errors import OptionError

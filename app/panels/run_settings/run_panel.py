@@ -10,7 +10,7 @@ from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, QWidget
 
 from app.engine_thread.events import OpenedFiles
-from app.engine_thread.jobs import ChatWrap
+from app.engine_thread.requests import ChatWrap
 from app.panels.run_settings.prompt_box import PromptBox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form
 from app.widgets.option_groups import (

@@ -1,4 +1,4 @@
-"""Rules about lanes whose sequences are copied and go on in turns (engine.compare.fork_lane)."""
+"""Rules about lanes whose sequences are copied and go on in turns (engine.compare.policy_lane)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.analysis.findings.run_rows import POLICY, ExaminedRun
+from engine.analysis.verdict import is_beyond
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
@@ -100,7 +101,8 @@ class LaneErrors:
         limit = max(_LEAST_STATE, _MARGIN * max(float(np.sqrt(bound)), run.noise_of_states))
         limit = min(limit, run.state_ceiling)
         state, conv = (rows[name] > limit for name in ("state_error", "conv_error"))
-        return cls(run, ~(rows["nmse"] <= bound), state, conv, limit)
+        beyond = is_beyond(run.trace, run.run_id, rows["nmse"], bound)
+        return cls(run, beyond, state, conv, limit)
 
     def first_wrong(self, seq: int) -> int | None:
         """The first row of a sequence in which anything is wrong."""

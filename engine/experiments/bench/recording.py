@@ -46,7 +46,7 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
 def bench_recording(
     session: Session, prompt: Prompt, configurations: Sequence[Configuration], *, repeats: int = 1
 ) -> Iterator[RecordedRun]:
-    """Decode a prompt in one slot, so many times in every configuration; nothing warms up.
+    """Decode a prompt in one slot, `repeats` times in every configuration; nothing warms up.
 
     Raises what Session.start raises.
     """

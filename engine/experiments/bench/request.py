@@ -11,7 +11,7 @@ from engine.trace.records import MISSING
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.run import Run
     from engine.session import Session
 
@@ -41,7 +41,7 @@ class RequestResult:
     prompt, configuration: names. cache_n: prompt tokens that a cache made unnecessary to process.
     num_rounds: rounds after the prompt, with or without a draft. draft_ms, verify_ms: drafting,
     and forward passes of the target, of predicted_ms. num_restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position that were found behind a round.
+    duplicate_cells: most attention cells beyond one per position that were found after a round.
     wall_s: from the first round to the last, seconds.
     """
 

@@ -22,9 +22,9 @@ from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentTraffic, SnapshotPolicy
-from engine.model.conv_window import ConvInputs, ConvWindow
-from engine.model.delta_state import DeltaInputs, DeltaState
 from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrent_states import DeltaInputs, DeltaState
+from engine.model.windows import ConvInputs, ConvWindow
 from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.delta_rule import gated_delta_rule
 
@@ -170,7 +170,7 @@ class _Runner:
         self._traffic: list[RecurrentTraffic] = []
 
     def round(self) -> None:
-        """Verify a ubatch and leave the memory behind its kept tokens."""
+        """Verify a ubatch and leave the memory after its kept tokens."""
         memory, width, kept = self._memory, self._width, self._kept
         pos0 = memory.seq_pos_max(0) + 1
         ubatch, replayed = _ubatch(pos0, width), _ubatch(pos0, kept)

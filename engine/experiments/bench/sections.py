@@ -11,7 +11,7 @@ import torch
 
 from engine.machine.device import CPU, wait_for
 from engine.memory.hybrid import HybridMemory
-from engine.model.feed_forward.mixture import MixtureOfExperts
+from engine.model.feed_forward import MixtureOfExperts
 from engine.model.hybrid import HybridModel
 from engine.model.mixers.attention import Attention
 from engine.model.weights import Projection
@@ -28,7 +28,7 @@ _PARTS = tuple(f"engine.model.{name}" for name in ("trunks", "layers", "mixers",
 class SectionClock:
     """Exclusive time per section: a section that is entered stops the one around it.
 
-    sections: their names, among them "rest". Whoever measures a CUDA device waits for it at every
+    sections: their names, among them "rest". Measuring a CUDA device waits for it at every
     stop, which costs it some speed.
     """
 

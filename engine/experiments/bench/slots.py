@@ -42,8 +42,8 @@ def bench_slots(
     *,
     repeats: int = 1,
 ) -> Iterator[SlotRow]:
-    """Every configuration with so many slots; slot i decodes prompt i, from the start again where
-    there are fewer. The counts of a configuration take turns in each repetition.
+    """Every configuration with each number of slots; slot i decodes prompt i, from the
+    start again where there are fewer. The counts of a configuration take turns in each repetition.
 
     Raises what Session.start raises.
     """

@@ -1,4 +1,4 @@
-"""The prompt suite: every prompt alone, in every configuration, beside plain decoding.
+"""The prompt suite: every prompt alone, in every configuration, next to plain decoding.
 
 The configurations take turns within a prompt, and which one is first changes from prompt to
 prompt, so what else the machine does hits them alike.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, RequestResult, measure_request
+from engine.experiments.bench.suite_results import Measured, medians
 from engine.options import Prompt
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class PromptSuite:
     """Measures named prompts; `done` holds what is finished, also after an interruption.
 
     The first configuration must be Configuration.plain. repeats: requests of each kind, of which
-    the one with the median time counts. Raises OptionError for two configurations of one name,
-    and what Session.context raises for a prompt.
+    the one with the median time counts. measured: requests that are not done again. Raises
+    OptionError for two configurations of one name, and what Session.context raises for a prompt.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class PromptSuite:
         configurations: Sequence[Configuration],
         *,
         repeats: int = 1,
+        measured: Measured | None = None,
     ) -> None:
         names = [configuration.name for configuration in configurations]
         if names[:1] != [PLAIN]:
@@ -47,7 +49,7 @@ class PromptSuite:
         session.context([prompt for _, prompt in prompts], configurations[0].options)
         self.prompts, self.configurations = list(prompts), list(configurations)
         self._session, self._repeats = session, repeats
-        self._done: dict[tuple[str, str], list[RequestResult]] = {}
+        self.measured: Measured = dict(measured or {})
 
     @property
     def n_requests(self) -> int:
@@ -57,14 +59,8 @@ class PromptSuite:
     @property
     def done(self) -> dict[str, list[RequestResult]]:
         """Finished requests of each configuration, in the order of the prompts."""
-        return {
-            configuration.name: [
-                _median(taken)
-                for name, _ in self.prompts
-                if (taken := self._done.get((configuration.name, name)))
-            ]
-            for configuration in self.configurations
-        }
+        names = [configuration.name for configuration in self.configurations]
+        return medians(names, [name for name, _ in self.prompts], self.measured)
 
     def warm_up(self) -> None:
         """A few tokens in every configuration, not counted. Raises what Session.start raises."""
@@ -77,16 +73,15 @@ class PromptSuite:
             )
             measure_request(self._session, prompt, name, Configuration(configuration.name, few))
 
-    def requests(self) -> Iterator[RequestResult]:
-        """Measure everything; each request is in `done` before it is yielded."""
+    def requests(self) -> Iterator[tuple[RequestResult, int]]:
+        """Measure what is left; each request is in `done` before it is given with the number of
+        its repetition, from 0."""
         for number, (name, prompt) in enumerate(self.prompts):
             for repeat in range(self._repeats):
                 first = (number + repeat) % len(self.configurations)
                 for configuration in self.configurations[first:] + self.configurations[:first]:
-                    measured = measure_request(self._session, prompt, name, configuration)
-                    self._done.setdefault((configuration.name, name), []).append(measured)
-                    yield measured
-
-
-def _median(taken: list[RequestResult]) -> RequestResult:
-    return sorted(taken, key=lambda measured: measured.predicted_ms)[(len(taken) - 1) // 2]
+                    key = configuration.name, name, repeat
+                    if key not in self.measured:
+                        found = measure_request(self._session, prompt, name, configuration)
+                        self.measured[key] = found
+                        yield found, repeat

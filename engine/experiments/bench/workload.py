@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.conversation.rendering import Rendering
+from engine.conversation.conversation import Rendering
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, RequestResult, measure_request
 from engine.options import Prompt
 
 if TYPE_CHECKING:
-    from engine.decode.prompt_cache import PromptCache
+    from engine.decode.held_sequences import PromptCache
     from engine.session import Session
 
 
@@ -26,7 +26,7 @@ class WorkloadTurn:
 
     prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
     verification steps. drafted = accepted + rejected. restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position, scanned behind every round.
+    duplicate_cells: most attention cells beyond one per position, scanned after every round.
     """
 
     turn: str

@@ -3,7 +3,7 @@
 The rules are those of llama.cpp's quantiser (llama-quant.cpp) for models with a tied embedding and
 without an importance matrix. `q4_k` is ours: Q4_K with Q6_K for attention values, the embedding and
 every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts, MXFP4 for routed experts and
-Q8_0 beside them; a dense model, for which it has none, gets MXFP4 but for the embedding.
+Q8_0 next to them; a dense model, for which it has none, gets MXFP4 but for the embedding.
 """
 
 from __future__ import annotations

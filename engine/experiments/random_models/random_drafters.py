@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf import GGUFValueType, GGUFWriter
 
-from engine.experiments.random_models.random_dflash import (
-    add_dflash_keys,
-    dflash2_for,
-    dflash_for,
-    dflash_further,
-    dspark_for,
-)
 from engine.model.config import ModelConfig
-from engine.model.drafters.eagle3_config import ARCHITECTURE, Eagle3Config
+from engine.model.drafters.dflash_config import ARCHITECTURE as DFLASH
+from engine.model.drafters.dflash_config import BlockConvSizes, DFlashConfig, SelectorSizes
+from engine.model.drafters.eagle3_config import ARCHITECTURE as EAGLE3
+from engine.model.drafters.eagle3_config import Eagle3Config
 from engine.model.parts import Shapes
 from engine.model.parts.attention import AttentionPart
 from engine.model.rope import RopeConfig
+
+_N_TAPS = 5
+# below this width, targets are small enough for tests
+
+
+def dflash_for(target: ModelConfig) -> DFlashConfig:
+    """Blocks of 16."""
+    large = target.n_embd >= _LARGE
+    head_dim, n_layer = (128, 5) if large else (64, 2)
+    n_heads = target.n_embd // head_dim
+    last = target.n_layer - 1
+    return DFlashConfig(
+        name="",
+        n_embd=target.n_embd,
+        n_ff=3 * target.n_embd,
+        n_heads=n_heads,
+        n_heads_kv=max(1, n_heads // 4),
+        head_dim=head_dim,
+        eps=1e-6,
+        rope=RopeConfig(head_dim, 1e7, n_ctx_orig=target.n_ctx_train),
+        taps=tuple(sorted({1 + i * (last - 1) // (_N_TAPS - 1) for i in range(_N_TAPS)})),
+        n_ctx_train=target.n_ctx_train,
+        block_size=16,
+        mask_token=0,
+        causal=False,
+        windows=(None,) * n_layer,
+        scale=head_dim**-0.5,
+        value_scale=1.0,
+        embedding_scale=1.0,
+        anchor=False,
+        markov=0,
+        confident=False,
+        conv=None,
+        selector=None,
+    )
+
+
+def dflash2_for(target: ModelConfig) -> DFlashConfig:
+    """Blocks of 8, two taps of convolution, 16 candidates."""
+    sizes = SelectorSizes(_rank(target), 16, 1.0, 0.0)
+    conv = BlockConvSizes(2, target.n_embd // 16)
+    return replace(dflash_for(target), block_size=8, conv=conv, selector=sizes)
+
+
+def dspark_for(target: ModelConfig) -> DFlashConfig:
+    """Blocks of 7, each row of which drafts."""
+    rank = _rank(target)
+    return replace(dflash_for(target), block_size=7, anchor=True, markov=rank, confident=True)
+
+
+def _rank(target: ModelConfig) -> int:
+    return 256 if target.n_embd >= _LARGE else 32
+
+
+def dflash_further(config: DFlashConfig) -> Shapes:
+    """Value projections of all layers, and a confidence head's bias."""
+    shape = (config.n_heads_kv * config.head_dim, config.n_embd)
+    shapes: Shapes = {f"blk.{layer}.attn_v.weight": shape for layer in range(config.n_layer)}
+    return shapes | ({"conf_proj.bias": (1,)} if config.confident else {})
+
+
+def add_dflash_keys(writer: GGUFWriter, config: DFlashConfig) -> None:
+    """What a file says of its sizes."""
+    writer.add_block_count(config.n_layer)
+    writer.add_context_length(config.n_ctx_train)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(config.n_ff)
+    writer.add_head_count(config.n_heads)
+    writer.add_head_count_kv(config.n_heads_kv)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.eps)
+    writer.add_rope_freq_base(config.rope.freq_base)
+    writer.add_rope_dimension_count(config.rope.n_rot)
+    taps = f"{DFLASH}.target_layers"
+    writer.add_key_value(taps, list(config.taps), GGUFValueType.ARRAY, GGUFValueType.INT32)
+    writer.add_uint32(f"{DFLASH}.block_size", config.block_size)
+    if config.markov:
+        writer.add_bool(f"{DFLASH}.sample_from_anchor", config.anchor)
+        writer.add_bool(f"{DFLASH}.has_confidence_head", config.confident)
+    if config.conv and config.selector:
+        group = config.n_embd // config.conv.n_groups
+        writer.add_uint32(f"{DFLASH}.conv_kernel_size", config.conv.n_taps)
+        writer.add_uint32(f"{DFLASH}.conv_group_size", group)
+        writer.add_uint32(f"{DFLASH}.selector_rank", config.selector.rank)
+        writer.add_uint32(f"{DFLASH}.selector_top_k", config.selector.top_k)
+
 
 # below this width, targets are small enough for tests
 _LARGE = 1024
@@ -65,14 +148,14 @@ def add_eagle3_keys(writer: GGUFWriter, config: Eagle3Config) -> None:
     writer.add_layer_norm_rms_eps(config.eps)
     writer.add_rope_freq_base(config.rope.freq_base)
     writer.add_rope_dimension_count(config.rope.n_rot)
-    taps = f"{ARCHITECTURE}.target_layers"
+    taps = f"{EAGLE3}.target_layers"
     writer.add_key_value(taps, list(config.taps), GGUFValueType.ARRAY, GGUFValueType.INT32)
-    writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", config.n_target)
+    writer.add_uint32(f"{EAGLE3}.target_hidden_size", config.n_target)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomDrafter:
-    """config_for: its sizes beside a target. add_keys: writes what a file says of them. further:
+    """config_for: its sizes for a target. add_keys: writes what a file says of them. further:
     tensors that a file may have and this one has."""
 
     architecture: str

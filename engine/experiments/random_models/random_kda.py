@@ -8,7 +8,7 @@ from gguf import GGUFWriter
 
 from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts, ResidualStream
-from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import (
     LatentPart,
     MixturePart,
@@ -16,8 +16,8 @@ from engine.model.parts.feed_forward import (
     SituPart,
     SwigluPart,
 )
-from engine.model.parts.kda import KdaPart
-from engine.model.parts.latent_attention import LatentAttentionPart
+from engine.model.parts.recurrent import KdaPart
+from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.rope import RopeConfig
 
 _INTERVAL, _N_CTX, _BOUND, _SCALE = 4, 4096, -5.0, 2.5

@@ -14,8 +14,7 @@ from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, Relu2Part, RouterPart, SwigluPart
-from engine.model.parts.mamba2 import Mamba2Part
-from engine.model.parts.short_conv import ShortConvPart
+from engine.model.parts.recurrent import Mamba2Part, ShortConvPart
 from engine.model.rope import RopeConfig
 
 # numbers that f32 holds exactly
@@ -107,7 +106,7 @@ def _lfm2(
     width: int,
     mixture: MixturePart | None = None,
 ) -> ModelConfig:
-    """pattern: of each block, C for a convolution, * for attention. mixture: behind the first."""
+    """pattern: of each block, C for a convolution, * for attention. mixture: after the first."""
     head_dim = n_embd // heads[0]
     mixers: dict[str, MixerPart] = {
         "C": ShortConvPart(3, n_embd),

@@ -7,10 +7,10 @@ activation near 1, and the tied embedding twice that, which gives logits of abou
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from string import ascii_lowercase
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
@@ -20,7 +20,10 @@ from engine.errors import OptionError
 from engine.experiments.random_models.quant_mixes import QUANTS, file_type, is_norm, tensor_type
 from engine.experiments.random_models.random_blocks import random_tensor
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
-from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_kda import KDA_SIZES, add_kda_keys
+from engine.experiments.random_models.random_mamba import MAMBA_SIZES, add_mamba_keys
+from engine.experiments.random_models.random_qwen import CONFIGS, add_qwen_keys
+from engine.experiments.random_models.random_qwen4exp import QWEN4EXP_SIZES, add_qwen4exp_keys
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
@@ -174,7 +177,7 @@ def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
     if is_norm(name):
         return np.ones(shape, np.float32)
     if name.endswith("exp_probs_b.bias"):
-        # a little beside scores between 0 and 1
+        # little compared with scores between 0 and 1
         return rng.standard_normal(shape, dtype=np.float32) / 50
     if name.endswith("ssm_a"):
         # decay per token at a gate of 0: from nearly none to most of the state
@@ -212,3 +215,23 @@ def made_up_vocabulary(n: int) -> tuple[list[str], list[str]]:
         tokens += [word + letter for word, letter in longer]
         words = iter([word + letter for word, letter in longer])
     return [*tokens, *CONTROL_TOKENS], merges
+
+
+class RandomFamily(NamedTuple):
+    """sizes: shapes by name, the default first. add_keys: writes what a file says of its sizes.
+    tied: the output matrix is the embedding."""
+
+    sizes: Mapping[str, ModelConfig]
+    add_keys: Callable[[GGUFWriter, ModelConfig], None]
+    tied: bool = True
+
+
+RANDOM_FAMILIES = {
+    "qwen35": RandomFamily(CONFIGS, add_qwen_keys),
+    "qwen4exp": RandomFamily(QWEN4EXP_SIZES, add_qwen4exp_keys),
+    "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
+    "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
+    "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),
+    **{arch: RandomFamily(sizes, add_mamba_keys) for arch, sizes in MAMBA_SIZES.items()},
+}
+"""By architecture; sizes of qwen35 with a mixture of experts are qwen35moe."""

@@ -7,11 +7,11 @@ from gguf import GGUFValueType, GGUFWriter
 from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, MtpParts
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.rope import RopeConfig
 
-# every so many layers one has attention; the others are recurrent
+# every n-th layer has attention; the others are recurrent
 _INTERVAL = 4
 _N_CTX = 4096
 
@@ -51,7 +51,7 @@ CONFIGS = {
     "0.65b": _config(24, 1024, SwigluPart(3584), *_LARGE),
     "4b": _config(32, 2560, SwigluPart(9216), _N_VOCAB, (16, 4, 256), _SECTIONS, (128, 16, 32)),
     "moe-1b": _config(16, 1024, MixturePart(32, 8, 512, 512), *_LARGE),
-    # 8.4 billion parameters, of which 1.0 act on a token beside the output head
+    # 8.4 billion parameters, of which 1.0 act on a token in addition to the output head
     "moe-8b-a1b": _config(24, 2048, MixturePart(64, 4, 768, 512), *_LARGE),
     "tiny": _config(4, 256, SwigluPart(256), *_TINY),
     "moe-tiny": _config(4, 256, MixturePart(8, 2, 256, 256), *_TINY),

@@ -7,11 +7,11 @@ from gguf import GGUFValueType, GGUFWriter
 from engine.experiments.random_models.random_qwen import add_qwen_keys
 from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts
-from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.parts.attention import SparseAttentionPart
 from engine.model.parts.feed_forward import MixturePart
-from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
-from engine.model.parts.sparse_attention import SparseAttentionPart
+from engine.model.parts.recurrent import DeltaNetPart
+from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
 
 _INTERVAL, _N_CTX, _N_GRAM, _RATIO = 4, 4096, 3, 32

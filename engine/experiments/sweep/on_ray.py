@@ -17,16 +17,16 @@ from types import ModuleType
 from typing import Any
 
 from engine.errors import OptionError
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
 from engine.experiments.sweep.settings import DEVICE
 from engine.experiments.sweep.sweep import TraceOf
 from engine.experiments.sweep.trace_files import own_folder, pack_trace
-from engine.experiments.sweep.writer import JobResult
 from engine.version import version
 
 _LOOK_S = 2.0
 _ATTEMPTS = 3
-"""How often a job is begun that ends the process it runs in, or whose node goes away."""
+"""How often a job is started that ends the process it runs in, or whose node goes away."""
 _CHUNK = 64 << 20
 
 
@@ -112,7 +112,7 @@ class _Cluster:
             self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
 
     def _result(self, call: Any, node: _Node, job: SweepJob) -> JobResult | None:
-        """What came of a job; None if it is to be begun again."""
+        """What came of a job; None if it is to be started again."""
         errors = self._ray.exceptions
         try:
             result = self._ray.get(call)

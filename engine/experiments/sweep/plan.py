@@ -66,7 +66,7 @@ class SweepJob:
     prompts: tuple[str, ...]
 
     def setting(self, key: str) -> Any:
-        """The value of a key that is no option of a run, or its default."""
+        """The value of a key that is not an option of a run, or its default."""
         return self.settings.get(key, keys.JOB_KEYS[key].default)
 
     @property
@@ -92,8 +92,8 @@ def read_plan(
     """The plan of a file. on_demo: jobs without a model take the demo models. elsewhere: model
     files need not be on this machine.
 
-    Raises OptionError naming file and line or key for anything that is no plan, an unknown key, a
-    wrong value, options that contradict each other, and more than MOST_JOBS jobs.
+    Raises OptionError naming file and line or key for anything that is not a plan, an unknown key,
+    a wrong value, options that contradict each other, and more than MOST_JOBS jobs.
     """
     text = user_text(path, _MOST_BYTES)
     try:
@@ -105,7 +105,7 @@ def read_plan(
             raise _wrong(path, key, f"is unknown; known are {', '.join(_PARTS)}")
     title = table.get("title", path.stem)
     if not isinstance(title, str) or len(title) > 200:
-        raise _wrong(path, "title", "is no text of at most 200 characters")
+        raise _wrong(path, "title", "is not text of at most 200 characters")
     common = _table(path, "settings", table.get("settings", {}))
     _check(path, "settings", common, lists=False)
     maker = _JobMaker(path, bundled, on_demo, elsewhere)
@@ -132,7 +132,7 @@ def read_plan(
 def _combinations(
     path: Path, table: Mapping[str, Any], common: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where in the plan a job stands, and its settings."""
+    """Where in the plan a job is, and its settings."""
     parts = list(_parts(path, table))
     n = 0
     for place, part in parts:
@@ -152,7 +152,7 @@ def _combinations(
 
 
 def _parts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Grids and jobs in the order in which the plan begins with them, and where each stands."""
+    """Grids and jobs in the order in which the plan begins with them, and where each is."""
     for name, found in table.items():
         if name in ("grid", "jobs"):
             for i, part in enumerate(found if isinstance(found, list) else [found], 1):
@@ -161,7 +161,7 @@ def _parts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str
 
 def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(path, place, "is no table")
+        raise _wrong(path, place, "is not a table")
     return value
 
 
@@ -264,7 +264,7 @@ class _JobMaker:
         except OSError:  # a name that the system does not even look for
             is_there = False
         if not is_there:
-            what = f"names {shorten(str(path), 200)}, which is no file"
+            what = f"names {shorten(str(path), 200)}, which is not a file"
             raise _wrong(self._path, f"{place}, {key}", what)
 
     def _texts(self, place: str, settings: dict[str, Any]) -> tuple[tuple[str, ...], str]:
@@ -272,7 +272,8 @@ class _JobMaker:
         name, limit = settings.get(keys.PROMPTS), settings.get(keys.LIMIT)
         if (text := settings.get(keys.PROMPT)) is not None:
             if name is not None:
-                raise _wrong(self._path, f"{place}, {keys.PROMPT}", "goes not with prompts")
+                at = f"{place}, {keys.PROMPT}"
+                raise _wrong(self._path, at, "cannot be combined with prompts")
             return (text,), _digest([text])
         name = name or default_set(self._bundled.sets, on_demo=settings[keys.MODEL] == DEMO)
         if (name, limit) not in self._prompts:
@@ -287,7 +288,7 @@ def _beside(plan: Path, name: str) -> Path:
     """A file that a plan names, from the plan's folder on."""
     try:
         named = Path(name).expanduser()
-    except RuntimeError:  # the home of nobody
+    except RuntimeError:  # the home of an unknown user
         named = Path(name)
     return (plan.parent / named).absolute()
 

@@ -29,15 +29,15 @@ MOST_REPEATS = 1000
 _LONGEST_TEXT, _LONGEST_NAME = 1 << 20, 4096
 
 Check = Callable[[Any], str]
-"""Says what is wrong with a value, such as "is no text"; empty when nothing is."""
+"""Says what is wrong with a value, such as "is not text"; empty when nothing is."""
 
 
 def _text(longest: int) -> Check:
     def check(value: Any) -> str:
         if not isinstance(value, str):
-            return "is no text"
+            return "is not text"
         fits = 0 < len(value) <= longest and "\0" not in value
-        return "" if fits else f"is no text of 1 to {longest:,} characters"
+        return "" if fits else f"is not text of 1 to {longest:,} characters"
 
     return check
 
@@ -45,7 +45,7 @@ def _text(longest: int) -> Check:
 def _whole(low: int, high: int) -> Check:
     def check(value: Any) -> str:
         fits = type(value) is int and low <= value <= high
-        return "" if fits else f"is no whole number from {low} to {high:,}"
+        return "" if fits else f"is not a whole number from {low} to {high:,}"
 
     return check
 
@@ -61,7 +61,7 @@ def _compute(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """A key that is no option of a run. default: what a job has without it."""
+    """A key that is not an option of a run. default: what a job has without it."""
 
     about: str
     check: Check
@@ -89,11 +89,11 @@ OPTIONS: dict[str, PlacedOption] = {
 KEYS = (*JOB_KEYS, *OPTIONS)
 
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "is no whole number"),
-    float: ((int, float), "is no number"),
-    str: ((str,), "is no text"),
+    int: ((int,), "is not a whole number"),
+    float: ((int, float), "is not a number"),
+    str: ((str,), "is not text"),
     bool: ((bool,), "is neither true nor false"),
-    tuple: ((str,), "is no text"),
+    tuple: ((str,), "is not text"),
 }
 
 
@@ -135,9 +135,9 @@ def _single(one: PlacedOption, value: Any) -> Any:
     if type(value) not in kinds:
         raise ValueError(wrong)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("is no finite number")
+        raise ValueError("is not a finite number")
     if isinstance(value, int) and not -(2**31) <= value < 2**31:
-        raise ValueError("is no number that fits 32 bits")
+        raise ValueError("is not a number that fits 32 bits")
     if one.option.parse:
         return one.option.parse(value)
     return float(value) if one.kind is float else value

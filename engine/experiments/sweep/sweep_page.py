@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.experiments.sweep.results import SweepResults, setting_text
-from engine.experiments.sweep.table import result_table
+from engine.experiments.results.table import ExperimentResults, result_table, setting_text
 from engine.report.common import machine_section, model_section, repeat_section, shown
 from engine.report.parts import Facts, Part, Plot, Remark, Report, ReportTable, Section
 
@@ -20,7 +19,7 @@ _MOST_VALUES = 24
 _BEST = 10
 
 
-def sweep_report(results: SweepResults, command: Sequence[str] = ()) -> Report:
+def sweep_report(results: ExperimentResults, command: Sequence[str] = ()) -> Report:
     """Tables and plots over the settings that vary, and what all jobs have in common."""
     heads, rows = result_table(results)
     speeds = results.columns[_SPEED]
@@ -46,7 +45,7 @@ def sweep_report(results: SweepResults, command: Sequence[str] = ()) -> Report:
     )
 
 
-def _plots(results: SweepResults) -> Iterator[Part]:
+def _plots(results: ExperimentResults) -> Iterator[Part]:
     """Each setting that varies, at its best; two that vary against each other."""
     values = {axis: _values(results, axis) for axis in results.axes}
     few = {axis: found for axis, found in values.items() if 1 < len(found) <= _MOST_VALUES}
@@ -73,12 +72,12 @@ def _plots(results: SweepResults) -> Iterator[Part]:
             )
 
 
-def _values(results: SweepResults, axis: str) -> list[str]:
+def _values(results: ExperimentResults, axis: str) -> list[str]:
     found = (setting_text(results.settings(i).get(axis)) for i in range(results.n))
     return list(dict.fromkeys(found))
 
 
-def _best(results: SweepResults, wanted: dict[str, str]) -> float | None:
+def _best(results: ExperimentResults, wanted: dict[str, str]) -> float | None:
     chosen = [
         float(results.columns[_SPEED][i])
         for i in range(results.n)
@@ -89,14 +88,14 @@ def _best(results: SweepResults, wanted: dict[str, str]) -> float | None:
     return max((value for value in chosen if not math.isnan(value)), default=None)
 
 
-def _common(results: SweepResults) -> Iterator[Part]:
+def _common(results: ExperimentResults) -> Iterator[Part]:
     if results.n:
         every = results.settings(0)
         same = {name: shown(value) for name, value in every.items() if name not in results.axes}
         yield Facts(same)
 
 
-def _machines(results: SweepResults) -> Iterator[Section]:
+def _machines(results: ExperimentResults) -> Iterator[Section]:
     """The machine, or each of several with its number of jobs."""
     known: dict[str, tuple[dict[str, Any], int]] = {}
     for i in range(results.n):

@@ -13,10 +13,10 @@ from typing import Any
 from engine.analysis.findings.check import recorded
 from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.experiments.bench.request import run_to_end
+from engine.experiments.results.schema import FIGURES
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep import settings as keys
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.schema import FIGURES
-from engine.experiments.sweep.writer import JobResult
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
 from engine.machine.huge_pages import wait_for_huge_pages

@@ -1,4 +1,4 @@
-"""Real runs of a few settings beside plain decoding, in alternation.
+"""Real runs of a few settings next to plain decoding, in alternation.
 
 In a round of measurements every configuration decodes all prompts, one after another in one slot,
 and which one is first changes from round to round, so what else the machine does hits them alike. A
@@ -29,8 +29,8 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """All prompts decoded once. tokens: of each prompt. n_tokens: behind the free first ones.
-    *_ms: behind the prompts, milliseconds: of all, of drafting, of the target's passes."""
+    """All prompts decoded once. tokens: of each prompt. n_tokens: after the free first ones.
+    *_ms: after the prompts, milliseconds: of all, of drafting, of the target's passes."""
 
     tokens: tuple[tuple[int, ...], ...]
     n_tokens: int
@@ -98,8 +98,8 @@ def confirm(
     pairs: int,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Confirmed]:
-    """Measure. configurations: the plain one first. pairs: rounds. report: is told runs done and
-    in all. Raises what Session.start raises."""
+    """Measure. configurations: the plain one first. pairs: rounds. report: called with runs
+    done and in all. Raises what Session.start raises."""
     if [one.name for one in configurations[:1]] != [PLAIN]:
         raise ValueError("the first configuration is not the plain one")
     taken: dict[str, list[TimedRun]] = {one.name: [] for one in configurations}

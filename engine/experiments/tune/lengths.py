@@ -10,7 +10,7 @@ from engine.draft.registry import DRAFTERS
 from engine.options import RunOptions
 
 LOOK_UPS = ("ngram-mod", "suffix")
-"""Drafters without a model that are tried beside those that the files make possible."""
+"""Drafters without a model that are tried in addition to those that the files make possible."""
 
 
 @dataclass(frozen=True, slots=True)

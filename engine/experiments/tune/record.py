@@ -64,8 +64,8 @@ def record(
     rates: Sequence[float] = (),
     report: Report = lambda what: None,
 ) -> list[TuneRecording]:
-    """Record each drafter. base: options but for speculation. rates: see `drafting`. report: is
-    told what is done now. Raises what Session.start raises."""
+    """Record each drafter. base: options but for speculation. rates: see `drafting`. report: called
+    with what is done now. Raises what Session.start raises."""
     report("plain decoding, for the time of its step")
     plain_rounds = _repeated(session, prompts, Configuration.plain(base).options)
     longest = min(LONGEST, len(rates) or LONGEST)

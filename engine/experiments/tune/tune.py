@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engine.analysis.what_if.rules import FIXED
 from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.results.json_files import VERSION, key_of, title, tune_rows
+from engine.experiments.results.schema import TUNE
+from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.tune.advice import (
     by_category,
     by_position,
@@ -30,7 +34,6 @@ from engine.experiments.tune.flags import engine_flags
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import TuneRecording, record
-from engine.experiments.tune.result_rows import KIND, VERSION
 from engine.machine.device import device_name
 from engine.machine.environment import environment
 from engine.machine.huge_pages import wait_for_huge_pages
@@ -95,8 +98,8 @@ def tune(
     texts: Sequence[Prompt],
     report: Callable[[str], None] = lambda what: None,
 ) -> Tuned:
-    """Do all of it. texts: the plan's prompts as the model reads them. report: is told what is done
-    now. Raises what Session.start raises, and OptionError where no drafter drafted anything."""
+    """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
+    is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
     wait_for_huge_pages()
     start = perf_counter()
     recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)
@@ -129,6 +132,20 @@ def tune(
     return Tuned(recordings, found, settings, confirmed, data)
 
 
+def write_results(data: Mapping[str, Any], folder: Path) -> Path:
+    """Write Tuned.data as a results file; returns where it is. Raises OptionError where it cannot
+    be written, TraceFileError where the folder has something else of that name."""
+    machine = {**data["environment"], "device": data["device"]}
+    del machine["date"]
+    rows = tune_rows(data)
+    name = title(TUNE, str(data["model"].get("name")))
+    with ResultsWriter(folder, TUNE, name, len(rows)) as writer:
+        for number, (settings, figures) in enumerate(rows, 1):
+            result = JobResult(figures=figures, machine=machine, model=data["model"])
+            writer.add(key_of(settings), number, settings, result)
+        return writer.path
+
+
 def _data(
     session: Session,
     plan: TunePlan,
@@ -145,7 +162,7 @@ def _data(
     of_drafter = {one.drafter: one for one in recordings}
     recommended = shown if judged.chosen == shown.name else None
     return {
-        "kind": KIND,
+        "kind": "draftscope tune",
         "version": VERSION,
         "model": session.identity,
         "compute": session.compute,

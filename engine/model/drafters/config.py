@@ -7,12 +7,12 @@ target's embedding and head. What it is decides its architecture (engine.model.d
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.drafters.info import DrafterInfo
 from engine.model.limits import MAX_LAYERS, REMEDY
 from engine.model.loaded_size import loaded_bytes
 from engine.model.parts import CellSize, ResidualStream, Shapes
@@ -45,12 +45,12 @@ class DrafterConfig(Protocol):
 
     @property
     def reads_behind_norm(self) -> bool:
-        """Whether the layer behind the last one is the target's row behind its final norm; else
+        """Whether the layer after the last one is the target's row after its final norm; else
         such a drafter is not known."""
 
     @property
     def n_kept(self) -> int:
-        """Numbers that it keeps of every token beside its cells, float32."""
+        """Numbers that it keeps of every token in addition to its cells, float32."""
 
     @property
     def ties_head(self) -> bool:
@@ -61,7 +61,7 @@ class DrafterConfig(Protocol):
         """What a token leaves in each of its layers."""
 
     def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """All tensors under their full names, in the variant the file holds, beside D2T. n_vocab:
+        """All tensors under their full names, in the variant the file holds, D2T apart. n_vocab:
         ids of the target. n_drafted: ids that can be drafted."""
 
 
@@ -86,7 +86,7 @@ def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
     if outside:
         raise UnsupportedModelError(
             f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
-            f"0..{config.n_layer - 1}, with {config.n_layer} for the row behind its final norm.",
+            f"0..{config.n_layer - 1}, with {config.n_layer} for the row after its final norm.",
             _OTHER_TARGET,
         )
 
@@ -171,3 +171,27 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
         n_target=config.n_target,
         taps=config.taps,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """A drafter as described by its file; sizes in bytes.
+
+    loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
+    token. taps: as DrafterConfig has them.
+    """
+
+    drafter: str
+    name: str
+    n_params: int
+    weight_bytes: int
+    loaded_bytes: dict[str, int]
+    cell_bytes: int
+    n_target: int
+    taps: tuple[int, ...]
+
+    def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
+        """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty
+        for their size in the file."""
+        weights = self.loaded_bytes[compute] if compute else self.weight_bytes
+        return weights + n_seqs * n_ctx * self.cell_bytes

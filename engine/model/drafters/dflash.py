@@ -1,6 +1,6 @@
 """The DFlash family's trunk: context rows put into memory, and a block drafted in one pass.
 
-A block is the last chosen token and mask tokens behind it. Its rows see the whole context and each
+A block is the last chosen token and mask tokens after it. Its rows see the whole context and each
 other; each gives logits of the token at its place.
 """
 
@@ -14,20 +14,20 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import UnsupportedModelError
-from engine.model.drafters.block_attention import BlockAttention
 from engine.model.drafters.dflash_config import DFlashConfig
-from engine.model.drafters.markov import MarkovHead
-from engine.model.drafters.selector import Selector
-from engine.model.feed_forward.swiglu import Swiglu
+from engine.model.drafters.dflash_heads import MarkovHead, Selector
+from engine.model.feed_forward import Swiglu
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
-from kernels.norm import rms_norm
+from kernels.attention import attend
+from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add, multiply
 from kernels.recurrence.block_conv import block_conv
+from kernels.rope import apply_rope
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,7 +55,7 @@ class DynamicConv:
         self._shape = (2, config.conv.n_taps, config.conv.n_groups)
 
     def __call__(self, y: torch.Tensor, sublayer: Sublayer, *, invariant: bool) -> torch.Tensor:
-        """y [B, T, n_embd], normed -> sublayer(y), convolved before and behind."""
+        """y [B, T, n_embd], normed -> sublayer(y), convolved before and after."""
         own = self._own(y, invariant=invariant).view(*y.shape[:2], *self._shape)
         inside = sublayer(block_conv(y, self._base[0], own[:, :, 0]))
         return block_conv(inside, self._base[1], own[:, :, 1])
@@ -87,7 +87,7 @@ class DFlashBlock:
 
 
 class DFlash:
-    """The trunk, and what may stand behind it: `selector` (DFlash2), `markov` (DSpark).
+    """The trunk, and what may follow it: `selector` (DFlash2), `markov` (DSpark).
 
     head: gives logits of the ids that can be drafted. ids: int64 [n_drafted], which these are in
     the target's vocabulary; None for all.
@@ -208,3 +208,68 @@ def make_dflash(
         Selector(weights, config, ids) if config.selector else None,
         MarkovHead(weights, config, ids) if config.markov else None,
     )
+
+
+class BlockAttention:
+    """The attention of one layer. A file without `attn_v` uses the key projection as values, normed
+    without a weight and not turned."""
+
+    def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
+        d = config.head_dim
+        self._layer, self._head_dim, self._scale = layer, d, config.scale
+        self._q = weights.project("attn_q.weight")
+        self._own_values = "attn_v.weight" in weights
+        names = ("attn_k.weight", "attn_v.weight") if self._own_values else ("attn_k.weight",)
+        self._kv = weights.project(*names)
+        self._output = weights.project("attn_output.weight")
+        # x / rms(x) is sqrt(d) x / |x|
+        self._eps = config.eps * d
+        self._q_norm, self._k_norm = (
+            (d**0.5 * weights.keep(f"attn_{name}_norm.weight")).expand(n, -1).contiguous()
+            for name, n in (("q", config.n_heads), ("k", config.n_heads_kv))
+        )
+        self._v_norm = torch.full_like(self._k_norm, d**0.5)
+        self._sinks = weights.keep("attn_sinks.weight") if "attn_sinks.weight" in weights else None
+        self._value_factors = None
+        if config.value_scale != 1.0:
+            device = weights.device
+            self._value_factors = torch.full((config.n_embd,), config.value_scale, device=device)
+
+    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+        """Leave keys and values of context rows [B, T, n_embd] in memory."""
+        around.memory.attention.update(self._layer, *self._keys_and_values(context, around))
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed rows of the block -> the same shape."""
+        n_seqs, n_tokens, _ = x.shape
+        q = self._heads(self._q(x, invariant=around.invariant))
+        q = apply_rope(head_norm(q, self._q_norm, self._eps), around.cos, around.sin)
+        k, v = self._keys_and_values(x, around)
+        cells = around.memory.attention.update(self._layer, k, v)
+        out = attend(
+            q,
+            cells.k,
+            cells.v,
+            cells.mask,
+            scale=self._scale,
+            sinks=self._sinks,
+            invariant=around.invariant,
+        )
+        y = self._output(out.reshape(n_seqs, n_tokens, -1), invariant=around.invariant)
+        return y if self._value_factors is None else multiply(y, self._value_factors)
+
+    def _keys_and_values(
+        self, x: torch.Tensor, around: RopeAndMemory
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kv = self._kv(x, invariant=around.invariant)
+        if self._own_values:
+            half = kv.shape[-1] // 2
+            k, v = (self._heads(part) for part in kv.split_with_sizes([half, half], -1))
+        else:
+            k = self._heads(kv)
+            v = head_norm(k, self._v_norm, self._eps)
+        k = apply_rope(head_norm(k, self._k_norm, self._eps), around.cos, around.sin)
+        return k, v
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape[:2], -1, self._head_dim)

@@ -1,7 +1,7 @@
 """The sizes of a drafter of the DFlash family, read and checked before anything is allocated.
 
 One architecture, `dflash`, holds three drafters: DFlash itself, DFlash2 (a convolution in the block
-and a selector of candidates) and DSpark (a Markov head behind the block).
+and a selector of candidates) and DSpark (a Markov head after the block).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class DFlashConfig:
 
     taps: layers of the target whose inputs are read, in order. windows: per layer, tokens back that
     are looked at; None for all.
-    causal: block rows do not see those behind them. scale: of the products of queries and keys.
-    anchor: row 0 of a block drafts too, and every row the token behind its own. conv, selector: of
+    causal: block rows do not see those after them. scale: of the products of queries and keys.
+    anchor: row 0 of a block drafts too, and every row the token after its own. conv, selector: of
     DFlash2. markov: rank of DSpark's head, 0 without one. divided: angles of rope are divided
     by ROPE_FACTORS.
     """
@@ -95,7 +95,7 @@ class DFlashConfig:
 
     @property
     def n_kept(self) -> int:
-        """Numbers that it keeps of every token beside its cells."""
+        """Numbers that it keeps of every token in addition to its cells."""
         return 0
 
     @property
@@ -124,7 +124,7 @@ class DFlashConfig:
         return dict(enumerate(sizes))
 
     def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """All tensors under their full names, in the variant the file holds, beside d2t. n_vocab:
+        """All tensors under their full names, in the variant the file holds, d2t apart. n_vocab:
         ids of the target. n_drafted: ids that can be drafted."""
         d, r = self.n_embd, self.markov
         shapes: Shapes = {
@@ -265,14 +265,14 @@ def _softcap(file: GgufFile) -> float:
     key = f"{ARCHITECTURE}.final_logit_softcapping"
     value = file.float_(key, 0.0)
     if not (math.isfinite(value) and value >= 0):
-        raise ModelFileError(file.path, f"key {key}", f"{value} is no bound", REMEDY)
+        raise ModelFileError(file.path, f"key {key}", f"{value} is not a bound", REMEDY)
     return value
 
 
 def _columns(file: GgufFile, name: str) -> int:
     shape = file.tensors[name].shape
     if len(shape) != 2 or not 1 <= shape[1] <= MAX_WIDTH:
-        what = f"shape {list(shape)} is no table"
+        what = f"shape {list(shape)} is not a table"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     return shape[1]
 

@@ -1,7 +1,7 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840): one block over a token and a feature row.
 
 Rows of three layers of the target are fused to a feature row g. At position p of its own memory
-the block takes the token at p + 1 beside g of p; what it gives is the next feature row of a chain,
+the block takes the token at p + 1 and g of p; what it gives is the next feature row of a chain,
 and its logits are of the token at p + 2.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.model.drafters.eagle3_config import Eagle3Config
-from engine.model.feed_forward.swiglu import Swiglu
+from engine.model.feed_forward import Swiglu
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.memory import ModelMemory
 from engine.model.mixers.attention import Attention

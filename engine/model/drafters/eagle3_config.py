@@ -21,7 +21,7 @@ N_TAPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """One block whose attention takes a token's embedding beside a feature row of the target.
+    """One block whose attention takes a token's embedding joined with a feature row of the target.
 
     n_target: width of the target's rows. attention: of the block, on rows of 2 * n_embd.
     norm_before_residual: the residual is the feature row after its norm. norm_before_fc: the

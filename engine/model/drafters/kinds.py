@@ -1,4 +1,4 @@
-"""The drafter files that can be opened beside a target, by architecture: a row each. No torch."""
+"""Drafter files that can be opened with a target, by architecture. No torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
-from engine.model.drafters.config import DrafterConfig, describe_drafter
+from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
-from engine.model.drafters.info import DrafterInfo
 from engine.model.families import FAMILIES
 from engine.model.info import ModelInfo, describe
 

@@ -9,7 +9,7 @@ import numpy as np
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, rms_eps
+from engine.model.families.common import common_sizes, model_config
 from engine.model.families.kda import (
     dense_width,
     lower_bound,
@@ -61,13 +61,9 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
         return replace(mixture, gating=routed[index], shared_gating=shared[index])
 
     blocks = read_blocks(file, n, kda, attention, feed_forward)
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=tuple(blocks[: sizes.n_layer]),
         mtp=MtpParts(blocks[-1], "layer_output_norm.weight") if sizes.n_mtp else None,
         rope=RopeConfig.from_gguf(file, attention.n_rope),
@@ -82,5 +78,5 @@ def _clamps(file: GgufFile, key: str, n_blocks: int) -> list[ClampPart | None]:
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or len(values) != n_blocks:
         raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
     if not np.isfinite(values).all() or values.min() < 0:
-        raise ModelFileError(file.path, f"key {key}", "a limit is no positive number", REMEDY)
+        raise ModelFileError(file.path, f"key {key}", "a limit is not a positive number", REMEDY)
     return [ClampPart(float(value)) if value else None for value in values]

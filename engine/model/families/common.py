@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
 from engine.model.limits import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
@@ -17,10 +18,11 @@ from engine.model.limits import (
     real,
     uniform,
 )
+from engine.model.parts import BlockParts
 
 
 class CommonSizes(NamedTuple):
-    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks behind it."""
+    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks after it."""
 
     n_blocks: int
     n_mtp: int
@@ -49,6 +51,27 @@ def common_sizes(file: GgufFile, *, most_mtp: int) -> CommonSizes:
         n_embd,
         _vocabulary(file, n_embd),
         count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+    )
+
+
+def model_config(
+    file: GgufFile,
+    sizes: CommonSizes,
+    *,
+    blocks: tuple[BlockParts, ...],
+    eps: float | None = None,
+    **others: Any,
+) -> ModelConfig:
+    """A configuration of these sizes. eps: of the file if None. others: fields of ModelConfig."""
+    return ModelConfig(
+        architecture=file.architecture,
+        name=sizes.name,
+        n_embd=sizes.n_embd,
+        n_vocab=sizes.n_vocab,
+        n_ctx_train=sizes.n_ctx_train,
+        eps=rms_eps(file) if eps is None else eps,
+        blocks=blocks,
+        **others,
     )
 
 

@@ -20,9 +20,9 @@ from engine.model.limits import (
     uniform,
 )
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
+from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import LatentPart, MixturePart, RouterPart
-from engine.model.parts.kda import KdaPart
-from engine.model.parts.latent_attention import LatentAttentionPart
+from engine.model.parts.recurrent import KdaPart
 
 
 def lower_bound(file: GgufFile, *, required: bool) -> float | None:
@@ -32,7 +32,7 @@ def lower_bound(file: GgufFile, *, required: bool) -> float | None:
         return None
     bound = file.float_(key)
     if not -1e4 <= bound < 0.0:
-        raise ModelFileError(file.path, f"key {key}", f"{bound} is no bound of a decay", REMEDY)
+        raise ModelFileError(file.path, f"key {key}", f"{bound} is not a bound of a decay", REMEDY)
     return bound
 
 
@@ -79,7 +79,7 @@ def read_latent_attention(
     key = f"{arch}.attention.key_length_mla"
     n_nope = count(file, key, high=2 * MAX_HEAD_DIM) - n_rope
     if n_nope < 1 or n_rope % 2:
-        what = f"{n_nope + n_rope} is no sum of {n_rope} rotated dimensions and others"
+        what = f"{n_nope + n_rope} is not a sum of {n_rope} rotated dimensions and others"
         raise ModelFileError(file.path, f"key {key}", what, REMEDY)
     rank = count(file, f"{arch}.attention.q_lora_rank", 0, low=0)
     return LatentAttentionPart(

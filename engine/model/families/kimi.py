@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, rms_eps
+from engine.model.families.common import CommonSizes, common_sizes, model_config
 from engine.model.families.kda import (
     dense_width,
     lower_bound,
@@ -19,8 +19,8 @@ from engine.model.families.kda import (
 )
 from engine.model.limits import MAX_LAYERS, count, real
 from engine.model.parts import BlockParts, ResidualStream, TrunkPart
-from engine.model.parts.cross_layer import CrossLayerResidual
 from engine.model.parts.feed_forward import LatentPart, SituPart, SwigluPart
+from engine.model.parts.trunks import CrossLayerResidual
 
 _DECAY = "ssm_f_a.weight", "ssm_f_b.weight"
 
@@ -86,13 +86,4 @@ def _config(
             "output.weight is missing.",
             "Convert the model again with a current converter.",
         )
-    return ModelConfig(
-        architecture=file.architecture,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
-        blocks=tuple(blocks),
-        trunk=trunk,
-    )
+    return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, rms_eps
+from engine.model.families.common import common_sizes, heads, model_config
 from engine.model.families.mamba import attending_layers
 from engine.model.families.nemotron import expert_scale
 from engine.model.limits import MAX_CONTEXT, MAX_HEADS, MAX_TAPS, count, uniform
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
-from engine.model.parts.short_conv import ShortConvPart
+from engine.model.parts.recurrent import ShortConvPart
 from engine.model.rope import RopeConfig
 
 _SCORES = {1: "softmax", 2: "sigmoid"}
@@ -26,7 +26,7 @@ def read_lfm2(file: GgufFile) -> ModelConfig:
 
 
 def read_lfm2moe(file: GgufFile) -> ModelConfig:
-    """Mixtures of experts behind some leading dense blocks."""
+    """Mixtures of experts after some leading dense blocks."""
     arch = file.architecture
     n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
     mixture = MixturePart(
@@ -61,13 +61,9 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
         ffn: FeedForwardPart | None = dense if index < n_dense else mixture
         return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
 
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=tuple(map(block, range(n))),
         rope=RopeConfig.from_gguf(file, attention.head_dim) if attention else None,
         output_norm="token_embd_norm.weight",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, rms_eps
+from engine.model.families.common import common_sizes, heads, model_config
 from engine.model.limits import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -22,7 +22,7 @@ from engine.model.limits import (
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
-from engine.model.parts.mamba2 import Mamba2Part
+from engine.model.parts.recurrent import Mamba2Part
 from engine.model.rope import RopeConfig
 
 
@@ -71,13 +71,9 @@ def read_falcon_h1(file: GgufFile) -> ModelConfig:
     # converters write the second norm without a suffix
     plain = "blk.0.ffn_norm.weight" not in file.tensors
     block = BlockParts(mixers, ffn, ffn_norm="ffn_norm" if plain else "ffn_norm.weight")
-    return ModelConfig(
-        architecture=file.architecture,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=(block,) * sizes.n_blocks,
         rope=RopeConfig.from_gguf(file, attention.head_dim),
     )
@@ -105,13 +101,9 @@ def read_granite_hybrid(file: GgufFile) -> ModelConfig:
     residual_scale = _scale(file, f"{arch}.residual_scale") or 1.0
     ffn = _granite_ffn(file, sizes.n_blocks)
     rotated = attention if attention and attention.rope != "none" else None
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=tuple(
             BlockParts(
                 (attention if attention and i in attending else mamba,),

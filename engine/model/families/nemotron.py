@@ -7,7 +7,7 @@ from __future__ import annotations
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads
+from engine.model.families.common import common_sizes, heads, model_config
 from engine.model.families.mamba import read_mamba2
 from engine.model.limits import MAX_HEADS, MAX_WIDTH, REMEDY, count, each, real
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
@@ -59,12 +59,9 @@ def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
         ffn = _feed_forward(file, n_layer, n, widths)
         block = BlockParts((attention,), ffn, ffn_norm="post_attention_norm.weight")
         mtp = MtpParts(block, centred_eps=centred_eps)
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
+    return model_config(
+        file,
+        sizes,
         eps=real(file, f"{arch}.attention.layer_norm_rms_epsilon", centred_eps, high=1.0),
         blocks=tuple(blocks),
         mtp=mtp,

@@ -1,4 +1,4 @@
-"""qwen35, qwen35moe, qwen3next: Gated DeltaNet beside gated attention; qwen3: attention alone."""
+"""qwen35, qwen35moe, qwen3next: Gated DeltaNet and gated attention; qwen3: attention alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, rms_eps
+from engine.model.families.common import common_sizes, heads, model_config
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, REMEDY, count, uniform
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.rope import RopeConfig
 
 
@@ -37,13 +37,9 @@ def read_qwen3(file: GgufFile) -> ModelConfig:
     n = sizes.n_blocks
     attention = AttentionPart(*heads(file, sizes.n_embd, n, range(n)), gated=False)
     ffn = SwigluPart(uniform(file, "qwen3.feed_forward_length", n, range(n)))
-    return ModelConfig(
-        architecture=file.architecture,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=(BlockParts((attention,), ffn, ffn_norm="ffn_norm.weight"),) * n,
         rope=RopeConfig.from_gguf(file, attention.head_dim),
     )
@@ -65,13 +61,9 @@ def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
     else:
         blocks = range(sizes.n_blocks)
         ffn = SwigluPart(uniform(file, f"{arch}.feed_forward_length", sizes.n_blocks, blocks))
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=tuple(
             BlockParts((delta_net if flag and delta_net else attention,), ffn)
             for flag in recurrent[: sizes.n_layer]

@@ -1,4 +1,4 @@
-"""qwen4exp: Gated DeltaNet beside block-sparse attention, joined by hyper-connections, with n-gram
+"""qwen4exp: Gated DeltaNet and block-sparse attention, joined by hyper-connections, with n-gram
 embeddings in front of one layer.
 """
 
@@ -9,13 +9,13 @@ import math
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, heads, rms_eps
+from engine.model.families.common import CommonSizes, common_sizes, heads, model_config
 from engine.model.families.qwen import read_delta_net, read_mixture, recurrent_schedule
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, REMEDY, count, each
 from engine.model.parts import BlockParts
-from engine.model.parts.hyper_connections import HyperConnections
+from engine.model.parts.attention import SparseAttentionPart
 from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
-from engine.model.parts.sparse_attention import SparseAttentionPart
+from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
 
 _MOST_STREAMS = 64
@@ -61,13 +61,9 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
         mixer = delta_net if recurrent[i] and delta_net else attention
         before = ngrams if i == layer else None
         blocks.append(BlockParts((mixer,), mixture, None, None, before=before))
-    return ModelConfig(
-        architecture=arch,
-        name=sizes.name,
-        n_embd=sizes.n_embd,
-        n_vocab=sizes.n_vocab,
-        n_ctx_train=sizes.n_ctx_train,
-        eps=rms_eps(file),
+    return model_config(
+        file,
+        sizes,
         blocks=tuple(blocks),
         rope=rope,
         output_norm=None,
@@ -78,7 +74,7 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
 def _ngrams(
     file: GgufFile, sizes: CommonSizes, recurrent: list[bool], n_streams: int
 ) -> tuple[int, NgramEmbeddingPart | None]:
-    """The `ple` keys: the layer that the n-gram embedding stands in front of, and its sizes."""
+    """The `ple` keys: the layer that the n-gram embedding comes before, and its sizes."""
     arch = file.architecture
     key = f"{arch}.ple"
     layers = file.ints(f"{key}.layers", [])
@@ -91,7 +87,7 @@ def _ngrams(
         )
     layer = layers[0]
     if not 0 <= layer < len(recurrent) or not recurrent[layer]:
-        what = f"{layer} is no recurrent layer"
+        what = f"{layer} is not a recurrent layer"
         raise ModelFileError(file.path, f"key {key}.layers", what, REMEDY)
     if sizes.n_vocab >= _MOST_TOKENS:
         what = f"{sizes.n_vocab} tokens, of which an n-gram hash takes {_MOST_TOKENS - 1} at most"

@@ -1,56 +1,53 @@
-"""What computes a mixer part, and how tokens advance the states that it keeps: a row each."""
+"""Mixers: the token-mixing halves of blocks, and how tokens advance the states that they keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.mixers import (
-    attention,
-    delta_net,
-    kda,
-    latent_attention,
-    mamba2,
-    ngram_embedding,
-    short_conv,
-    sparse_attention,
-)
+from engine.model.mixers.attention import Attention, LatentAttention, SparseAttention
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
+from engine.model.mixers.ngram_embedding import ngram_recurrences
+from engine.model.mixers.recurrent import (
+    DeltaNet,
+    Kda,
+    Mamba2,
+    ShortConv,
+    delta_net_recurrences,
+    kda_recurrences,
+    mamba2_recurrences,
+    short_conv_recurrences,
+)
 from engine.model.parts import MixerPart
-from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
-from engine.model.parts.kda import KdaPart
-from engine.model.parts.latent_attention import LatentAttentionPart
-from engine.model.parts.mamba2 import Mamba2Part
+from engine.model.parts.attention import AttentionPart, LatentAttentionPart, SparseAttentionPart
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
-from engine.model.parts.short_conv import ShortConvPart
-from engine.model.parts.sparse_attention import SparseAttentionPart
+from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, ShortConvPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
 from kernels.pointwise import add
 
-
-class _Row(NamedTuple):
-    """make: (part, weights of the block, configuration, layer); None for what the trunk makes.
-    recurrences: of a part, by the names it gives its states."""
-
-    make: Callable[..., Mixer] | None
-    recurrences: Callable[[Any], Mapping[str, Recurrence[Any]]] = lambda part: {}
-
-
-_MIXERS: Mapping[type, _Row] = {
-    AttentionPart: _Row(attention.Attention),
-    LatentAttentionPart: _Row(latent_attention.LatentAttention),
-    KdaPart: _Row(kda.Kda, kda.recurrences),
-    DeltaNetPart: _Row(delta_net.DeltaNet, delta_net.recurrences),
-    Mamba2Part: _Row(mamba2.Mamba2, mamba2.recurrences),
-    ShortConvPart: _Row(short_conv.ShortConv, short_conv.recurrences),
-    SparseAttentionPart: _Row(sparse_attention.SparseAttention),
-    NgramEmbeddingPart: _Row(None, ngram_embedding.recurrences),
+_MAKE: Mapping[type, Callable[..., Mixer]] = {
+    AttentionPart: Attention,
+    LatentAttentionPart: LatentAttention,
+    SparseAttentionPart: SparseAttention,
+    KdaPart: Kda,
+    DeltaNetPart: DeltaNet,
+    Mamba2Part: Mamba2,
+    ShortConvPart: ShortConv,
 }
+"""By part, what makes its mixer of (part, weights of the block, configuration, layer). The mixer of
+an NgramEmbeddingPart is made by the trunk."""
+_RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
+    KdaPart: kda_recurrences,
+    DeltaNetPart: delta_net_recurrences,
+    Mamba2Part: mamba2_recurrences,
+    ShortConvPart: short_conv_recurrences,
+    NgramEmbeddingPart: ngram_recurrences,
+}
+"""By part, how tokens advance its states, by the names it gives them."""
 
 
 class MixersSideBySide:
@@ -71,8 +68,7 @@ def make_mixer(
     parts: tuple[MixerPart, ...], weights: Weights, config: ModelConfig, layer: int
 ) -> Mixer | None:
     """The mixers of a block as one. layer: under which they find their states and cells."""
-    rows = ((part, _MIXERS[type(part)].make) for part in parts)
-    made = [make(part, weights, config, layer) for part, make in rows if make]
+    made = [_MAKE[type(part)](part, weights, config, layer) for part in parts]
     return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
 
 
@@ -82,6 +78,7 @@ def layout_of(config: ModelConfig) -> RecurrentLayout | None:
         StateKey(layer, name): recurrence
         for layer, block in enumerate(config.blocks)
         for part in block.keepers
-        for name, recurrence in _MIXERS[type(part)].recurrences(part).items()
+        if (recurrences := _RECURRENCES.get(type(part)))
+        for name, recurrence in recurrences(part).items()
     }
     return RecurrentLayout(states) if states else None

@@ -1,4 +1,4 @@
-"""Full attention, in the variants of engine.model.parts.attention: norms, rope, gate, biases."""
+"""Attention, full, block-sparse and latent, in the variants of engine.model.parts.attention."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from typing import Protocol
 
 import torch
 
+from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts.attention import AttentionPart
+from engine.model.parts import CellRow
+from engine.model.parts.attention import (
+    INDEX_ROW,
+    AttentionPart,
+    LatentAttentionPart,
+    SparseAttentionPart,
+)
 from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.norm import head_norm
+from kernels.attention.block_choice import Indexer, choose_blocks
+from kernels.linear.head_linear import head_linear
+from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import multiply, output_gate
 from kernels.rope import apply_rope
+from kernels.rows import join
 
 
 class Rotation(Protocol):
@@ -137,3 +147,138 @@ def _input_projection(weights: Weights, part: AttentionPart, order: list[int] | 
 
     biased = any(f"attn_{name}.bias" in weights for name in ("q", "k", "v", "qkv"))
     return weights.stack(parts("weight"), parts("bias") if biased else None)
+
+
+class SparseAttention(Attention):
+    """Attention of which each query sees the best n_blocks of the blocks before it, as the indexer
+    scores them, and the tokens after the last whole block.
+
+    A block is `ratio` tokens by position; its key is the mean of theirs, normed and roped as its
+    first token. The indexer stays f32 in every compute mode: rounding there flips choices.
+    """
+
+    def __init__(
+        self, part: SparseAttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        super().__init__(part, weights, config, layer)
+        self._part, self._eps = part, config.eps
+        self._row = CellRow(layer, INDEX_ROW)
+        rows = [weights.numbers(f"indexer.{name}_proj.weight") for name in ("q", "k")]
+        self._index = weights.stack(rows, compute="f32")
+        self._index_sizes = [part.n_index_head * part.index_dim, part.index_dim]
+        self._index_norms = [weights.keep(f"indexer.{name}_norm.weight") for name in ("q", "k")]
+        self._indexer = Indexer(part.ratio, part.n_blocks, config.eps)
+
+    def _visible(
+        self, x: torch.Tensor, cells: AttentionView, around: RopeAndMemory
+    ) -> torch.Tensor:
+        part = self._part
+        if not part.ratio:
+            return cells.mask
+        q, k = self._index(x, invariant=around.invariant).split_with_sizes(self._index_sizes, -1)
+        held = around.memory.attention.update(self._row, k.unsqueeze(2))
+        assert held.positions is not None
+        assert around.table is not None
+        if held.mask.shape[2] // part.ratio <= part.n_blocks:
+            return cells.mask  # no query has more blocks to choose from
+        q = q.view(*x.shape[:2], part.n_index_head, part.index_dim)
+        q = apply_rope(rms_norm(q, self._index_norms[0], self._eps), around.cos, around.sin)
+        return choose_blocks(
+            q,
+            held.k[:, 0],
+            held.positions,
+            cells.mask,
+            self._index_norms[1],
+            around.table,
+            self._indexer,
+            invariant=around.invariant,
+        )
+
+
+class LatentAttention:
+    """Causal attention over the memory's cells of `layer`, each the normed latent and the rotated
+    key that all heads share.
+
+    score = (k_b q_nope) . latent + q_rope . key, output = v_b (weighted latents): the same as
+    expanding every latent into keys and values of all heads. One projection gives, in this order
+    of rows, the queries or their bottleneck, latent and key, and the gates.
+    """
+
+    def __init__(
+        self, part: LatentAttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._part, self._layer, self._eps = part, layer, config.eps
+        n_q = part.n_head * (part.n_nope + part.n_rope)
+        self._sizes = [part.q_rank or n_q, part.n_latent + part.n_rope, part.n_gates]
+        self._split = [part.n_latent, part.n_rope]
+        self._q_split = [part.n_nope, part.n_rope]
+        self._scale = (part.n_nope + part.n_rope) ** -0.5
+        kv = weights.rows("attn_kv_a_mqa.weight")
+        last = [_key_last(kv, part)]
+        gate = [weights.rows("attn_gate.weight")] if part.gate else []
+        self._q_b: Projection | None = None
+        if part.q_rank is None:
+            first = _queries(weights.rows("attn_q.weight"), part)
+        else:
+            first = weights.rows("attn_q_a.weight")
+            self._q_a_norm = weights.keep("attn_q_a_norm.weight")
+            self._q_b = weights.stack([_queries(weights.rows("attn_q_b.weight"), part)])
+        self._input = weights.stack([first, *last, *gate])
+        self._norm = weights.keep("attn_kv_a_norm.weight")
+        self._k_b = weights.keep("attn_k_b.weight").transpose(1, 2).contiguous()
+        self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()
+        self._output = weights.project("attn_output.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; stores the tokens' latents and keys."""
+        part, invariant = self._part, around.invariant
+        q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        if self._q_b is not None:
+            q = self._q_b(rms_norm(q, self._q_a_norm, self._eps), invariant=invariant)
+        q = q.view(*x.shape[:2], part.n_head, -1)
+        q_nope, q_rope = q.split_with_sizes(self._q_split, 3)
+        latent, key = kv.unsqueeze(2).split_with_sizes(self._split, 3)
+        if part.pairs:
+            q_rope = apply_rope(q_rope, around.cos, around.sin)
+            key = apply_rope(key, around.cos, around.sin)
+        row = join((rms_norm(latent, self._norm, self._eps), key))
+        cells = around.memory.attention.update(self._layer, row)
+        absorbed = head_linear(q_nope, self._k_b, invariant=invariant)
+        context = attend(
+            join((absorbed, q_rope)),
+            cells.k,
+            cells.k[..., : part.n_latent],
+            cells.mask,
+            scale=self._scale,
+            invariant=invariant,
+        )
+        out = head_linear(context, self._v_b, invariant=invariant)
+        if part.gate:
+            out = output_gate(out, gate.view(*out.shape[:3], -1), invariant=invariant)
+        return self._output(out.flatten(2), invariant=invariant)
+
+
+def _queries(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:
+    """Rows of all query heads; those that are rotated in halves, as kernels.rope pairs them."""
+    if part.pairs != "neighbours":
+        return rows
+    size = part.n_nope + part.n_rope
+
+    def apart(data: torch.Tensor) -> list[torch.Tensor]:
+        heads = data.unflatten(0, (part.n_head, size))
+        nope, rope = heads.split([part.n_nope, part.n_rope], 1)
+        return [torch.cat((nope, rope[:, 0::2], rope[:, 1::2]), 1).flatten(0, 1)]
+
+    return rows.rearranged(apart)[0]
+
+
+def _key_last(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:
+    """Rows of the latent, then those of the shared key in the order of the queries'."""
+    if part.pairs != "neighbours":
+        return rows
+
+    def apart(data: torch.Tensor) -> list[torch.Tensor]:
+        latent, rope = data.split([part.n_latent, part.n_rope])
+        return [torch.cat((latent, rope[0::2], rope[1::2]))]
+
+    return rows.rearranged(apart)[0]

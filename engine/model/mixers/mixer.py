@@ -12,9 +12,9 @@ from engine.model.memory import ModelMemory
 
 @dataclass(frozen=True, slots=True)
 class RopeAndMemory:
-    """What a block needs besides its input: cos, sin [B, T, n_rot/2] of the tokens, the memory, and
-    the table of cosines and sines of all positions, [n_positions, n_rot]; None where no mixer
-    looks at other positions than the tokens'."""
+    """What a block needs in addition to its input: cos, sin [B, T, n_rot/2] of the tokens, the
+    memory, and the table of cosines and sines of all positions, [n_positions, n_rot]; None where no
+    mixer looks at other positions than the tokens'."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -23,7 +23,7 @@ class RopeAndMemory:
 
     @property
     def invariant(self) -> bool:
-        """Whether a token's result must have the same bits whatever tokens stand beside it."""
+        """Whether a token's result must have the same bits whatever the other tokens are."""
         return self.memory.batch_invariant
 
 

@@ -9,18 +9,17 @@ from torch.nn import functional
 
 from engine.gguf.stored_rows import StoredRows
 from engine.model.config import ModelConfig
-from engine.model.conv_window import ConvInputs, ConvWindow
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.recurrence import Recurrence, StateKey
-from engine.model.token_window import TokenInputs, TokenWindow
 from engine.model.weights import Weights
+from engine.model.windows import ConvInputs, ConvWindow, TokenInputs, TokenWindow
 from kernels.norm import head_norm
 from kernels.pointwise import add
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
 
 
-def recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
+def ngram_recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
     """How tokens advance the states of `part`."""
     window = ConvWindow(part.n_taps, part.n_channels)
     return {"tokens": TokenWindow(part.n_gram), "ngrams": window}

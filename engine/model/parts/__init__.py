@@ -62,7 +62,7 @@ class CellSize(NamedTuple):
 
 
 class CellRow(NamedTuple):
-    """A further row that a layer keeps beside its keys and values, by its name."""
+    """A further row that a layer keeps in addition to its keys and values, by its name."""
 
     layer: int
     name: str
@@ -158,7 +158,7 @@ class TrunkPart(Protocol):
         """Tensors outside the blocks, under their full names."""
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
-        """Tensors of trunk block `index` beside those of its parts, named within the block."""
+        """Tensors of trunk block `index` other than those of its parts, named within the block."""
 
 
 @dataclass(frozen=True, slots=True)

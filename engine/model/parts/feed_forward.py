@@ -53,7 +53,7 @@ class Relu2Part:
 
 
 def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[str]) -> Shapes:
-    """Matrices of so many rows, of which "ffn_down" takes `width` numbers, and their biases."""
+    """Matrices by their numbers of rows, and their biases; "ffn_down" takes `width` numbers."""
     return {
         **{
             f"{name}.weight": (n, width if name.startswith("ffn_down") else n_embd)
@@ -80,7 +80,7 @@ class RouterPart:
 
 @dataclass(frozen=True, slots=True)
 class LatentPart:
-    """Routed experts that work on rows of another width: down in front of them, up behind them,
+    """Routed experts that work on rows of another width: down in front of them, up after them,
     between which their sum may be normed. down, up, norm: names of the tensors."""
 
     width: int
@@ -95,7 +95,7 @@ class MixturePart:
 
     n_ff_shared: width of an expert that is always on, 0 for none; shared_gate: whether a gate of
     its own opens it. router: None for the softmax of all, renormalised. activation: "swiglu" or
-    "relu2", of all experts. gating, shared_gating: what stands in place of plain SwiGLU in the
+    "relu2", of all experts. gating, shared_gating: what replaces plain SwiGLU in the
     routed experts and in the shared one.
     """
 

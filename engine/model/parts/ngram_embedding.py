@@ -16,8 +16,8 @@ class NgramEmbeddingPart:
     """Rows for the n-grams that end at a token, for n from 2 to n_gram, several of each n (heads).
 
     multipliers: n_gram factors of the hash. sizes, offsets: of the range of rows of each head,
-    orders first. end_id: a token behind which n-grams begin anew. n_streams: streams it adds to.
-    d_conv: taps of the convolution behind it, n_gram tokens apart. n_rows: of the table.
+    orders first. end_id: a token after which n-grams begin anew. n_streams: streams it adds to.
+    d_conv: taps of the convolution after it, n_gram tokens apart. n_rows: of the table.
     """
 
     n_gram: int

@@ -1,22 +1,46 @@
-"""How the blocks of the trunk are joined: a row each."""
+"""Trunks: how the blocks of a model are joined. Here the usual one, a single residual stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from engine.model.config import ModelConfig
+from engine.model.layers import ResidualBlock, make_block
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import ResidualStream
-from engine.model.parts.cross_layer import CrossLayerResidual
-from engine.model.parts.hyper_connections import HyperConnections
+from engine.model.parts.trunks import CrossLayerResidual, HyperConnections
 from engine.model.taps import TapCollector
 from engine.model.trunks.cross_layer import make_cross_layer
 from engine.model.trunks.hyper_connections import make_hyper_connected
-from engine.model.trunks.residual_stream import make_residual_stream
 from engine.model.weights import Weights
+
+
+class BlockAfterBlock:
+    """Each block takes what the one before it gives."""
+
+    def __init__(self, blocks: Sequence[ResidualBlock]) -> None:
+        self._blocks = tuple(blocks)
+
+    def __call__(
+        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
+    ) -> torch.Tensor:
+        """See engine.model.trunks.Trunk."""
+        for i, block in enumerate(self._blocks):
+            taps.enters(i, x)
+            x = block(x, around)
+        return x
+
+
+def make_residual_stream(
+    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
+) -> BlockAfterBlock:
+    """See engine.model.trunks.make_trunk."""
+    return BlockAfterBlock(
+        [make_block(parts, of_block(i), config, i) for i, parts in enumerate(config.blocks)]
+    )
 
 
 class Trunk(Protocol):

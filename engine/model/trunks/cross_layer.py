@@ -1,17 +1,17 @@
-"""The trunk with cross-layer residual attention: layers look back at where streams began."""
+"""The trunk with cross-layer residual attention: layers look back at where streams start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.feed_forward import make_feed_forward
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
-from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts import BlockParts
+from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
@@ -20,22 +20,25 @@ from kernels.rows import copy_rows
 from kernels.rows.row_mixture import mix_rows
 
 
-class _Half(NamedTuple):
-    """What one half of a block reads its input with: the weight of the scores, then the norm."""
+class _Block:
+    """Mixer and feed-forward part, and before each a weight of scores and a norm."""
 
-    score: torch.Tensor
-    norm: torch.Tensor
-
-
-class _Block(NamedTuple):
-    mixer: Mixer
-    ffn: FeedForward
-    before_mixer: _Half
-    before_ffn: _Half
+    def __init__(
+        self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        mixer = make_mixer(parts.mixers, weights, config, layer)
+        assert mixer is not None  # such blocks have both halves, each with a norm
+        assert parts.ffn is not None
+        assert parts.mixer_norm is not None
+        assert parts.ffn_norm is not None
+        self.mixer = mixer
+        self.ffn = make_feed_forward(parts.ffn, weights, config.eps)
+        self.before_mixer = weights.keep("attn_res_score.weight"), weights.keep(parts.mixer_norm)
+        self.before_ffn = weights.keep("ffn_res_score.weight"), weights.keep(parts.ffn_norm)
 
 
 class CrossLayerStream:
-    """A layer that begins a group of `group` leaves its raw input behind and starts a new stream
+    """A layer that begins a group of `group` leaves its raw input and starts a new stream
     with what its mixer gives. What halves of blocks read is the softmax-weighted sum of those
     inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
     token looks at itself alone."""
@@ -67,9 +70,14 @@ class CrossLayerStream:
         return self._mix(x, left, self._score, invariant)
 
     def _read(
-        self, x: torch.Tensor, left: torch.Tensor, half: _Half, invariant: bool
+        self,
+        x: torch.Tensor,
+        left: torch.Tensor,
+        before: tuple[torch.Tensor, torch.Tensor],
+        invariant: bool,
     ) -> torch.Tensor:
-        return rms_norm(self._mix(x, left, half.score, invariant), half.norm, self._eps)
+        score, norm = before
+        return rms_norm(self._mix(x, left, score, invariant), norm, self._eps)
 
     def _mix(
         self, x: torch.Tensor, left: torch.Tensor, score: torch.Tensor, invariant: bool
@@ -82,27 +90,6 @@ def make_cross_layer(
 ) -> CrossLayerStream:
     """See engine.model.trunks.make_trunk."""
     assert isinstance(config.trunk, CrossLayerResidual)
-    blocks = []
-    for i, parts in enumerate(config.blocks):
-        inside = of_block(i)
-        mixer = make_mixer(parts.mixers, inside, config, i)
-        assert mixer is not None
-        assert parts.ffn is not None
-        assert parts.mixer_norm is not None
-        assert parts.ffn_norm is not None
-        ffn = make_feed_forward(parts.ffn, inside, config.eps)
-        blocks.append(
-            _Block(
-                mixer,
-                ffn,
-                _half(inside, "attn_res_score.weight", parts.mixer_norm),
-                _half(inside, "ffn_res_score.weight", parts.ffn_norm),
-            )
-        )
+    blocks = [_Block(parts, of_block(i), config, i) for i, parts in enumerate(config.blocks)]
     score = weights.keep("output_res_score.weight")
     return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
-
-
-def _half(weights: Weights, score: str, norm: str | None) -> _Half:
-    assert norm is not None  # what is read is normed by the block
-    return _Half(weights.keep(score), weights.keep(norm))

@@ -12,8 +12,8 @@ from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
-from engine.model.parts.hyper_connections import HyperConnections
 from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.trunks import HyperConnections
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm
@@ -25,7 +25,7 @@ from kernels.rows.streams import add_to_streams, mix_streams, open_low
 class StreamMixer:
     """Mixes the normed streams into one, each of their numbers by a gate of its own.
 
-    With an injection matrix it also tells how much of what comes of the mixture each stream gains.
+    With an injection matrix it also gives how much of what comes of the mixture each stream gains.
     """
 
     def __init__(self, part: HyperConnections, weights: Weights, name: str, eps: float) -> None:
@@ -54,22 +54,16 @@ class StreamMixer:
         mixture = mix_streams(normed, gate, invariant=invariant)
         return mixture, gains[0] if gains else None
 
-
-class _Half:
-    """One half of a block and the mixer of streams in front of it."""
-
-    def __init__(self, mixer: StreamMixer) -> None:
-        self._mixer = mixer
-
-    def __call__(
+    def advance(
         self,
         streams: torch.Tensor,
         compute: Callable[[torch.Tensor], torch.Tensor],
         *,
         invariant: bool,
     ) -> torch.Tensor:
-        mixture, gains = self._mixer(streams, invariant=invariant)
-        assert gains is not None  # both halves have an injection
+        """The streams with what `compute` makes of the mixture added to each."""
+        mixture, gains = self(streams, invariant=invariant)
+        assert gains is not None  # both halves of a block have an injection
         return add_to_streams(streams, compute(mixture), gains, invariant=invariant)
 
 
@@ -92,7 +86,7 @@ class HyperBlock:
         self._mixer: Mixer = mixer
         self._ffn: FeedForward = make_feed_forward(parts.ffn, weights, config.eps)
         self._halves = [
-            _Half(StreamMixer(trunk, weights, name, config.eps)) for name in ("hc_attn", "hc_ffn")
+            StreamMixer(trunk, weights, name, config.eps) for name in ("hc_attn", "hc_ffn")
         ]
 
     def __call__(
@@ -103,12 +97,14 @@ class HyperBlock:
         if self._embedding is not None:
             streams = add(streams, self._embedding(streams, tokens, around))
         mix, feed = self._halves
-        streams = mix(streams, lambda x: self._mixer(x, around), invariant=invariant)
-        return feed(streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant)
+        streams = mix.advance(streams, lambda x: self._mixer(x, around), invariant=invariant)
+        return feed.advance(
+            streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant
+        )
 
 
 class HyperConnected:
-    """Streams begin as copies of the embedding; a last mixer stands in place of the output norm."""
+    """Streams begin as copies of the embedding; a last mixer replaces the output norm."""
 
     def __init__(self, blocks: list[HyperBlock], last: StreamMixer, n_streams: int) -> None:
         self._blocks, self._last, self._n_streams = tuple(blocks), last, n_streams

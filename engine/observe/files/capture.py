@@ -10,21 +10,23 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
-from engine.observe.rounds.kept_requests import RawStore, as_fact
+from engine.observe.rounds.kept_requests import RawRequest, RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
-from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 MOST_BYTES = 128 << 20
 """Longest capture that is read, unpacked: twice what is kept of a run."""
@@ -37,30 +39,13 @@ _REMEDY = "Choose a capture that Draftscope wrote."
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedRequest:
-    """One request. pieces: of the reply, with the time of their arrival in milliseconds. has_left:
-    the client did not wait for the end."""
-
-    path: str
-    body: Mapping[str, Any]
-    sent_ms: float
-    head_ms: float
-    done_ms: float
-    status: int
-    content_type: str
-    pieces: tuple[tuple[float, bytes], ...] = ()
-    has_left: bool = False
-    broke: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Capture:
     """All that was kept of an attachment. log: text of the server's log, empty without one."""
 
     name: str = ""
     props: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[CapturedRequest, ...] = ()
+    requests: tuple[RawRequest, ...] = ()
     log: str = ""
     metrics: tuple[str, str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +96,7 @@ def replay(
     attachment: Attachment = "record",
     log: str = "",
     file: str = "",
-    vocabulary: ObservedVocabulary | None = None,
+    vocabulary: Tokenizer | None = None,
 ) -> int:
     """Write a capture as a run of a trace; returns its id.
 
@@ -132,7 +117,7 @@ def _replayed(
     log: str,
     file: str,
     known: ObservedRun | None,
-    vocabulary: ObservedVocabulary | None,
+    vocabulary: Tokenizer | None,
 ) -> ObservedRun:
     server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
@@ -194,19 +179,9 @@ def _events(capture: Capture) -> Iterator[tuple[float, int, int, str, bytes]]:
 def capture_of(run: ObservedRun, name: str = "") -> Capture:
     """What a run has kept of all that was sent and received."""
     raw = run.raw if run.raw is not None else RawStore()
+    cut = "No room was left to keep the rest of the reply."
     requests = tuple(
-        CapturedRequest(
-            one.path,
-            one.body,
-            one.sent_ms,
-            one.head_ms,
-            one.done_ms,
-            one.status,
-            one.content_type,
-            tuple(one.pieces),
-            one.has_left,
-            one.broke if one.is_whole else "No room was left to keep the rest of the reply.",
-        )
+        replace(one, pieces=one.pieces.copy(), broke=one.broke if one.is_whole else cut)
         for one in raw.requests
     )
     return Capture(
@@ -246,7 +221,7 @@ def write_capture(path: Path, capture: Capture) -> None:
         part.write_bytes(data)
 
 
-def _written(one: CapturedRequest) -> dict[str, Any]:
+def _written(one: RawRequest) -> dict[str, Any]:
     reply: dict[str, Any] = {
         "sent_ms": one.sent_ms,
         "status": one.status,
@@ -266,7 +241,7 @@ def _written(one: CapturedRequest) -> dict[str, Any]:
     return found
 
 
-def _cut_events(pieces: tuple[tuple[float, bytes], ...]) -> Iterator[tuple[float, str]]:
+def _cut_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
     """Events with the time at which they were complete; what is left is one by itself."""
     rest, at = bytearray(), 0.0
     for at, piece in pieces:
@@ -284,7 +259,7 @@ def _event_text(event: bytearray) -> str:
     return event.replace(b"\r\n", b"\n").decode("utf-8", "replace")
 
 
-def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequest:
+def _request(one: dict[str, Any], place: str, first_unix: float) -> RawRequest:
     """A request of a capture, or of a proxy's record, whose reply lies flat in it and whose times
     count from its own beginning."""
     reply = one.get("reply", one)
@@ -316,7 +291,7 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequ
         kind = "text/event-stream" if isinstance(events, list) else "application/json"
     status = reply.get("status", 200)
     broke = one.get("broke")
-    return CapturedRequest(
+    return RawRequest(
         one["path"][:1000],
         _object(one.get("body")),
         sent,
@@ -324,7 +299,7 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> CapturedRequ
         max(begun + _time(place, reply, "done_ms", 0.0), head),
         status if is_whole(status, 999) else 200,
         kind if isinstance(kind, str) else "",
-        tuple(pieces),
+        pieces,
         has_left=bool(one.get("abort_after")),
         broke=broke if isinstance(broke, str) else "",
     )

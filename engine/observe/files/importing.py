@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, unpacked
@@ -13,8 +14,10 @@ from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.rounds.log import is_log
 from engine.observe.rounds.log_run import fill_log
-from engine.observe.rounds.trace_rows import ObservedVocabulary
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 CAPTURE, LOG = "capture", "log"
 NAMES = (CAPTURE, LOG, *records.NAMES)
@@ -55,7 +58,7 @@ def import_file(
     name: str | None = None,
     log: Path | None = None,
     later: Path | None = None,
-    vocabulary: ObservedVocabulary | None = None,
+    vocabulary: Tokenizer | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace; returns their ids.
 

@@ -27,7 +27,7 @@ FELL_BEHIND = (
 
 
 @dataclass(frozen=True)
-class Note:
+class ExchangeEvent:
     """One thing that happened to a request, `at_s` on the monotonic clock.
 
     left: the client has gone, or its request was ended here. unrecorded: the reply goes on, but is
@@ -46,55 +46,55 @@ class Note:
     reason: str = ""
 
 
-class Tape:
-    """Takes notes from one thread without ever making it wait; another one reads them."""
+class ExchangeQueue:
+    """Takes events from one thread without ever making it wait; another one reads them."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._notes: deque[Note] = deque()
+        self._events: deque[ExchangeEvent] = deque()
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self.n_unrecorded = 0
-        """Requests that began while the tape was full."""
+        """Requests that began while the queue was full."""
 
     def request(
         self, path: str, body: bytes, is_asked_by_us: bool, reason: str = ""
-    ) -> Recording | None:
+    ) -> RecordedExchange | None:
         """Begin with a request; None when there is no room for it."""
         number = next(self._numbers)
         at_s = time.monotonic()
-        note = Note(number, "request", at_s, body, path, is_asked_by_us, reason=reason)
-        if self.put(note):
-            return Recording(self, number)
+        event = ExchangeEvent(number, "request", at_s, body, path, is_asked_by_us, reason=reason)
+        if self.put(event):
+            return RecordedExchange(self, number)
         self.n_unrecorded += 1
         return None
 
-    def put(self, note: Note, is_last: bool = False) -> bool:
-        """Add a note; False when there is no room for it, which there always is for a last one."""
-        size = _OVERHEAD + len(note.data)
+    def put(self, event: ExchangeEvent, is_last: bool = False) -> bool:
+        """Add an event; False when there is no room for it, as there always is for a last one."""
+        size = _OVERHEAD + len(event.data)
         with self._lock:
             if not is_last and self._n_bytes + size > self._limit:
                 return False
-            self._notes.append(note)
+            self._events.append(event)
             self._n_bytes += size
             return True
 
-    def take(self) -> list[Note]:
-        """All notes that are waiting, in order."""
+    def take(self) -> list[ExchangeEvent]:
+        """All events that are waiting, in order."""
         with self._lock:
-            notes = list(self._notes)
-            self._notes.clear()
+            events = list(self._events)
+            self._events.clear()
             self._n_bytes = 0
-            return notes
+            return events
 
 
-class Recording:
-    """One request on the tape, until it is done or broke. A reply is noted as it was decoded."""
+class RecordedExchange:
+    """One request in the queue, until it is done or broke. A reply is kept as it was decoded."""
 
-    def __init__(self, tape: Tape, number: int) -> None:
+    def __init__(self, queue: ExchangeQueue, number: int) -> None:
         self.number = number
-        self._tape, self._ended = tape, False
+        self._queue, self._ended = queue, False
         self._decode: Callable[[bytes], bytes] = bytes
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -104,7 +104,9 @@ class Recording:
             self._decode = _decompressor()
         elif encoding != "identity":
             self._give_up(f"A reply is compressed as {encoding[:20]!r}, which is not known here.")
-        self._put(Note(self.number, "head", time.monotonic(), status=status, headers=headers))
+        self._put(
+            ExchangeEvent(self.number, "head", time.monotonic(), status=status, headers=headers)
+        )
 
     def data(self, piece: bytes) -> None:
         """A piece of the reply as it came."""
@@ -115,31 +117,31 @@ class Recording:
         except (zlib.error, OverflowError):
             self._give_up("A reply is not compressed as it says, or too much.")
             return
-        self._put(Note(self.number, "data", time.monotonic(), decoded))
+        self._put(ExchangeEvent(self.number, "data", time.monotonic(), decoded))
 
     def done(self) -> None:
         """The reply ended by itself."""
-        self._end(Note(self.number, "done", time.monotonic()))
+        self._end(ExchangeEvent(self.number, "done", time.monotonic()))
 
     def broke(self, reason: str) -> None:
         """The reply ends here. reason: one sentence."""
-        self._end(Note(self.number, "broke", time.monotonic(), reason=reason))
+        self._end(ExchangeEvent(self.number, "broke", time.monotonic(), reason=reason))
 
     def left(self) -> None:
         """The client no longer waits for the rest of the reply."""
-        self._end(Note(self.number, "left", time.monotonic()))
+        self._end(ExchangeEvent(self.number, "left", time.monotonic()))
 
-    def _put(self, note: Note) -> None:
-        if not self._ended and not self._tape.put(note):
+    def _put(self, event: ExchangeEvent) -> None:
+        if not self._ended and not self._queue.put(event):
             self._give_up(FELL_BEHIND)
 
     def _give_up(self, reason: str) -> None:
-        self._end(Note(self.number, "unrecorded", time.monotonic(), reason=reason))
+        self._end(ExchangeEvent(self.number, "unrecorded", time.monotonic(), reason=reason))
 
-    def _end(self, note: Note) -> None:
+    def _end(self, event: ExchangeEvent) -> None:
         if not self._ended:
             self._ended = True
-            self._tape.put(note, is_last=True)
+            self._queue.put(event, is_last=True)
 
 
 def _decompressor() -> Callable[[bytes], bytes]:

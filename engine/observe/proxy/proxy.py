@@ -2,7 +2,7 @@
 
 Bytes pass as they are, at once, in a thread with an event loop of its own. Where a client streams
 generated text, the fields that tell rounds are asked for on its behalf and taken out of what it
-gets (`added_fields.py`); the tape has them. The reader of the tape cannot make a client wait.
+gets (`added_fields.py`); the queue has them. The reader of the queue cannot make a client wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from engine.errors import OptionError
 from engine.observe.proxy.added_fields import REPLIES, FieldRemover, Reply, add_fields
-from engine.observe.proxy.exchange_queue import Recording, Tape
+from engine.observe.proxy.exchange_queue import ExchangeQueue, RecordedExchange
 from engine.observe.proxy.request_checks import MAX_HEAD_BYTES, AllowedHosts, json_excess
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import cut_short, unreachable
@@ -55,7 +55,7 @@ class Proxy:
     def __init__(
         self,
         server: str,
-        tape: Tape,
+        queue: ExchangeQueue,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
@@ -65,7 +65,7 @@ class Proxy:
 
         Raises OptionError for an address that is none or cannot be listened at.
         """
-        self._server, self._tape, self._adds_fields = _Server(server), tape, adds_fields
+        self._server, self._queue, self._adds_fields = _Server(server), queue, adds_fields
         self._listener = _listen(host, port)
         name, number = self._listener.getsockname()[:2]
         self._hosts = AllowedHosts(host, name, number)
@@ -81,7 +81,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._begun = threading.Event()
         self._passing: dict[int, asyncio.Task[Any]] = {}
-        """What passes a reply on, by the request's number on the tape."""
+        """What passes a reply on, by the request's number in the queue."""
         self.error: Exception | None = None
         """What ended the thread."""
 
@@ -96,7 +96,7 @@ class Proxy:
         return self._thread.is_alive()
 
     def abort(self, number: int) -> None:
-        """End a request, by its number on the tape, at the client and at the server."""
+        """End a request, by its number in the queue, at the client and at the server."""
 
         def cancel() -> None:
             if number in self._passing:
@@ -227,7 +227,7 @@ class Proxy:
             if is_whole:
                 adds_to = form if self._adds_fields and exchange.can_be_added_to else None
                 body, exchange.added, too_large = await asyncio.to_thread(_parsed, body, adds_to)
-            exchange.recording = self._tape.request(
+            exchange.recording = self._queue.request(
                 exchange.path, b"{}" if too_large else body, bool(exchange.added), too_large
             )
             if exchange.recording is not None:
@@ -329,7 +329,7 @@ class _Exchange:
             (b"content-encoding", b"x-conversation-id")
         )
         self.added: tuple[str, ...] = ()
-        self.recording: Recording | None = None
+        self.recording: RecordedExchange | None = None
         self._is_read = asyncio.Event()
         self._has_begun = self.has_ended = False
         if not self.has_body:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import DraftscopeError, OptionError
-from engine.observe.proxy.exchange_queue import Note, Tape
+from engine.observe.proxy.exchange_queue import ExchangeEvent, ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
@@ -49,8 +49,8 @@ class ProxyRun:
         self.requests: list[ObservedRequest] = []
         self._open: dict[int, ObservedRequest] = {}
         self._log = JoinedLog(log) if log is not None else None
-        self._tape = Tape()
-        self._proxy = Proxy(server.address, self._tape, host, port, adds_fields=adds_fields)
+        self._queue = ExchangeQueue()
+        self._proxy = Proxy(server.address, self._queue, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
         self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
         self.run_id = self.observed.run_id
@@ -125,7 +125,7 @@ class ProxyRun:
         self._record()
         if self._log is not None:
             self._log.finish(self.observed)
-        if n := self._tape.n_unrecorded:
+        if n := self._queue.n_unrecorded:
             self._not_recorded(f"{n} requests came faster than they could be recorded.")
         self.observed.end(error)
         record_findings(self.trace, [self.run_id])
@@ -135,33 +135,33 @@ class ProxyRun:
         self.observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
 
     def _record(self) -> None:
-        for note in self._tape.take():
+        for event in self._queue.take():
             sleep(0)  # who passes bytes on may go first
-            at_ms = (note.at_s - self._begin) * 1e3
-            if note.what == "request":
+            at_ms = (event.at_s - self._begin) * 1e3
+            if event.what == "request":
                 request = self.observed.request(
-                    note.path, note.data, at_ms, streamed_by_us=note.is_asked_by_us
+                    event.path, event.data, at_ms, streamed_by_us=event.is_asked_by_us
                 )
-                self._open[note.request] = request
+                self._open[event.request] = request
                 self.requests.append(request)
-                if note.reason:
-                    self._not_recorded(f"A request was not recorded: it {note.reason}.", request)
+                if event.reason:
+                    self._not_recorded(f"A request was not recorded: it {event.reason}.", request)
             else:
-                self._reply(note, at_ms)
+                self._reply(event, at_ms)
 
-    def _reply(self, note: Note, at_ms: float) -> None:
-        request = self._open[note.request]
-        if note.what == "head":
-            request.head(note.status, note.headers or {}, at_ms)
-        elif note.what == "data":
-            request.data(note.data, at_ms)
+    def _reply(self, event: ExchangeEvent, at_ms: float) -> None:
+        request = self._open[event.request]
+        if event.what == "head":
+            request.head(event.status, event.headers or {}, at_ms)
+        elif event.what == "data":
+            request.data(event.data, at_ms)
         else:
-            del self._open[note.request]
-            if note.what == "done":
+            del self._open[event.request]
+            if event.what == "done":
                 request.done(at_ms)
-            elif note.what == "broke":
-                request.broke(note.reason, at_ms)
+            elif event.what == "broke":
+                request.broke(event.reason, at_ms)
             else:
                 request.left(at_ms)
-                if note.what == "unrecorded":
-                    self._not_recorded(note.reason, request)
+                if event.what == "unrecorded":
+                    self._not_recorded(event.reason, request)

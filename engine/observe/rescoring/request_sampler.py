@@ -13,8 +13,7 @@ import torch
 
 from engine.errors import OptionError
 from engine.sampling.options import SamplerOptions
-from engine.sampling.penalties import LogitBias, Penalties
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import LogitBias, Penalties, Sampler
 
 _FIELDS = {
     "temperature": "temp",

@@ -4,24 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign_numbers import is_whole
+from engine.observe.rounds.kept_requests import RawRequest, RawStore
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
-from engine.observe.rounds.trace_rows import ObservedVocabulary, PromptPart, ReadyRow, told_figures
+from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 _MOST_PARTS = 1 << 16
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
 
-class AnswerOwner(Protocol):
-    """The run that answers are part of."""
+class RequestRun(Protocol):
+    """The run that requests and their answers are part of. raw: what is kept of them as it came,
+    None for nothing."""
 
-    vocabulary: ObservedVocabulary | None
+    vocabulary: Tokenizer | None
+    raw: RawStore | None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a trace can hold a request more."""
+
+    @property
+    def n_answers(self) -> int:
+        """Sequences so far."""
+
+    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
+        """A request's place among what is kept, None without room."""
+
+    def join(self, answer: Answer) -> None:
+        """A sequence more."""
+
+    def leave_out(self) -> None:
+        """A request is not recorded for want of room."""
+
+    def learn_drafters(self, types: str) -> None:
+        """The server's drafters, as `speculative.types` names them."""
+
+    def release(self, at_ms: float) -> None:
+        """Write the rows that nothing earlier can follow, or that waited long enough."""
 
     @property
     def reach(self) -> PlaneReach:
@@ -49,7 +78,7 @@ class Answer:
     """One index of a reply: a sequence of the trace."""
 
     def __init__(
-        self, run: AnswerOwner, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
+        self, run: RequestRun, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
     ) -> None:
         self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
         self.seq_id = seq_id

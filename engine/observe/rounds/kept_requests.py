@@ -117,8 +117,9 @@ def model_of(props: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, A
 
 @dataclass(slots=True)
 class RawRequest:
-    """One request and its reply. pieces: of the body, with the time of their arrival. Times are
-    milliseconds since the run began. is_whole: nothing was left out for want of room."""
+    """One request and its reply, kept by a run or read from a capture. pieces: of the body, with
+    the time of their arrival. Times are milliseconds since the run began. has_left: the client did
+    not wait for the end. is_whole: nothing was left out for want of room."""
 
     path: str
     body: Mapping[str, Any]

@@ -59,20 +59,11 @@ _BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 _PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedToken:
-    """A token that a drafter proposed. tops: ids and probabilities of its candidates, the
-    proposed one first."""
-
-    token_id: int
-    p: float
-    tops: tuple[tuple[int, float], ...]
-
-
 @dataclass(slots=True, eq=False)
 class LogRound:
-    """One verification. pos: position of its first token; None in the light form. drafted: tokens,
-    of which `draft` tells as many as a drafter with a model had. tokens: emitted ids with their
+    """One verification. pos: position of its first token; None in the light form. drafted: number
+    of tokens. draft: of those of a drafter with a model, the candidates of each, ids and
+    probabilities, the proposed one first. tokens: emitted ids with their
     text. end_us: on the server's clock, None without times. phases: milliseconds by phase."""
 
     pos: int | None
@@ -80,7 +71,7 @@ class LogRound:
     accepted: int = 0
     restored: bool = False
     drafter: str = ""
-    draft: tuple[DraftedToken, ...] = ()
+    draft: tuple[tuple[tuple[int, float], ...], ...] = ()
     tokens: list[tuple[int, str]] = field(default_factory=list)
     checkpoint_bytes: int | None = None
     end_us: int | None = None
@@ -295,9 +286,7 @@ class LogReader:
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
-            one.draft = tuple(
-                DraftedToken(*top[0], tuple(top[k] for k in sorted(top))) for top in tops
-            )
+            one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
         slot.candidates = {}
 
     def _candidate(self, message: str) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from engine.observe.rounds.answer import Answer, AnswerOwner
+from engine.observe.rounds.answer import Answer, RequestRun
 from engine.observe.rounds.kept_requests import (
-    RawRequest,
-    RawStore,
     as_fact,
     messages_of,
     n_answers_asked,
@@ -21,35 +19,6 @@ from engine.observe.rounds.stream import Chunk, EventReader, Timings, Unreadable
 from engine.observe.rounds.stream_rounds import ContradictionError
 
 
-class RequestOwner(AnswerOwner, Protocol):
-    """The run that requests are part of. raw: what is kept of them as it came, None for nothing."""
-
-    raw: RawStore | None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a trace can hold a request more."""
-
-    @property
-    def n_answers(self) -> int:
-        """Sequences so far."""
-
-    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
-        """A request's place among what is kept, None without room."""
-
-    def join(self, answer: Answer) -> None:
-        """A sequence more."""
-
-    def leave_out(self) -> None:
-        """A request is not recorded for want of room."""
-
-    def learn_drafters(self, types: str) -> None:
-        """The server's drafters, as `speculative.types` names them."""
-
-    def release(self, at_ms: float) -> None:
-        """Write the rows that nothing earlier can follow, or that waited long enough."""
-
-
 class ObservedRequest:
     """One request within a run, and so one sequence or, for several prompts, several of them.
 
@@ -57,7 +26,7 @@ class ObservedRequest:
     """
 
     def __init__(
-        self, run: RequestOwner, number: int, path: str, body: Mapping[str, Any], at_ms: float
+        self, run: RequestRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
         self._run, self._body, self._sent_ms = run, body, at_ms
         self._raw = run.keep(path, body, at_ms)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.observe.rounds.answer import Answer
 from engine.observe.rounds.counters import (
@@ -29,16 +29,13 @@ from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
-from engine.observe.rounds.trace_rows import (
-    COLUMNS,
-    ObservedVocabulary,
-    ReadyRow,
-    RowWriter,
-    told_figures,
-)
+from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
@@ -71,7 +68,7 @@ class ObservedRun:
         patience_ms: float = _PATIENCE_MS,
         known: ObservedRun | None = None,
         keep_raw: bool = True,
-        vocabulary: ObservedVocabulary | None = None,
+        vocabulary: Tokenizer | None = None,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.

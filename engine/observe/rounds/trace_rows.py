@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.records import N_TOP
 from engine.trace.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from engine.gguf.tokenizer import Tokenizer
 
 _LONGEST_TEXT = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
@@ -86,24 +89,11 @@ class ReadyRow:
     prompt_ids: Sequence[int] = field(default=())
 
 
-class ObservedVocabulary(Protocol):
-    """Of the server's model: engine.gguf.tokenizer.Tokenizer is one."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-
-    def piece(self, token_id: int) -> bytes:
-        """The bytes of a token."""
-
-    def ids_of_piece(self, piece: bytes) -> tuple[int, ...]:
-        """The tokens that add exactly these bytes to a text."""
-
-
 class RowWriter:
     """Gives settled rows their rounds' numbers and writes them."""
 
     def __init__(
-        self, writer: TraceWriter, reach: PlaneReach, vocabulary: ObservedVocabulary | None = None
+        self, writer: TraceWriter, reach: PlaneReach, vocabulary: Tokenizer | None = None
     ) -> None:
         self._writer, self._reach, self._vocabulary = writer, reach, vocabulary
         self._n_rounds = self.n_merged = 0
@@ -227,7 +217,7 @@ class RowWriter:
         kinds = one.kinds()
         if one.log is not None:
             known = self.log_pieces
-            drafted = (token for top in one.log.draft for token, _ in top.tops if token in known)
+            drafted = (token for tops in one.log.draft for token, _ in tops if token in known)
             self._writer.learn(drafted, known.__getitem__)
         n_kept = kinds.count("accepted")
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
@@ -260,7 +250,7 @@ class RowWriter:
                 **ids,
                 pos=first_pos + i,
                 kind="rejected" if i == one.accepted else "ignored",
-                token_id=log.draft[i].token_id,
+                token_id=log.draft[i][0][0],
                 **_drafted(log, i),
             )
         for i in range(one.accepted if log.restored else 0):
@@ -315,12 +305,12 @@ def _drafted(log: LogRound | None, index: int) -> dict[str, Any]:
     """Columns of a drafted token."""
     if log is None or index >= len(log.draft):
         return {"draft_index": index}
-    one = log.draft[index]
+    tops = log.draft[index]
     return {
         "draft_index": index,
-        "draft_p": one.p,
-        "draft_top_id": [token for token, _ in one.tops[:N_TOP]],
-        "draft_top_p": [p for _, p in one.tops[:N_TOP]],
+        "draft_p": tops[0][1],
+        "draft_top_id": [token for token, _ in tops[:N_TOP]],
+        "draft_top_p": [p for _, p in tops[:N_TOP]],
     }
 
 

@@ -27,13 +27,13 @@ def block_linear(
     """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
 
     x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
-    blocks of the GGML type named `type`, on an even address; on a processor also F32, rows of
+    blocks of the GGML type named `type`, on an even address; on a CPU also F32, rows of
     whole 32 numbers. Returns f32 [..., out]. On a GPU
     meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
 
     rounded: x is rounded to bfloat16 first, and the weights where that is faster than leaving
     them as they are; processors with the instructions multiply such numbers faster.
-    invariant: a row has the same bits whatever rows stand beside it.
+    invariant: a row has the same bits whatever the other rows are.
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """

@@ -32,7 +32,7 @@ CHUNK = 256
 STRETCH = 1024
 # rows of x that stay in the cache as they are
 HARDLY_ANY = 2
-# bytes; the processor's own prefetching starts anew with every row
+# bytes; the CPU's own prefetching starts anew with every row
 AHEAD = 1024
 
 
@@ -86,7 +86,7 @@ def _program(type: str, n_rows: int, how: Arithmetic, in_groups: bool) -> Progra
 def _prepare_body(
     how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    """Rows of x rounded, and behind each the sums of its groups."""
+    """Rows of x rounded, and after each the sums of its groups."""
     x, out, n_in = args
     with code.loop(first, last) as r:
         start = out + r * _row_bytes(n_in, how)
@@ -162,7 +162,7 @@ def _by_terms(
 
 
 class _Stretch:
-    """So many neighbouring blocks of a weight row that x's numbers for them stay in the cache."""
+    """Neighbouring blocks of a weight row, as few as let x's numbers for them stay in the cache."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ def _stretches(
         with code.loop(0, n_blocks, step) as begin:
             end = code.smaller(begin + step, n_blocks)
             with code.loop(first, last) as row:
-                # the same place of the next row: the processor would not guess it
+                # the same place of the next row: the CPU would not guess it
                 yield _Stretch(type, how, code, args, row, begin, end, args[1])
 
 
@@ -243,8 +243,8 @@ _MOST_SUMS = {True: 16, False: 4}
 
 
 def takes_groups(type: str, n_rows: int, how: Arithmetic, n_out: int, row_bytes: int) -> bool:
-    """Whether weight rows come to whole groups, whose sums with so many rows of x stay in the
-    registers, and may be in the processor's caches."""
+    """Whether weight rows come to whole groups, whose sums with n_rows rows of x stay in the
+    registers, and may be in the CPU's caches."""
     if type not in _TYPES or how.rounded or n_out % TOGETHER or n_out * row_bytes > _CACHED:
         return False
     return n_rows * TOGETHER <= _MOST_SUMS[has_feature("avx512f")]
@@ -271,7 +271,7 @@ def multiply_groups(
             rows = [x + (n_in * r + b * elements) * how.size for r in range(n_rows)]
             blocks_here = [start + b * n_bytes + row_bytes * w for w in range(TOGETHER)]
             for block in blocks_here:
-                # the same place of the next group: the processor would not guess it
+                # the same place of the next group: the CPU would not guess it
                 for line in range(0, n_bytes, _LINE):
                     code.prefetch(block + row_bytes * TOGETHER + line)
             decoded = [operands(code, type, block, how) for block in blocks_here]

@@ -1,4 +1,4 @@
-"""The product on a processor, straight from the blocks."""
+"""The product on a CPU, straight from the blocks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     GGML type named `type`. Returns f32 [..., out].
 
     Integers add up exactly, and floats in one order (integer_linear_naive): a row
-    has the same bits whatever rows stand beside it, on every number of threads and every processor.
+    has the same bits whatever the other rows are, on every number of threads and every processor.
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """

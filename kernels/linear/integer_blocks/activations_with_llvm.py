@@ -31,7 +31,7 @@ from kernels.llvm.rows import rows, run, start
 from kernels.llvm.values import I8, I16, I32
 
 STRETCH = LONG
-"""Numbers of a row whose products come to one number; see kernels.linear.integer_blocks.naive."""
+"""Numbers of a row whose products come to one number; see integer_linear_naive."""
 LINE = 64
 PART = 32
 """Bytes of a line of integers."""
@@ -53,8 +53,8 @@ class Layout:
     """What the record of a stretch holds, and where: offsets are bytes from its start.
 
     long: blocks of x have 256 numbers, else 32. lanes: of a stretch's neighbours by 32, or by 16
-    where there are 16 of them, which of them stands in each lane; its fours come in its line after
-    line, behind the last one of the first 8 those of the second. Short blocks are in their order.
+    where there are 16 of them, which of them is in each lane; its fours come in its line after
+    line, after the last one of the first 8 those of the second. Short blocks are in their order.
     words: integers have 16 bits, else 8. together: rows in a record; stretches: of each of them.
     offset, minimums: of weights.
     """
@@ -103,7 +103,7 @@ class Layout:
         return (n_stretches + (self.stretches - 1)) // self.stretches * self.record_bytes
 
     def at(self, tile: Value, r: Value, stretch: Value) -> tuple[Value, Value]:
-        """Where a stretch of row r of the tile stands: its record, and its place abreast."""
+        """Where a stretch of row r of the tile is: its record, and its place abreast."""
         if self.stretches == 1:
             return tile + stretch * self.record_bytes, r
         record = tile + stretch // self.stretches * self.record_bytes

@@ -2,7 +2,7 @@
 
 A byte is the integer of a weight plus the type's offset, so that it is never negative, or, for the
 types with large integers, the integer with its sign. Vectors are made for several stretches, those
-of the second behind those of the first: two fill the vectors of AVX512.
+of the second after those of the first: two fill the vectors of AVX512.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Form(NamedTuple):
 
 
 def _sixteens(*parts: Sequence[int]) -> tuple[int, ...]:
-    """Lanes of 16 neighbours: the first and the second ones of four 32, of four others behind."""
+    """Lanes of 16 neighbours: the first and the second ones of four 32, then of four others."""
     return tuple(2 * part + half for four in parts for half in (0, 1) for part in four)
 
 
@@ -119,13 +119,13 @@ def table(code: Code, numbers: Sequence[int], index: Value) -> Value:
 
 
 def _down(x: Value, bits: int) -> Value:
-    """Bytes moved down by so many bits; the upper ones are not told."""
+    """Bytes moved down by a number of bits; the upper ones are undefined."""
     return (x.bits(vector(I16, x.type.count // 2)) >> bits).bits(x.type)
 
 
 def _moved(code: Code, x: Value, *steps: tuple[int, int, int, int]) -> Value:
-    """Of every four words of i8 each moved by so many bits, up where that is positive, one step
-    after the other; what comes in from other bytes is not told."""
+    """Of every four words of i8 each moved by its number of bits, up where that is positive, step
+    by step; what comes in from other bytes is undefined."""
     words = x.bits(vector(I32, x.type.count // 4))
     for step in steps:
         amounts = code.constants(words.type, [abs(n) for n in step] * (words.type.count // 4))
@@ -159,7 +159,7 @@ def _powers(code: Code, addresses: Sequence[Value]) -> Value:
 
 
 def joined(parts: Sequence[Value]) -> Value:
-    """Numbers, or vectors of one length, beside each other; a power of two of them."""
+    """Numbers, or vectors of one length, joined; a power of two of them."""
     values = [part if isinstance(part.type, ir.VectorType) else part.alone() for part in parts]
     while len(values) > 1:
         values = [a.beside(b) for a, b in zip(values[::2], values[1::2], strict=True)]
@@ -167,7 +167,7 @@ def joined(parts: Sequence[Value]) -> Value:
 
 
 def _loaded(code: Code, blocks: Sequence[Value], at: int, type: ir.Type) -> Value:
-    """What stands at one place of every block."""
+    """What is at one place of every block."""
     return joined([code.load(block + at, type) for block in blocks])
 
 
@@ -198,7 +198,7 @@ def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
 
 
 def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
-    """The fifth bits of the elements in 32 bits from `start` on, the others behind them."""
+    """The fifth bits of the elements in 32 bits from `start` on, then the others."""
     words = _loaded(code, blocks, start, I32)
     count = 4 * words.type.count
     fifth = words.bits(vector(I8, count))

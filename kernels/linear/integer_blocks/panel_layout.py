@@ -35,7 +35,7 @@ class Panel:
     """Records of one GGML type; offsets count words.
 
     A record of a weight row has integers, four bytes in a word, or in one word the first and the
-    third of four as 16 bits, and in the word PER_STRETCH behind it the others, in lines of
+    third of four as 16 bits, and in the word PER_STRETCH after it the others, in lines of
     PER_STRETCH lanes (kernels.linear.integer_blocks.activations_with_llvm.Layout); in long blocks
     scales of groups, each as a pair of 16 bits or, with vnni, as 32 bits, and minimums of groups
     in such pairs; scales and minimums f32, one of a long block, PER_STRETCH of short ones.

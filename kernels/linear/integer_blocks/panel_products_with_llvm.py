@@ -1,5 +1,5 @@
 """A panel of weights times a few rows of x: the numbers t of
-kernels.linear.integer_blocks.naive."""
+integer_linear_naive."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class WeightRows(NamedTuple):
     last: Value
 
     def row(self, code: Code, index: Value) -> Value:
-        """The address of a row; of those behind the last one, the last one's."""
+        """The address of a row; of those after the last one, the last one's."""
         return self.blocks + code.smaller(index, self.last) * self.row_bytes
 
 
@@ -69,7 +69,7 @@ def _write_short(
     i: Value,
     to: Value,
 ) -> None:
-    """Block i of a stretch, `index` of the rows. Behind their last one scales and minimums are 0,
+    """Block i of a stretch, `index` of the rows. After their last one scales and minimums are 0,
     as the integers of x are there."""
     n_bytes = sizes(type)[1]
     at = code.smaller(index, weights.row_blocks - 1) * n_bytes
@@ -155,7 +155,7 @@ def _transpose(code: Code, panel: Panel, records: Value, record_bytes: int, to: 
 def pack(x: torch.Tensor, panel: Panel) -> torch.Tensor:
     """The n rows of x f32 [n, in] in tiles: uint8 [stretches, tiles, bytes of a tile].
 
-    Where rows are missing in the last tile, the last row stands.
+    Where rows are missing in the last tile, the last row takes their place.
     """
     rows = quantise(x, Layout(panel.long, panel.lanes, minimums=panel.minimums))
     n_rows, n_stretches = len(rows), -(-x.shape[1] // STRETCH)
@@ -202,7 +202,7 @@ def _pack(panel: Panel, code: Code, args: Sequence[Value], first: Value, last: V
 
 
 def _columns(code: Code, sources: Sequence[Value], at: Value) -> list[Value]:
-    """As many words as there are rows, those of all rows beside each other, i32, from `at` on."""
+    """As many words as there are rows, those of all rows next to each other, i32, from `at` on."""
     together = vector(I32, len(sources))
     return transposed([code.load(source + at, together) for source in sources])
 

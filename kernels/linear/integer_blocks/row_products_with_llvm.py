@@ -127,7 +127,7 @@ def in_words(type: str, *, vnni: int) -> bool:
 
 
 def layout_for(type: str, together: int, *, vnni: int) -> Layout:
-    """How rows of x are quantised for weights of a type, so many of them together."""
+    """How rows of x are quantised for weights of a type, several of them together."""
     form, words = FORMS[type], in_words(type, vnni=vnni)
     # bytes with a sign lose it for VNNI
     offset = BYTE_ZERO if form.most is None and vnni else form.offset
@@ -143,7 +143,7 @@ class RowVectors:
     """Quantised rows of x, of n neighbouring stretches at a time, as many as a vector has parts.
 
     filled: the rows of x, filled up with the last one to a power of two. lanes: the stretch and the
-    row of x of each place in the sums of so many vectors.
+    row of x of each place in the sums of several vectors.
     """
 
     def __init__(self, code: Code, layout: Layout, start: Value) -> None:

@@ -5,7 +5,7 @@ in blocks of 256 ("long") meets q8_K. With a the largest magnitude of a block, t
 number x is x * (127 / a), rounded to the nearest, ties to even. The scale is a / 127 rounded to
 f16 in short blocks, and 1 / (127 / a) in long ones.
 
-Integers that cannot be told are 0: all of a block with an infinity or NaN, whose scale is then no
+Integers that are undefined are 0: all of a block with an infinity or NaN, whose scale is then no
 number either, and so is every result of the row; and all of a block below 127 / FLT_MAX. The scale
 of a short block above 8.3e6 is an infinity, so results are infinite or NaN.
 """

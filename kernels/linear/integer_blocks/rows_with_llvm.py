@@ -39,7 +39,7 @@ ROWS = 8
 """More rows of x than this many share no reading of the weights."""
 # weight rows that a thread takes at a time
 CHUNK = 256
-# bytes, in the nearest cache; the processor's own prefetching starts anew with every row
+# bytes, in the nearest cache; the CPU's own prefetching starts anew with every row
 AHEAD = 8192
 # bytes, in the second cache: for what is read faster than the nearest one can wait for. An Intel
 # Xeon read Q8_0 at 23 to 24 GB/s instead of 19 to 20 for one row, 21 instead of 20 for four
@@ -64,7 +64,7 @@ def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Ten
 
 @functools.cache
 def _prepared(type: str, n_rows: int, n_in: int) -> tuple[Program, int]:
-    """The program, and the bytes of so many quantised rows."""
+    """The program, and the bytes of its quantised rows."""
     vnni = vector_bits()
     layout = layout_for(type, n_rows, vnni=vnni)
     return program(type, n_rows, vnni=vnni), layout.tile_bytes(-(-n_in // STRETCH))
@@ -114,7 +114,7 @@ def write(
         with code.loop(0, n_stretches, n) as b:
             for line in range(0, stretch_bytes * n, LINE):
                 code.prefetch(start + b * stretch_bytes + (ahead + line), near=not fast)
-            # the last one once more where it has none beside it
+            # the last one once more where it has no neighbour
             indices = [b, *(code.smaller(b + i, n_stretches - 1) for i in range(1, n))]
             there = [start + index * stretch_bytes for index in indices]
             if rest:
@@ -153,7 +153,7 @@ class _Rest:
 def _short_terms(
     code: Code, type: str, vnni: int, stretches: Sequence[Value], rows: RowVectors
 ) -> Value:
-    """t of kernels.linear.integer_blocks.naive for each lane of rows."""
+    """t of integer_linear_naive for each lane of rows."""
     n_bytes = sizes(type)[1]
     blocks = [stretch + n_bytes * i for stretch in stretches for i in range(PER_STRETCH)]
     weights = short_blocks(code, type, blocks)

@@ -1,4 +1,4 @@
-"""The integer products on a processor."""
+"""The integer products on a CPU."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def body(
 
 
 def _zeros(code: Code, n_bytes: int) -> Value:
-    """The address of so many bytes of integers of x that are 0."""
+    """The address of this many bytes of integers of x that are 0."""
     zeros = code.stack(n_bytes)
     zero = code.constant(vector(I8, 32), BYTE_ZERO)
     for at in range(0, n_bytes, zero.type.count):

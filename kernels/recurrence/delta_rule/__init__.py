@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import F, pick
+from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence.delta_rule import naive, with_torch
 from kernels.recurrence.delta_rule.naive import DeltaLog
 
@@ -24,20 +24,14 @@ _TRITON, _LLVM = (
     "kernels.recurrence.delta_rule.with_llvm",
 )
 
-
-def _pick_invariant(with_torch: F) -> F:
-    """LLVM or torch: the others make no promise about bits."""
-    return pick(with_torch, with_torch, None, _LLVM)
-
-
 _run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
 _into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
 _slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON, _LLVM)
 _log = pick(naive.gated_delta_log, with_torch.gated_delta_log, _TRITON, _LLVM)
 _fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
-_into_invariant = _pick_invariant(with_torch.gated_delta_into)
-_log_invariant = _pick_invariant(with_torch.gated_delta_log)
-_fold_invariant = _pick_invariant(with_torch.fold_invariant)
+_into_invariant = pick_invariant(with_torch.gated_delta_into, _LLVM)
+_log_invariant = pick_invariant(with_torch.gated_delta_log, _LLVM)
+_fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def gated_delta_rule(
@@ -91,11 +85,8 @@ def gated_delta_into(
     invariant: outputs and states have the same bits in whatever portions tokens and sequences
     come; so they have with the same argument of the two functions below.
     """
-    if invariant:
-        return _into_invariant(
-            q, k, v, g, beta, state, grouped=grouped, slots=slots, invariant=True
-        )
-    return _into(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+    run = _into_invariant if invariant else _into
+    return run(q, k, v, g, beta, state, grouped=grouped, slots=slots)
 
 
 def gated_delta_slots(
@@ -149,9 +140,8 @@ def gated_delta_log(
     the log is d_k + d_v + 1 numbers per token and head, 2 d_k + d_v with one gate per key channel,
     where a state is d_k * d_v.
     """
-    if invariant:
-        return _log_invariant(q, k, v, g, beta, state, grouped=grouped, invariant=True)
-    return _log(q, k, v, g, beta, state, grouped=grouped)
+    run = _log_invariant if invariant else _log
+    return run(q, k, v, g, beta, state, grouped=grouped)
 
 
 def fold(

@@ -9,7 +9,7 @@ it):
     O = scale diag(e^c) Q S0 + P U,   P = scale lower(Q K^T * D)
     S = e^(c_last) S0 + (diag(D_last) K)^T U
 
-With a gate per key channel c_i is a row as long as a key and stands inside the sums: K K^T * D
+With a gate per key channel c_i is a row as long as a key and is inside the sums: K K^T * D
 becomes sum over d of k_id k_jd e^(c_id - c_jd), no exponent above zero however strong the decay,
 which costs a product of tiles; diag(e^c) K becomes e^c * K.
 
@@ -80,7 +80,7 @@ def _solve(
     place = (b * n_heads + j) * tl.num_programs(0) + chunk
     if not CHANNELS:
         gate = tl.load(g + t * g_t, t < n_tokens, 0.0)
-        # Each column's sum starts behind its own token: numbers of one sign, no differences of
+        # Each column's sum starts after its own token: numbers of one sign, no differences of
         # long sums, and no exponent above zero. Row s is c_s - c_column.
         D = tl.exp(tl.cumsum(tl.where(row > column, gate[:, None], 0.0), 0))
         keys *= D

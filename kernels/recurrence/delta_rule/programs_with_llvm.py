@@ -1,4 +1,4 @@
-"""The programs of the gated delta rule on a processor; a task is some columns of one state.
+"""The programs of the gated delta rule on a CPU; a task is some columns of one state.
 
 Where a tensor is asked for, a program takes four arguments: its address and three strides.
 """
@@ -218,8 +218,8 @@ class _Heads(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """slot: the place of the state so many tokens before the last one; n_slots: of them. is_large:
-    whether they would only push other things out of the caches."""
+    """slot: by the tokens from its state to the last one. n_slots: how many. is_large: writing them
+    would only push other things out of the caches."""
 
     slot: Callable[[Value], Place]
     n_slots: Value

@@ -1,4 +1,4 @@
-"""The gated delta rule on a processor: the recurrence at every length.
+"""The gated delta rule on a CPU: the recurrence at every length.
 
 A state is read once, stays in a cache meanwhile, and is written where it is kept. So 512 tokens
 take half as long as the chunks of the torch version (two cores of Zen 4): those need about as many
@@ -18,7 +18,7 @@ from kernels.recurrence.delta_rule.programs_with_llvm import Sides
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
-# bytes of states, beside the newest, that one layer writes: with several such layers they leave the
+# bytes of states, the newest apart, that one layer writes: with several such layers they leave the
 # caches anyway
 LARGE = 1 << 20
 
@@ -33,10 +33,10 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_into; invariant in any case, as every token
-    goes through the same operations, whatever comes before, beside or behind it."""
+    """See kernels.recurrence.delta_rule.gated_delta_into; always invariant, as every token goes
+    through the same operations, whatever other tokens there are."""
     v, strides = inputs[2], slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
@@ -84,11 +84,9 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def gated_delta_log(
-    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
-) -> tuple[torch.Tensor, DeltaLog]:
-    """See kernels.recurrence.delta_rule.gated_delta_log; invariant in any case. The state after
-    the last token is never made."""
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
+    """See kernels.recurrence.delta_rule.gated_delta_log; always invariant. The state after the
+    last token is never made."""
     _, k, v, g, *_ = inputs
     o, u = torch.empty(v.shape), torch.empty(v.shape)
     _run(inputs, grouped, (0, 0, 0, 0), 0, o, u)
@@ -143,7 +141,8 @@ def fold(
     grouped: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.fold. Here the very states of gated_delta_into."""
+    """See kernels.recurrence.delta_rule.fold; token by token, with the states of
+    gated_delta_into."""
     k, u, state, channels = _rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4
     g = _rows(log.g) if channels else log.g
     n_batch, n_heads, d_k, d_v = state.shape
@@ -165,10 +164,6 @@ def fold(
         threads=torch.get_num_threads(),
     )
     return out
-
-
-# it goes through the operations of gated_delta_into, token by token
-fold_invariant = fold
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

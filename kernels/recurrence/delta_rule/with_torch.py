@@ -220,8 +220,12 @@ def fold(
     *,
     grouped: bool,
     out: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs."""
+    """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs. invariant: token by
+    token, with the bits of the states of an invariant gated_delta_into."""
+    if invariant:
+        return _fold_by_token(state, log, n_tokens, grouped, out)
     k, u, g = _prefix(log, n_tokens)
     if k.shape[1] == 0:
         return state.clone() if out is None else out.copy_(state)
@@ -245,15 +249,13 @@ def fold(
     return S.view(state.shape) if out is None else out
 
 
-def fold_invariant(
+def _fold_by_token(
     state: torch.Tensor,
     log: DeltaLog,
     n_tokens: int | torch.Tensor,
-    *,
     grouped: bool,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """fold token by token, with the bits of the states of an invariant gated_delta_into."""
     k, u, g = _prefix(log, n_tokens)
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out

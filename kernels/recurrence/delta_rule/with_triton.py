@@ -14,13 +14,8 @@ import triton.language as tl
 from kernels.recurrence.delta_rule.chunks_with_triton import Inputs, run_chunks
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
 from kernels.recurrence.delta_rule.recurrence_with_triton import columns_per_program, run_recurrence
+from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import cdiv, jit, power_of_2
-
-# With more tokens the chunks should pay (not yet measured): the recurrence waits for each token's
-# sums, a chunk for four products of tiles.
-FEW_TOKENS = 16
-# slots are arguments of their own, so each of their numbers is a kernel of its own
-MAX_SLOTS = 32
 
 
 def gated_delta_rule(
@@ -37,29 +32,17 @@ def gated_delta_into(
     *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_into."""
-    *_, v, _, _, state = inputs
-    strides = slots[0].stride()
-    if any(slot.stride() != strides for slot in slots):
-        raise ValueError("the slots of one call differ in their strides")
-    n_tokens = v.shape[1]
-    outputs, start = [], 0
-    # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
-    n_before = n_tokens - len(slots) + 1
-    if n_before > FEW_TOKENS:
-        o, _ = run_chunks(
-            _part(inputs[:5], 0, n_before), state, slots[-1], grouped=grouped, log=False
-        )
-        outputs.append(o)
-        start, state, slots = n_before, slots[-1], slots[:-1]
-    while start < n_tokens:
-        # of more slots than one kernel takes, the oldest first; then on from the newest of those
-        n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
-        mine, slots = slots[n_later:], slots[:n_later]
-        part = _part(inputs[:5], start, n_tokens - n_later)
-        o, _ = run_recurrence(part, state, mine, grouped=grouped)
-        outputs.append(o)
-        start, state = n_tokens - n_later, mine[0]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+    def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        part = _part(inputs[:5], start, stop)
+        return run_chunks(part, state, slot, grouped=grouped, log=False)[0]
+
+    def steps(
+        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        return run_recurrence(_part(inputs[:5], start, stop), state, slots, grouped=grouped)[0]
+
+    return run_into(inputs[2].shape[1], inputs[5], slots, chunks, steps)
 
 
 def _part(inputs: Inputs, start: int, stop: int) -> Inputs:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import F, pick
+from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence.ssd import naive, with_torch
 from kernels.recurrence.ssd.naive import SsdInputs, SsdLog
 
@@ -14,20 +14,14 @@ __all__ = ["SsdInputs", "SsdLog", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slo
 
 _TRITON, _LLVM = "kernels.recurrence.ssd.with_triton", "kernels.recurrence.ssd.with_llvm"
 
-
-def _pick_invariant(with_torch: F) -> F:
-    """LLVM or torch: the others make no promise about bits."""
-    return pick(with_torch, with_torch, None, _LLVM)
-
-
 _run = pick(naive.ssd, with_torch.ssd, _TRITON, _LLVM)
 _into = pick(naive.ssd_into, with_torch.ssd_into, _TRITON, _LLVM)
 _slots = pick(naive.ssd_slots, with_torch.ssd_slots, _TRITON, _LLVM)
 _log = pick(naive.ssd_log, with_torch.ssd_log, _TRITON, _LLVM)
 _fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
-_into_invariant = _pick_invariant(with_torch.ssd_into_invariant)
-_log_invariant = _pick_invariant(with_torch.ssd_log_invariant)
-_fold_invariant = _pick_invariant(with_torch.fold_invariant)
+_into_invariant = pick_invariant(with_torch.ssd_into, _LLVM)
+_log_invariant = pick_invariant(with_torch.ssd_log, _LLVM)
+_fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def ssd(

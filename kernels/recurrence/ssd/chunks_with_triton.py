@@ -89,7 +89,7 @@ def _pass(
         B_rows = tl.load(B + t[None, :, None] * B_t, of_columns, 0.0)
         gram = tl.load(grams + place * T * T + row * T + column)
 
-        # Each column's sum starts behind its own token: numbers of one sign, no differences of
+        # Each column's sum starts after its own token: numbers of one sign, no differences of
         # long sums, and no exponent above zero. Row i is c_i - c_column.
         M = tl.exp(tl.cumsum(tl.where(row > column, gate[:, None], 0.0), 0))
         decay = tl.exp(tl.cumsum(gate, 0))

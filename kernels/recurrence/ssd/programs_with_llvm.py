@@ -1,4 +1,4 @@
-"""The programs of state-space duality on a processor; a task is some rows of one state.
+"""The programs of state-space duality on a CPU; a task is some rows of one state.
 
 Rows [N] do not mix in the recurrence. A task takes its rows through all tokens, reading and
 writing them once per token:
@@ -165,7 +165,7 @@ class _Task(NamedTuple):
 
 
 class _Destination:
-    """Where a task's states come from and go to, as `recurrence` is told."""
+    """Where a task's states come from and go to, as `recurrence` is given them."""
 
     def __init__(
         self, code: Code, task: _Task, pool: _Tensor, where: Sequence[Value], indexed: bool
@@ -235,7 +235,7 @@ def _recurrence(
 
 @functools.cache
 def fold(sides: SsdSides, *, counted: bool) -> Program:
-    """The states behind the tokens of a log.
+    """The states after the tokens of a log.
 
     Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
     every sequence if they are counted; n_heads, n_groups.

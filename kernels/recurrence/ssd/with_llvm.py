@@ -1,4 +1,4 @@
-"""State-space duality on a processor: the recurrence at every length.
+"""State-space duality on a CPU: the recurrence at every length.
 
 A row of a state takes three operations a number, with what a token brings in the nearest cache:
 chunks would need more of them, in products too small for what surrounds them.
@@ -26,7 +26,8 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, tor
 
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into; invariant in any case."""
+    """See kernels.recurrence.ssd.ssd_into; always invariant, as every token goes through the same
+    operations, whatever other tokens there are."""
     strides = slots[0].stride()
     if any(slot.stride() != strides for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
@@ -35,10 +36,6 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Ten
     table = array("q", [slot.data_ptr() for slot in slots])
     where = table.buffer_info()[0], *strides[:3]
     return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
-
-
-# every token goes through the same operations, whatever comes before, beside or behind it
-ssd_into_invariant = ssd_into
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
@@ -51,14 +48,11 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
 
 
 def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
-    """See kernels.recurrence.ssd.ssd_log; invariant in any case."""
+    """See kernels.recurrence.ssd.ssd_log; always invariant."""
     x, _, g, B, *_ = inputs
     u = torch.empty(x.shape)
     o = _run(inputs[:6], _rows(inputs[6]), 0, (0, 0, 0, 0), indexed=False, u=u)
     return o, SsdLog(u, B, g)
-
-
-ssd_log_invariant = ssd_log
 
 
 def _run(
@@ -71,7 +65,7 @@ def _run(
     u: torch.Tensor | None = None,
     holds: object = None,
 ) -> torch.Tensor:
-    """where: the last arguments of the program; holds: what they point to beside tensors. u: memory
+    """where: the last arguments of the program; holds: what they point to, tensors apart. u: memory
     for the rows of the log, if any."""
     x, dt, g, B, C, D = inputs
     x, B, C, D = _rows(x), _rows(B), _rows(C), D.contiguous()
@@ -129,9 +123,6 @@ def fold(
         threads=torch.get_num_threads(),
     )
     return out
-
-
-fold_invariant = fold
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -51,14 +51,9 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, tor
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
 
-def ssd_into(*inputs: *SsdArguments, slots: Slots) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into."""
-    return _by_heads(inputs, slots, invariant=False)
-
-
-def ssd_into_invariant(*inputs: *SsdArguments, slots: Slots) -> torch.Tensor:
-    """ssd_into by the recurrence at every length."""
-    return _by_heads(inputs, slots, invariant=True)
+def ssd_into(*inputs: *SsdArguments, slots: Slots, invariant: bool = False) -> torch.Tensor:
+    """See kernels.recurrence.ssd.ssd_into. invariant: by the recurrence at every length."""
+    return _by_heads(inputs, slots, invariant=invariant)
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
@@ -70,14 +65,12 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return o
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
-    """See kernels.recurrence.ssd.ssd_log."""
-    return _logged(inputs, invariant=False)
-
-
-def ssd_log_invariant(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
-    """ssd_log by the recurrence at every length."""
-    return _logged(inputs, invariant=True)
+def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[torch.Tensor, SsdLog]:
+    """See kernels.recurrence.ssd.ssd_log: the outputs through a state that is thrown away.
+    invariant: by the recurrence at every length."""
+    x, dt, g, B, *_, state = inputs
+    o = _by_heads(inputs, [torch.empty_like(state)], invariant=invariant)
+    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
 
 
 def fold(
@@ -86,9 +79,13 @@ def fold(
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs."""
+    """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs. invariant: token by token,
+    with the bits of the states of an invariant ssd_into."""
     u, B, g = _prefix_rows(log, n_tokens)
+    if invariant:
+        return _fold_by_token(state, SsdLog(u, B, g), out)
     target = (
         torch.empty(state.shape, dtype=state.dtype, device=state.device) if out is None else out
     )
@@ -101,15 +98,8 @@ def fold(
     return target
 
 
-def fold_invariant(
-    state: torch.Tensor,
-    log: SsdLog,
-    n_tokens: int | torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """fold token by token, with the bits of the states of ssd_into_invariant."""
-    u, B, g = _prefix_rows(log, n_tokens)
+def _fold_by_token(state: torch.Tensor, rows: SsdLog, out: torch.Tensor | None) -> torch.Tensor:
+    u, B, g = rows
     target = torch.empty(state.shape, device=state.device) if out is None else out
     S = target.copy_(state).view(-1, *state.shape[2:])
     decay = pointwise(torch.exp, g, invariant=True)
@@ -128,13 +118,6 @@ def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> torch.T
     else:
         o = _chunks(rows, state.reshape(size), places)
     return o.view(*state.shape[:2], rows.n_tokens, -1).transpose(1, 2)
-
-
-def _logged(inputs: SsdArguments, *, invariant: bool) -> tuple[torch.Tensor, SsdLog]:
-    """The outputs through a state that is thrown away."""
-    x, dt, g, B, *_, state = inputs
-    o = _by_heads(inputs, [torch.empty_like(state)], invariant=invariant)
-    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
 
 
 def _by_token(

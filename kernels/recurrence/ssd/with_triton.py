@@ -14,12 +14,8 @@ import triton.language as tl
 from kernels.recurrence.ssd.chunks_with_triton import run_chunks
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
 from kernels.recurrence.ssd.recurrence_with_triton import ROWS, run_recurrence
+from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import cdiv, jit, power_of_2
-
-# With more tokens the chunks should pay (not yet measured).
-FEW_TOKENS = 16
-# slots are arguments of their own, so each of their numbers is a kernel of its own
-MAX_SLOTS = 32
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,25 +27,16 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, tor
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
     """See kernels.recurrence.ssd.ssd_into."""
-    state, strides = inputs[6], slots[0].stride()
-    if any(slot.stride() != strides for slot in slots):
-        raise ValueError("the slots of one call differ in their strides")
-    n_tokens = inputs[0].shape[1]
-    outputs, start = [], 0
-    # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
-    n_before = n_tokens - len(slots) + 1
-    if n_before > FEW_TOKENS:
-        o, _ = run_chunks(_part(inputs[:6], 0, n_before), state, slots[-1], log=False)
-        outputs.append(o)
-        start, state, slots = n_before, slots[-1], slots[:-1]
-    while start < n_tokens:
-        # of more slots than one kernel takes, the oldest first; then on from the newest of those
-        n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
-        mine, slots = slots[n_later:], slots[:n_later]
-        o, _ = run_recurrence(_part(inputs[:6], start, n_tokens - n_later), state, mine)
-        outputs.append(o)
-        start, state = n_tokens - n_later, mine[0]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+    def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        return run_chunks(_part(inputs[:6], start, stop), state, slot, log=False)[0]
+
+    def steps(
+        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        return run_recurrence(_part(inputs[:6], start, stop), state, slots)[0]
+
+    return run_into(inputs[0].shape[1], inputs[6], slots, chunks, steps)
 
 
 def _part(inputs: SsdInputs, start: int, stop: int) -> SsdInputs:

@@ -18,7 +18,7 @@ ELEMENT = ("item", "value", "x", "n")
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FunctionFamily:
     """Functions that do the same under several names.
 
     In `docs` and `body` stand `$f` for the function, `$p`, `$q`, `$r` for its parameters, and the
@@ -34,7 +34,7 @@ class Family:
     slots: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def function(family: Family, rng: Random) -> str:
+def function(family: FunctionFamily, rng: Random) -> str:
     """A function of the family with its test."""
     slots = {key: rng.choice(pool) for key, pool in family.slots.items()}
     slots["f"] = rng.choice(family.names)
@@ -52,12 +52,12 @@ def function(family: Family, rng: Random) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _claims(family: Family, name: str, rng: Random) -> list[str]:
+def _claims(family: FunctionFamily, name: str, rng: Random) -> list[str]:
     """Two, on arguments that never are the same: each claim has a half of them to itself."""
     return [_claim(family, name, rng, half) for half in range(2)]
 
 
-def _claim(family: Family, name: str, rng: Random, half: int) -> str:
+def _claim(family: FunctionFamily, name: str, rng: Random, half: int) -> str:
     while True:
         given = family.inputs(rng)
         arguments = ", ".join(map(literal, given))

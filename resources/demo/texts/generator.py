@@ -12,10 +12,20 @@ from resources.demo.texts.functions import function
 from resources.demo.texts.on_lists import ON_LISTS
 from resources.demo.texts.on_values import ON_VALUES
 from resources.demo.texts.programs import PROGRAMS, program
-from resources.demo.texts.prompts import FURTHER
 from resources.demo.texts.stories import story
 
 P_STORY = 0.45
+FURTHER = (
+    "def find_max(data):",
+    "class Queue:\n    def __init__(self):\n        self._values = []\n\n    def put(self, item):",
+    "def is_prime(number):",
+    "def count_words(line):",
+    "def gcd(a, b):",
+    "Once upon a time there was a curious duck named Paul",
+    "All night the wind blew around the house of Nora the goat.",
+    "One rainy afternoon Leo the cat fell over a stone.",
+)
+"""Prompts in addition to the bundled ones, of which no text of the training begins."""
 FAMILIES = ON_LISTS + ON_VALUES
 
 

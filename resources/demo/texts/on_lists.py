@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from resources.demo.texts.functions import ELEMENT, LISTS, Family
+from resources.demo.texts.functions import ELEMENT, LISTS, FunctionFamily
 
 _SMALL, _LARGE = ("smaller", "left", "low"), ("larger", "right", "high")
 # few enough that a small model learns the order of any three
@@ -31,7 +31,7 @@ def _nested(rng: Random) -> tuple[list[list[int]]]:
 
 
 ON_LISTS = (
-    Family(
+    FunctionFamily(
         ("quicksort", "quick_sort", "sort_list", "sort_numbers"),
         (LISTS,),
         (
@@ -51,7 +51,7 @@ ON_LISTS = (
         _three,
         {"pivot": ("pivot", "first", "middle"), "small": _SMALL, "large": _LARGE, "x": ("x", "n")},
     ),
-    Family(
+    FunctionFamily(
         ("bubble_sort", "sort_in_place", "swap_sort"),
         (LISTS,),
         (
@@ -70,7 +70,7 @@ ON_LISTS = (
         _three,
         {"i": ("i", "end"), "j": ("j", "k")},
     ),
-    Family(
+    FunctionFamily(
         ("largest", "find_max", "highest", "find_largest"),
         (LISTS,),
         (
@@ -89,7 +89,7 @@ ON_LISTS = (
         _three,
         {"best": ("best", "result", "top"), "x": ELEMENT},
     ),
-    Family(
+    FunctionFamily(
         ("smallest", "find_min", "lowest", "find_smallest"),
         (LISTS,),
         (
@@ -108,7 +108,7 @@ ON_LISTS = (
         _three,
         {"best": ("best", "result", "least"), "x": ELEMENT},
     ),
-    Family(
+    FunctionFamily(
         ("reverse", "reverse_list", "backwards"),
         (LISTS,),
         (
@@ -126,7 +126,7 @@ ON_LISTS = (
         _three,
         {"result": ("result", "turned", "output"), "x": ELEMENT},
     ),
-    Family(
+    FunctionFamily(
         ("unique", "remove_duplicates", "without_repeats"),
         (LISTS,),
         (
@@ -147,7 +147,7 @@ ON_LISTS = (
         _twice,
         {"seen": ("seen", "known"), "result": ("result", "kept", "output"), "x": ELEMENT},
     ),
-    Family(
+    FunctionFamily(
         ("flatten", "join_lists", "merge_lists"),
         (("lists", "rows", "groups", "parts"),),
         (
@@ -166,7 +166,7 @@ ON_LISTS = (
         _nested,
         {"result": ("result", "flat", "output"), "row": ("row", "group", "part"), "x": ELEMENT},
     ),
-    Family(
+    FunctionFamily(
         ("binary_search", "find_index", "search_sorted"),
         (LISTS, ("target", "wanted", "key")),
         (
@@ -194,7 +194,7 @@ ON_LISTS = (
             "middle": ("middle", "mid"),
         },
     ),
-    Family(
+    FunctionFamily(
         ("even_numbers", "keep_even", "only_even"),
         (LISTS,),
         (

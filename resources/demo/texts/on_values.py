@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from random import Random
 
-from resources.demo.texts.functions import WORDS, Family, Inputs
+from resources.demo.texts.functions import WORDS, FunctionFamily, Inputs
 
 _NOUNS = ("apple", "banana", "garden", "window", "music", "river", "summer", "paper", "hello")
 _PALINDROMES = ("level", "radar", "noon", "civic", "kayak")
@@ -43,7 +43,7 @@ def _fibonacci(n: int) -> int:
 
 
 ON_VALUES = (
-    Family(
+    FunctionFamily(
         ("count_vowels", "vowel_count", "number_of_vowels"),
         (WORDS,),
         (
@@ -62,7 +62,7 @@ ON_VALUES = (
         _noun,
         {"count": ("count", "total", "result"), "x": ("letter", "char", "c")},
     ),
-    Family(
+    FunctionFamily(
         ("is_palindrome", "reads_both_ways", "is_mirrored"),
         (WORDS,),
         (
@@ -83,7 +83,7 @@ ON_VALUES = (
         _mirrored,
         {"left": ("left", "start", "i"), "right": ("right", "end", "j")},
     ),
-    Family(
+    FunctionFamily(
         ("factorial", "fact", "product_up_to"),
         (_NUMBER,),
         (
@@ -101,7 +101,7 @@ ON_VALUES = (
         _below(6),
         {"result": ("result", "product", "total"), "i": ("i", "k", "factor")},
     ),
-    Family(
+    FunctionFamily(
         ("fibonacci", "fib", "nth_fibonacci"),
         (_NUMBER,),
         (
@@ -119,7 +119,7 @@ ON_VALUES = (
         _below(9),
         {"a": ("a", "last", "first"), "b": ("b", "next_one", "second")},
     ),
-    Family(
+    FunctionFamily(
         ("gcd", "greatest_divisor", "common_divisor"),
         (("a", "first", "x"), ("b", "second", "y")),
         (
@@ -135,7 +135,7 @@ ON_VALUES = (
         math.gcd,
         lambda rng: rng.choice([(6, 4), (9, 6), (8, 2), (7, 5), (4, 8), (6, 3), (5, 3)]),
     ),
-    Family(
+    FunctionFamily(
         ("is_prime", "has_no_divisor", "prime_number"),
         (_NUMBER,),
         (
@@ -157,7 +157,7 @@ ON_VALUES = (
         _below(10, 1),
         {"i": ("i", "divisor", "k")},
     ),
-    Family(
+    FunctionFamily(
         ("count_words", "word_count", "word_numbers"),
         (("text", "line", "sentence"),),
         (
@@ -175,7 +175,7 @@ ON_VALUES = (
         _colours,
         {"counts": ("counts", "result", "found"), "word": ("word", "part", "key")},
     ),
-    Family(
+    FunctionFamily(
         ("clamp", "limit", "keep_between"),
         (("value", "number", "x"), ("low", "minimum", "lower"), ("high", "maximum", "upper")),
         (

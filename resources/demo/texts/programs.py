@@ -9,7 +9,7 @@ from string import Template
 
 @dataclass(frozen=True, slots=True)
 class ProgramFamily:
-    """Programs of one kind, with slots as in `Family`; `$c` is a class, `$v` an object of it."""
+    """Programs of one kind, with slots as in `FunctionFamily`; `$c` is a class, `$v` an object."""
 
     names: tuple[str, ...]
     slots: dict[str, tuple[str, ...]]

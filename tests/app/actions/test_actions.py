@@ -7,7 +7,8 @@ from collections import Counter
 from PySide6.QtGui import QAction, QKeySequence
 
 from app.actions import SPECS
-from app.actions.actions import MENUS, SEPARATOR, TOOLBAR
+from app.actions.actions import MENUS, TOOLBAR
+from app.actions.spec import SEPARATOR
 from app.window.window import MainWindow
 from resources import ICONS
 

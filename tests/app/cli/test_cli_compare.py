@@ -137,7 +137,7 @@ def test_a_draft_model_drafts(cli: Cli) -> None:
     ("words", "what"),
     [
         (["--lane", "planes,split=diagonal"], "Lane 'planes,split=diagonal'"),
-        (["--lane", "gdn"], "'gdn' is no rollback policy"),
+        (["--lane", "gdn"], "'gdn' is not a rollback policy"),
         (["--lane", "ring", "--lane", "ring"], "Lane 'ring' is given twice"),
         (["--bound", "-1"], "--bound is negative"),
         (["--bound", "much"], "is not a number"),

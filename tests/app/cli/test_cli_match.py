@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.experiments.bench.width_control import WidthControl
+from engine.experiments.bench.match import WidthControl
 from tests.app.cli.conftest import ROOT, Outcome
 
 Cli = Callable[..., Outcome]

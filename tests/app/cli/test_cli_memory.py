@@ -71,7 +71,7 @@ def test_a_bad_script_is_one_sentence_with_file_and_line(capsys, tmp_path):
     path.write_text("context A\nseq_rm A 0 few\n")
     assert main(["memory", str(path), "-m", MODEL]) == 2
     error = capsys.readouterr().err
-    assert "bad.memory, line 2: 'few' is no whole number. Correct that line;" in error
+    assert "bad.memory, line 2: 'few' is not a whole number. Correct that line;" in error
     assert error.count("\n") == 1
 
 

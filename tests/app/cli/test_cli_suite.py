@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.experiments.bench.prompts import read_prompts
-from engine.experiments.bench.suite_compare import AGGREGATE_FIELDS
+from engine.experiments.bench.suite_results import AGGREGATE_FIELDS, read_result
 from engine.options import ROLLBACK_POLICIES
 from resources import DEMO_DRAFT, SUITES
 from tests.app.cli.conftest import ROOT, Outcome
@@ -73,6 +73,42 @@ def test_the_table_and_the_result_file(cli: Cli, two: Path, tmp_path: Path) -> N
     assert ratios == ["1.00", "1.00"]
     pairs = cli("bench", "--compare", out, out, "--json").json["pairs"]
     assert [pair["a_name"] for pair in pairs] == ["plain", "draft-mtp"]
+
+
+def test_the_same_command_goes_on_with_a_suite(
+    cli: Cli, two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.experiments.bench import suite
+
+    measure_request, calls = suite.measure_request, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2 + 3 + 1:  # warm-up, three requests, and no more
+            raise KeyboardInterrupt
+        return measure_request(*args)
+
+    monkeypatch.setattr(suite, "measure_request", interrupted)
+    out = tmp_path / "new" / "out"
+    words = ["bench", "suite", MTP, "--prompts", two, *QUICK, "--spec-type", "draft-mtp"]
+    outcome = cli(*words, "--out", out)
+    assert outcome.status == 130 and "not complete" in outcome.out
+    first = json.loads(json.dumps(read_result(out)))
+    outcome = cli(*words, "--out", out, "--json")
+    assert "3 of 4 requests have results already" in outcome.err
+    assert f"results written to {out / 'results.sqlite'}" in outcome.err
+    report = outcome.json
+    assert report["complete"] and len(calls) == 2 + 3 + 1 + 2 + 1
+    rows = [row for one in report["configurations"] for row in one["rows"]]
+    assert all(row in rows for row in first["configurations"][0]["rows"])
+    assert [row["same"] for row in rows] == [True] * 4
+    assert json.loads(json.dumps(read_result(out))) == report
+    again = cli(*words, "--out", out)
+    assert "[4/4]" not in again.err and again.status == 0
+    diff = cli("bench", "compare", out, out / "results.sqlite")
+    assert diff.status == 0 and "first " in diff.out
+    other = cli(*words[:-1], "none", "--out", out)
+    assert other.status == 2 and "Name another folder with --out." in other.err
 
 
 def test_every_spec_type_is_a_configuration(cli: Cli, two: Path) -> None:
@@ -216,7 +252,7 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
             ["--demo", "--w1", "--no-cache-prompt", "-cms", 1],
             "cannot be combined with --no-cache-prompt",
         ),
-        (["--compare", "pyproject.toml", "pyproject.toml"], "is no result file"),
+        (["--compare", "pyproject.toml", "pyproject.toml"], "is not a result file"),
         (["--demo", "-n", 0], "-n is 0"),
     ],
     ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else "",

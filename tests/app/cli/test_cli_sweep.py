@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.experiments.sweep.reader import read_results
+from engine.experiments.results.reader import read_results
 from engine.trace.reopen import open_trace
 from engine.trace.timings import timings
 from tests.app.cli.conftest import Outcome

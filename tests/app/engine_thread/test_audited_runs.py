@@ -3,60 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import RunEnded, State, StateChanged
-from app.engine_thread.jobs import OpenRequest, RunFlags, RunRequest
+from app.engine_thread.events import State
+from app.engine_thread.jobs.open_model import OpenModel
+from app.engine_thread.jobs.start_run import StartRun
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.worker import EngineWorker
 from app.trace_models.live_numbers import LiveNumbers
 from app.window.run_status import progress_text
 from engine.analysis.audit_text import audit_sentence
 from engine.audit import run_audit
 from engine.options import RunOptions
+from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
 
 N = 16
 
 
-def played(flags: RunFlags, rounds: int | None) -> list[Any]:
-    """The events of a run of N tokens, a prompt and N - 1 rounds."""
-    events: list[Any] = []
-
-    def post(event: Any) -> None:
-        events.append(event)
-
-    worker = EngineWorker(post, LocalEngine(), None)  # type: ignore[arg-type]
-    try:
-        worker.open(OpenRequest(DEMO_TARGET, (), "f32"))
-        worker.start(RunRequest(("def f",), RunOptions(n_predict=N)), flags, rounds)
-        ended = worker.finish()
-        assert ended is not None
-        ended.result(60)
-    finally:
-        assert worker.close(60)
-    return events
+def played(qtbot: QtBot, rounds: int | None) -> tuple[list[State], RunRef]:
+    """The states and the run of N tokens, a prompt and N - 1 rounds."""
+    bridge, states = Bridge(), list[State]()
+    bridge.ask(OpenModel(DEMO_TARGET, compute="f32"))
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=60_000)
+    bridge.state_changed.connect(states.append)
+    with qtbot.waitSignal(bridge.run_ended, timeout=60_000) as ended:
+        bridge.ask(StartRun(["def f"], RunOptions(n_predict=N), rounds))
+    qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=60_000)
+    assert bridge.close(60)
+    return states, ended.args[0]
 
 
-def test_a_run_in_steps_does_not_pause_within_its_audit() -> None:
-    flags = RunFlags()
-    flags.shown.set()
-    events = played(flags, N)
-    (ended,) = [event for event in events if isinstance(event, RunEnded)]
-    states = [event for event in events if isinstance(event, StateChanged)]
-    assert states[-2:] == [StateChanged(State.AUDITING), StateChanged(State.READY)]
-    assert ended.run.facts["audit"]["verdict"] == "agrees"
-    assert ended.run.facts["stops"] == ["limit"]
+def test_a_run_in_steps_does_not_pause_within_its_audit(qtbot: QtBot) -> None:
+    states, run = played(qtbot, N)
+    assert states[-2:] == [State.AUDITING, State.READY]
+    assert run.facts["audit"]["verdict"] == "agrees"
+    assert run.facts["stops"] == ["limit"]
 
 
-def test_the_status_says_that_a_run_is_audited() -> None:
-    flags = RunFlags()
-    flags.shown.set()
-    (run,) = [event.run for event in played(flags, None) if isinstance(event, RunEnded)]
+def test_the_status_says_that_a_run_is_audited(qtbot: QtBot) -> None:
+    _, run = played(qtbot, None)
     numbers = LiveNumbers(tokens=N, rounds=N)
     assert "plain decoding" not in progress_text(run, numbers)
     run.facts["audit"] = {"verdict": "going on"}
@@ -66,7 +54,7 @@ def test_the_status_says_that_a_run_is_audited() -> None:
 @pytest.fixture
 def bridge(qtbot: QtBot) -> Iterator[Bridge]:
     bridge = Bridge(LocalEngine())
-    bridge.open(DEMO_TARGET, compute="f32")
+    bridge.ask(OpenModel(DEMO_TARGET, compute="f32"))
     qtbot.waitUntil(lambda: bridge.state is State.READY, timeout=60_000)
     yield bridge
     assert bridge.close(60)
@@ -82,7 +70,7 @@ def audited(bridge: Bridge, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Br
     """With a run that is audited without an end."""
     monkeypatch.setattr(run_audit, "SHARE_OF_RUN", 1e6)
     monkeypatch.setattr(run_audit.RunAudit, "_pass", _endless)
-    bridge.start(["def f"], RunOptions(n_predict=N))
+    bridge.ask(StartRun(["def f"], RunOptions(n_predict=N)))
     qtbot.waitUntil(lambda: bridge.state is State.AUDITING, timeout=60_000)
     return bridge
 
@@ -91,7 +79,7 @@ def test_a_new_run_ends_an_audit_at_once(audited: Bridge, qtbot: QtBot) -> None:
     first, states = audited.live, []
     audited.state_changed.connect(states.append)
     assert first is not None and audited.can_start and audited.has_run
-    audited.start(["import"], RunOptions(n_predict=4096), rounds=2)
+    audited.ask(StartRun(["import"], RunOptions(n_predict=4096), rounds=2))
     qtbot.waitUntil(lambda: audited.state is State.PAUSED, timeout=60_000)
     assert states == [State.READY, State.RUNNING, State.PAUSED]
     second = audited.live

@@ -13,10 +13,14 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.open_model import OpenModel
+from app.engine_thread.jobs.start_run import StartRun
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from tests.support.fake_session import TENSORS, FakeEngine
+from tests.support.window_acts import job_ends
 
 OPTIONS = RunOptions(spec=SpecOptions(types=("draft-mtp",)))
 
@@ -52,7 +56,7 @@ def test_loading_goes_through_inspection_and_counts_bytes(
     bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
     seen = Watcher(bridge)
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
     assert seen.states == [State.LOADING, State.READY]
     assert isinstance(seen.events[0], events.OpenedFiles), "metadata comes before the weights"
@@ -65,9 +69,9 @@ def test_loading_goes_through_inspection_and_counts_bytes(
 def test_the_engine_lives_on_its_own_thread(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
-    bridge.start(["one two"], OPTIONS)
+    bridge.ask(StartRun(["one two"], OPTIONS))
     wait_for(State.READY)
     assert engine.threads == {"engine_0"}
 
@@ -75,13 +79,13 @@ def test_the_engine_lives_on_its_own_thread(
 def test_a_run_goes_into_the_store_and_runs_accumulate(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
     store = bridge.store
     for expected in (0, 1):
-        bridge.start(["one two"], OPTIONS)
+        bridge.ask(StartRun(["one two"], OPTIONS))
         assert bridge.state is State.RUNNING, "at once, so that a second press does nothing"
-        bridge.start(["again"], OPTIONS)
+        bridge.ask(StartRun(["again"], OPTIONS))
         wait_for(State.READY)
         assert bridge.live is not None and bridge.live.run_id == expected
     assert bridge.store is store
@@ -92,7 +96,7 @@ def test_a_run_goes_into_the_store_and_runs_accumulate(
 def test_the_first_round_waits_until_the_run_is_on_show(
     bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
     sizes: list[int] = []
 
@@ -101,7 +105,7 @@ def test_the_first_round_waits_until_the_run_is_on_show(
         sizes.append(bridge.store.size())
 
     bridge.run_started.connect(show)
-    bridge.start(["one two"], OPTIONS)
+    bridge.ask(StartRun(["one two"], OPTIONS))
     wait_for(State.READY)
     assert bridge.live is not None and bridge.live.facts["stops"] == ["limit"]
     assert sizes == [0], "nothing was decoded while the window was busy with the run's beginning"
@@ -111,9 +115,9 @@ def test_pause_step_resume_stop(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
     engine.rounds = 10_000
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     bridge.pause()
     wait_for(State.PAUSED)
     paused_at = len(bridge.store.rounds)
@@ -143,9 +147,9 @@ def wait_for_rows(bridge: Bridge, n: int) -> None:
 def test_one_round_from_the_start_pauses_after_the_prompt(
     bridge: Bridge, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
-    bridge.start(["p"], OPTIONS, rounds=1)
+    bridge.ask(StartRun(["p"], OPTIONS, rounds=1))
     wait_for(State.PAUSED)
     assert bridge.store.tokens.texts("kind") == ["prompt", "target"]
 
@@ -153,9 +157,9 @@ def test_one_round_from_the_start_pauses_after_the_prompt(
 def test_stop_pressed_while_a_step_is_about_to_pause_is_not_lost(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
-    bridge.start(["p"], OPTIONS, rounds=1)
+    bridge.ask(StartRun(["p"], OPTIONS, rounds=1))
     rows = threading.Event()
     while not bridge.store.tokens:  # the worker is past its last look at the flags, or about to be
         rows.wait(0.001)
@@ -168,7 +172,7 @@ def test_cancelled_load_without_a_session_leaves_the_map(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
     engine.gate.clear()
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.LOADING)
     bridge.cancel()
     wait_for(State.INSPECTED)
@@ -179,17 +183,17 @@ def test_cancelled_load_without_a_session_leaves_the_map(
 def test_cancelled_load_keeps_the_session_in_use(
     bridge: Bridge, engine: FakeEngine, model_file: Path, wait_for: Callable[[State], None]
 ) -> None:
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
     engine.gate.clear()
-    bridge.open(model_file.with_name("other.gguf"))
+    bridge.ask(OpenModel(model_file.with_name("other.gguf")))
     wait_for(State.LOADING)
     bridge.cancel()
     wait_for(State.READY)
     assert bridge.files is not None
     assert bridge.files.target == model_file
     engine.gate.set()
-    bridge.start(["still works"], OPTIONS)
+    bridge.ask(StartRun(["still works"], OPTIONS))
     wait_for(State.READY)
     assert len(bridge.store.rounds) > 0
 
@@ -198,9 +202,9 @@ def test_the_second_of_two_opens_wins(
     bridge: Bridge, engine: FakeEngine, model_file: Path, qtbot: QtBot
 ) -> None:
     engine.gate.clear()
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     other = model_file.with_name("other.gguf")
-    bridge.open(other)
+    bridge.ask(OpenModel(other))
     engine.gate.set()
     qtbot.waitUntil(lambda: bridge.state is State.READY)
     assert [opened[0] for opened in engine.opened] == [other]
@@ -210,7 +214,7 @@ def test_bad_file_is_a_failure_and_nothing_more(
     bridge: Bridge, tmp_path: Path, qtbot: QtBot
 ) -> None:
     seen = Watcher(bridge)
-    bridge.open(tmp_path / "letter.txt")
+    bridge.ask(OpenModel(tmp_path / "letter.txt"))
     qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)))
     failed = seen.of(events.CommandFailed)[0]
     assert isinstance(failed, events.CommandFailed)
@@ -224,14 +228,14 @@ def test_failing_engine_keeps_the_trace_and_can_run_again(
 ) -> None:
     seen = Watcher(bridge)
     engine.fail_round = 5
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     wait_for(State.READY)
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)
     assert "scripted failure" in str(seen.of(events.CommandFailed)[0])
     assert len(bridge.store.rounds) == 5
     engine.fail_round = None
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)
     assert bridge.live is not None and bridge.live.run_id == 1
 
@@ -243,10 +247,10 @@ def test_every_model_keeps_its_own_trace(
     stores = []
     for path in (model_file, other, model_file, other):
         with qtbot.waitSignal(bridge.loaded):
-            bridge.open(path)
+            bridge.ask(OpenModel(path))
         wait_for(State.READY)
         assert (bridge.live is None) is (len(stores) < 2), "its newest run, if it had any"
-        bridge.start(["p"], OPTIONS)
+        bridge.ask(StartRun(["p"], OPTIONS))
         wait_for(State.READY)
         stores.append(bridge.store)
     assert stores[:2] == stores[2:]
@@ -267,9 +271,9 @@ def test_close_while_running_ends_the_thread_in_time(
     before = set(threading.enumerate())
     engine.rounds = 10**9
     bridge = Bridge(engine)
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     assert bridge.close(timeout=60)
     assert set(threading.enumerate()) <= before
 
@@ -278,10 +282,10 @@ def test_close_tells_when_the_engine_does_not_stop(
     qtbot: QtBot, engine: FakeEngine, model_file: Path
 ) -> None:
     bridge = Bridge(engine)
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
     engine.gate.clear()
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     qtbot.waitUntil(engine.waits.is_set)
     assert not bridge.close(timeout=0.05)
     engine.gate.set()
@@ -296,7 +300,7 @@ class _Clock:
 
 
 def test_progress_is_thinned_out_but_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, seen = _Clock(), list[events.Event]()
+    clock, seen = _Clock(), list[events.ProgressMade]()
     monkeypatch.setattr(events, "time", clock)
     report = events.throttled(seen.append)
     for done in range(10_001):
@@ -329,12 +333,12 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
             time.sleep(0.001)
         raise Cancelled
 
-    monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
     exported: list[object] = []
     bridge.exported.connect(exported.append)
-    bridge.export(bridge.store, tmp_path / "out")
+    bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
     assert bridge.exporting
-    with qtbot.waitSignal(bridge.export_ended):
+    with job_ends(qtbot, bridge, ExportTrace):
         bridge.cancel()
     assert not exported
     assert not bridge.exporting
@@ -346,10 +350,10 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
     def export_csv(*_: object, **__: object) -> None:
         raise GeneratorExit
 
-    monkeypatch.setattr("app.engine_thread.trace_jobs.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
     failed: list[events.CommandFailed] = []
     bridge.failed.connect(failed.append)
-    with qtbot.waitSignal(bridge.export_ended):
-        bridge.export(bridge.store, tmp_path / "out")
+    with job_ends(qtbot, bridge, ExportTrace):
+        bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
     assert [one.message for one in failed] == ["The engine failed: GeneratorExit: ."]
     assert not bridge.exporting

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,24 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest, OpenRequest, RunFlags, RunRequest
+from app.engine_thread.job import Change
+from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
+from app.engine_thread.jobs.open_model import OpenModel
+from app.engine_thread.jobs.start_comparison import StartComparison
+from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.requests import CompareRequest
 from app.engine_thread.serving import ServerEngine
+from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineWorker
 from engine.analysis.breaks import BreakRule
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
 from engine.options import RunOptions, SpecOptions
 from tests.support.fake_session import FakeEngine
+from tests.support.window_acts import job_ends
 
 ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "tests" / "data" / "qwen35-a-f32.gguf"
 OPTIONS = RunOptions(spec=SpecOptions(types=("draft-mtp",)))
 LANES = CompareRequest(("p",), OPTIONS, (NOISE_LANE, LaneSpec.parse("planes")))
 ERRORS = (
@@ -40,7 +49,7 @@ Wait = Callable[[State], None]
 def bridge(qtbot: QtBot, engine: FakeEngine, model_file: Path) -> Iterator[Bridge]:
     """With a model in use."""
     bridge = Bridge(engine)
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
     yield bridge
     engine.gate.set()
@@ -60,13 +69,13 @@ def failed(bridge: Bridge) -> list[events.CommandFailed]:
 
 
 def pause(bridge: Bridge, wait_for: Wait) -> None:
-    bridge.start(["p"], OPTIONS, rounds=2)
+    bridge.ask(StartRun(["p"], OPTIONS, rounds=2))
     wait_for(State.PAUSED)
 
 
 def still_serves(bridge: Bridge, wait_for: Wait) -> None:
     """A whole run, with nothing left over from what failed."""
-    bridge.start(["again"], OPTIONS)
+    bridge.ask(StartRun(["again"], OPTIONS))
     wait_for(State.READY)
     assert bridge.live is not None
     assert bridge.live.facts["stops"] == ["limit"]
@@ -86,7 +95,7 @@ def test_a_round(
     engine.fail_at["round"] = error
     ended: list[object] = []
     bridge.run_ended.connect(ended.append)
-    bridge.start(["p"], OPTIONS, rounds=rounds)
+    bridge.ask(StartRun(["p"], OPTIONS, rounds=rounds))
     wait_for(State.READY)
     run = bridge.live
     assert run is not None and ended == [run]
@@ -106,7 +115,7 @@ def test_the_start(
 ) -> None:
     """It may fail before there is a run, or behind its entry in the trace."""
     engine.fail_at["begun" if begun else "start"] = RuntimeError("scripted")
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)
     assert "scripted" in failed[0].message
     assert [(facts["stops"], facts["error"]) for facts in bridge.store.runs.values()] == [
@@ -119,7 +128,7 @@ def test_a_comparison_whose_second_lane_cannot_begin(
     bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     engine.fail_at["compare"] = OutOfMemoryError("No room for a lane.", "Compare fewer.")
-    bridge.compare(LANES)
+    bridge.ask(StartComparison(LANES))
     wait_for(State.READY)
     assert [one.message for one in failed] == ["No room for a lane."]
     assert len(bridge.store.runs) == 2, "the reference lane and one more"
@@ -131,7 +140,7 @@ def test_a_comparison_whose_second_lane_cannot_begin(
 Command = Callable[[Bridge, Path], object]
 AFTER_PAUSE: dict[str, Command] = {
     "stop": lambda bridge, _: bridge.stop(),
-    "open": lambda bridge, model: bridge.open(model.with_name("other.gguf")),
+    "open": lambda bridge, model: bridge.ask(OpenModel(model.with_name("other.gguf"))),
     "end": lambda bridge, _: bridge.end_run(),
 }
 
@@ -167,7 +176,7 @@ def test_the_stop_of_a_run_that_goes_on(
     qtbot: QtBot,
 ) -> None:
     engine.rounds = 10**9
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     qtbot.waitUntil(lambda: len(bridge.store.rounds) > 2)
     engine.fail_at["stop"] = RuntimeError("scripted")
     bridge.stop()
@@ -182,7 +191,7 @@ def test_a_round_and_then_the_stop_too(
     bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
 ) -> None:
     engine.fail_at |= {"round": RuntimeError("first"), "stop": RuntimeError("second")}
-    bridge.start(["p"], OPTIONS)
+    bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)
     assert ["first" in failed[0].message, "second" in failed[1].message] == [True, True]
     assert bridge.live is not None
@@ -240,10 +249,10 @@ def test_opening(
     bridge.failed.connect(told.append)
     other = model_file.with_name("other.gguf")
     if not first:
-        bridge.open(other)
+        bridge.ask(OpenModel(other))
         qtbot.waitUntil(lambda: bridge.state is State.READY)
     engine.fail_at[stage] = RuntimeError("scripted")
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     qtbot.waitUntil(lambda: bool(told))
     rest = State.INSPECTED if stage == "open" else State.EMPTY
     qtbot.waitUntil(lambda: bridge.state is (rest if first else State.READY))
@@ -253,7 +262,7 @@ def test_opening(
     else:
         assert shown is not None
         assert shown.target == (model_file if first else other), "what can be used, or loaded"
-    bridge.open(model_file)
+    bridge.ask(OpenModel(model_file))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
     assert bridge.close()
 
@@ -269,29 +278,45 @@ def test_the_model_before_cannot_be_let_go(
     other = bridge.files.target.with_name("other.gguf")
     engine.fail_at["close"] = RuntimeError("scripted")
     with qtbot.waitSignal(bridge.failed):
-        bridge.open(other)
+        bridge.ask(OpenModel(other))
     wait_for(State.READY)
     assert bridge.files.target == other
     still_serves(bridge, wait_for)
 
 
-def test_measuring(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
-) -> None:
-    pause(bridge, wait_for)
-    bridge.stop()
-    wait_for(State.READY)
-    engine.fail_at["measure"] = RuntimeError("scripted")
-    bridge.measure("a text")
-    wait_for(State.READY)
+def test_measuring(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = Bridge()
+    failed: list[events.CommandFailed] = []
+    bridge.failed.connect(failed.append)
+    bridge.ask(OpenModel(MODEL))
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
+    options = RunOptions(n_predict=2)
+    bridge.ask(StartRun(["abc"], options))
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
+
+    def measure(*_: object) -> None:
+        raise RuntimeError("scripted")
+
+    measured: list[MeasureFidelity] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("engine.compare.fidelity.measure_fidelity", measure)
+        with job_ends(qtbot, bridge, MeasureFidelity):
+            bridge.ask(MeasureFidelity("a text"), measured.append)
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
     assert "scripted" in failed[0].message
-    measured: list[object] = []
-    bridge.measured.connect(measured.append)
-    bridge.measure("a text")
-    wait_for(State.READY)
-    assert len(measured) == 1
-    assert bridge.store.runs[0]["fidelity"]["n_tokens"] == 2
-    still_serves(bridge, wait_for)
+    assert [job.found for job in measured] == [None]
+    with job_ends(qtbot, bridge, MeasureFidelity):
+        assert bridge.ask(MeasureFidelity("a text"), measured.append)
+        assert not bridge.ask(MeasureFidelity("a text")), "one after another"
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
+    found = measured[1].found
+    assert found is not None
+    assert bridge.store.runs[0]["fidelity"] == asdict(found)
+    bridge.ask(StartRun(["abc"], options))
+    qtbot.waitUntil(lambda: bridge.state is State.READY)
+    assert bridge.store.runs[1]["fidelity"] == asdict(found)
+    assert bridge.store.runs[1]["stops"] == ["limit"]
+    assert bridge.close()
 
 
 def test_a_break_rule_that_fails(
@@ -307,7 +332,7 @@ def test_a_break_rule_that_fails(
 
     with monkeypatch.context() as patched:
         patched.setattr("app.engine_thread.worker.BreakWatch.check", check)
-        bridge.start(["p"], OPTIONS)
+        bridge.ask(StartRun(["p"], OPTIONS))
         wait_for(State.READY)
     assert bridge.live is not None
     assert bridge.live.facts["error"] == failed[0].message
@@ -321,7 +346,7 @@ def test_the_models_that_were_in_use_are_let_go(
     assert bridge.files is not None
     first, other = bridge.files.target, bridge.files.target.with_name("other.gguf")
     with qtbot.waitSignal(bridge.loaded):
-        bridge.open(other)
+        bridge.ask(OpenModel(other))
     wait_for(State.READY)
     assert engine.closed == [first]
     assert bridge.close()
@@ -333,6 +358,7 @@ STUCK = """
     from pathlib import Path
     from PySide6.QtCore import QTimer
     from app.engine_thread import bridge, opening
+    from app.engine_thread.jobs.start_run import StartRun
     from app.window import gui
     from tests.support.fake_session import FakeEngine
 
@@ -350,7 +376,7 @@ STUCK = """
                 QTimer.singleShot(10, self.go)
             elif not engine.waits.is_set():
                 engine.gate.clear()
-                self.bridge.start(["p"], self.run_panel.options())
+                self.bridge.ask(StartRun(["p"], self.run_panel.options()))
                 QTimer.singleShot(100, self.leave)
         def leave(self):
             self.sessions.quit_choice = gui.QuitChoice.DISCARD
@@ -383,14 +409,17 @@ def test_a_window_over_an_engine_that_hangs_can_be_left(tmp_path: Path) -> None:
 
 def test_a_late_stop_says_nothing(engine: FakeEngine, model_file: Path) -> None:
     """Stop pressed twice: when the second one is served, the next run may have been asked for."""
-    told: list[events.Event] = []
-    worker = EngineWorker(told.append, engine, ServerEngine())
-    worker.open(OpenRequest(model_file, (), "auto"))
-    worker.start(RunRequest(("p",), OPTIONS), RunFlags(), 1)
+    changes: list[Change] = []
+    worker = EngineWorker(changes.append, engine, ServerEngine())
+    worker.ask(OpenModel(model_file))
+    worker.ask(StartRun(["p"], OPTIONS, rounds=1))
     for _ in range(2):
         last = worker.finish()
     assert last is not None
     last.result(timeout=60)
     assert worker.close(5)
-    states = [event.state for event in told if isinstance(event, events.StateChanged)]
+    status, states = EngineStatus(), list[State]()
+    status.state_changed.connect(states.append)
+    for change in changes:
+        change(status)
     assert states == [State.LOADING, State.READY, State.PAUSED, State.READY]

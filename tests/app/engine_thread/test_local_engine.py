@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from app.engine_thread.jobs import OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine
+from app.engine_thread.requests import OpenRequest, RunRequest
 from engine.options import RunOptions
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore

@@ -14,7 +14,8 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import CommandFailed, TraceExported, mark_of
+from app.engine_thread.events import CommandFailed
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.saved.autosave import Autosave, discard
 from app.saved.library import saved_folders
 from engine.trace.export import SESSION_FILE, export_csv
@@ -177,7 +178,7 @@ def test_every_trace_is_kept_but_those_that_are_discarded(tmp_path: Path, qtbot:
         {b"two", b" two"},
         {b"three", b" three"},
     ]
-    export = TraceExported(stores[1], mark_of(stores[1]), tmp_path / "out")
+    export = ExportTrace(stores[1], tmp_path / "out")
     saver.note_export(export)
     assert saver.unexported() == [stores[0], stores[2]]
     stores[2].findings.append(run_id=0, rule="x", severity="info", message="m", evidence="e")
@@ -191,7 +192,7 @@ def test_every_trace_is_kept_but_those_that_are_discarded(tmp_path: Path, qtbot:
 def test_an_exported_trace_that_goes_on_is_unexported_again(
     saver: Autosave, trace: TraceStore, tmp_path: Path
 ) -> None:
-    saver.note_export(TraceExported(trace, mark_of(trace), tmp_path / "out"))
+    saver.note_export(ExportTrace(trace, tmp_path / "out"))
     assert not saver.unexported()
     trace.runs[0]["stops"] = ["limit"]
     assert saver.unexported() == [trace], "its end is not in the export"

@@ -18,6 +18,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.saved.errors import ErrorCatcher, log
 from app.saved.folders import DATA_VARIABLE, data_folder, unwritable
 from app.saved.library import saved_folders
@@ -117,7 +118,7 @@ def test_the_window_works_and_says_so(
     autosave.save()
     assert "error: The runs are not saved." in messages(window)[1]
     with qtbot.waitSignal(window.bridge.exported):
-        window.bridge.export(window.bridge.store, nowhere.parent.parent / "out")
+        window.bridge.ask(ExportTrace(window.bridge.store, nowhere.parent.parent / "out"))
     assert autosave.unexported() == [], "an export elsewhere still works"
 
 

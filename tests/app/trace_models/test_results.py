@@ -11,11 +11,11 @@ import pytest
 from PySide6.QtCore import QPersistentModelIndex, Qt
 
 from app.panels.results.result_plots import MOST_CELLS, front, map_axes, result_map
-from app.panels.results.result_table import ResultTable
+from app.panels.results.results_view import ResultTable
 from app.trace_models.heat_map import BEST
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import ResultColumn, Results, read
-from tests.engine.experiments.tune.test_results_json import DATA
+from tests.engine.experiments.results.test_json_files import DATA
 from tests.support.sweeps import write_results
 
 

@@ -9,15 +9,15 @@ from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread import trace_jobs
-from app.engine_thread.events import State
-from app.engine_thread.trace_jobs import TraceRead
+from app.engine_thread.events import State, TraceRead
+from app.engine_thread.jobs import read_trace
+from app.engine_thread.jobs.read_trace import ReadTrace
 from app.window.window import MainWindow
 from engine.analysis.breaks import BreakRule
 from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
-from tests.support.window_acts import enabled, messages, trigger, wait
+from tests.support.window_acts import enabled, job_ends, messages, trigger, wait
 
 BEHIND = "info: Run 0 is paused in the background."
 
@@ -123,16 +123,16 @@ def test_a_trace_that_comes_late_is_offered(
     qtbot: QtBot,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = trace_jobs.open_trace
+    read = read_trace.open_trace
     monkeypatch.setattr(
-        trace_jobs, "open_trace", lambda *a, **k: (engine.gate.wait(), read(*a, **k))[1]
+        read_trace, "open_trace", lambda *a, **k: (engine.gate.wait(), read(*a, **k))[1]
     )
     engine.gate.clear()
     loaded.sessions.open(folder)
     trigger(loaded, "run.start")
     qtbot.waitUntil(lambda: loaded.feed.run is not None)
     live = loaded.feed.run
-    with qtbot.waitSignal(loaded.bridge.reading_ended):
+    with job_ends(qtbot, loaded.bridge, ReadTrace):
         engine.gate.set()
     wait(qtbot, loaded, State.READY)
     assert loaded.feed.run == live, "the run that was started since stays on show"

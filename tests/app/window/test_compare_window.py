@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest, ScriptRequest
+from app.engine_thread.requests import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.widgets.scroll_page import ScrollPage
 from app.window.window import MainWindow
@@ -86,7 +86,7 @@ def test_a_wrong_lane_is_said_in_its_place(
     assert loaded.bridge.state is State.READY
     assert engine.compared == []
     assert loaded.divergence.header.editor.isVisible()
-    assert "'rings' is no rollback policy" in loaded.divergence.header.editor.error
+    assert "'rings' is not a rollback policy" in loaded.divergence.header.editor.error
 
 
 def test_what_the_engine_refuses_is_a_banner(loaded: MainWindow, qtbot: QtBot) -> None:

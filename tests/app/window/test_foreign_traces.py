@@ -16,6 +16,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QDockWidget, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.jobs.read_trace import ReadTrace
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.export import SESSION_FILE
@@ -35,7 +36,7 @@ from tests.support.foreign_traces import (
     without_tables,
     write_rows,
 )
-from tests.support.window_acts import messages
+from tests.support.window_acts import job_ends, messages
 
 ROOM = 1 << 30
 
@@ -63,7 +64,7 @@ def show(qtbot: QtBot, window: MainWindow, folder: Path) -> None:
     """Open a trace and look at every view of it."""
     window.resize(1400, 900)
     with bounded():
-        with qtbot.waitSignal(window.bridge.reading_ended, timeout=60_000):
+        with job_ends(qtbot, window.bridge, ReadTrace, timeout=60_000):
             window.sessions.open(folder)
         for dock in window.findChildren(QDockWidget):
             dock.show()

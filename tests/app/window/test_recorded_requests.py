@@ -10,7 +10,8 @@ import pytest
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.panels.findings.finding_rows import FindingTable
+from app.engine_thread.jobs.read_trace import ReadTrace
+from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.number_text import NOT_OBSERVED
@@ -21,7 +22,7 @@ from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from tests.support.window_acts import messages
+from tests.support.window_acts import job_ends, messages
 
 RECORDS = Path(__file__).parents[2] / "data" / "records"
 FILES = sorted(path.name for path in RECORDS.iterdir())
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(window: MainWindow, qtbot: QtBot, folder: Path) -> MainWindow:
-    with qtbot.waitSignal(window.bridge.reading_ended, timeout=60_000):
+    with job_ends(qtbot, window.bridge, ReadTrace, timeout=60_000):
         window.sessions.open(folder)
     return window
 

@@ -10,6 +10,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.jobs.write_report import WriteReport
 from app.trace_models.run_comparison import compare_runs
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
@@ -17,7 +18,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison
 from tests.support.trace_builder import TraceBuilder, sample_trace
-from tests.support.window_acts import enabled, messages
+from tests.support.window_acts import enabled, job_ends, messages
 
 
 def write(
@@ -40,7 +41,7 @@ def test_a_run_with_hostile_tokens(
     builder.prompt(["</pre><script>"])
     builder.plain("<img src=x>")
     builder.store.runs[0]["model"] = {"name": "<b>model</b>.gguf"}
-    with qtbot.waitSignal(window.bridge.reported):
+    with job_ends(qtbot, window.bridge, WriteReport):
         write(window, qtbot, monkeypatch, builder.store, tmp_path / "page")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>Speculative decoding of &lt;b&gt;model&lt;/b&gt;.gguf</h1>" in page
@@ -52,7 +53,7 @@ def test_a_comparison(
     window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    with qtbot.waitSignal(window.bridge.reported):
+    with job_ends(qtbot, window.bridge, WriteReport):
         write(window, qtbot, monkeypatch, faulty_comparison().store, page)
     assert "beyond their bounds" in page.read_text(encoding="utf-8")
     opened: list[QUrl] = []
@@ -75,11 +76,11 @@ def test_a_second_run_over_the_one_on_show_is_in_the_report(
     store = sample_trace(rounds=5).store
     store.runs[0]["model"] = {"name": "shown.gguf"}
     page = tmp_path / "page.html"
-    with qtbot.waitSignal(window.bridge.reported):
+    with job_ends(qtbot, window.bridge, WriteReport):
         write(window, qtbot, monkeypatch, store, page)
     assert "other.gguf" not in page.read_text(encoding="utf-8")
     window.feed.set_overlay(RunRef(other.store, 0))
-    with qtbot.waitSignal(window.bridge.reported):
+    with job_ends(qtbot, window.bridge, WriteReport):
         window.actions_by_id["file.report"].trigger()
     found = page.read_text(encoding="utf-8")
     for text in (

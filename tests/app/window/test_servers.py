@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,13 +16,19 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs import ChatWrap
+from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.triage_runs import TriageRuns
+from app.engine_thread.requests import ChatWrap
 from app.engine_thread.serving import ServerEngine
 from app.window.dialogs.connect import ConnectDialog
 from app.window.window import MainWindow
 from engine.errors import OptionError
+from engine.observe.rescoring.rescore import Rescored, RescoredSequence, SameModelUnknownError
 from engine.options import RunOptions
 from engine.trace.records import MISSING
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
 from tests.support.llama_server import free_port
 from tests.support.scripted_server import (
@@ -41,7 +48,7 @@ from tests.support.scripted_server import (
     token_flood,
     without_timings,
 )
-from tests.support.window_acts import drop, enabled, messages, settle, trigger
+from tests.support.window_acts import drop, enabled, job_ends, messages, settle, trigger
 
 PLOTS = ("rollback", "ring", "acceptance", "timing", "verify", "kv", "what_if")
 KEY = "secret-of-the-server"
@@ -161,7 +168,7 @@ def test_stop_waits_for_no_chat_template(
 ) -> None:
     connect(qtbot, at_servers, server.url)
     server.script("/apply-template", Raw(lambda: []))
-    at_servers.bridge.start(["hi"], RunOptions(), chat=ChatWrap())
+    at_servers.bridge.ask(StartRun(["hi"], RunOptions(), chat=ChatWrap()))
     until(qtbot, lambda: bool(server.of("/apply-template")))
     trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)
@@ -398,7 +405,7 @@ def captures() -> Path:
 
 
 def open_file(qtbot: QtBot, window: MainWindow, path: Path) -> None:
-    with qtbot.waitSignal(window.bridge.reading_ended):
+    with job_ends(qtbot, window.bridge, ReadTrace):
         assert drop(window, path)
     assert window.bridge.trace_folder == path, messages(window)
 
@@ -439,14 +446,14 @@ def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
     open_file(qtbot, at_servers, captures / "draft.json.gz")
     rows = at_servers.runs.model.rows
     assert [row.model for row in rows] == ["mtp.json.gz", "draft.json.gz"]
-    with qtbot.waitSignal(at_servers.bridge.triaged):
+    with job_ends(qtbot, at_servers.bridge, TriageRuns):
         at_servers.feed.set_overlay(rows[0].run)
     assert "Verdict: " in at_servers.runs.pair.text.text()
     connect(qtbot, at_servers, server.url)
     run(qtbot, at_servers)
     rows = at_servers.runs.model.rows
     assert len(rows) == 3 and at_servers.bridge.trace is None
-    with qtbot.waitSignal(at_servers.bridge.triaged) as triaged:
+    with job_ends(qtbot, at_servers.bridge, TriageRuns) as triaged:
         at_servers.feed.set_overlay(rows[1].run)
     assert triaged.args[0].found.verdict == "same", "the server replays the capture"
     at_servers.runs.run_selected.emit(rows[1].run)
@@ -477,7 +484,7 @@ def test_x_goes_to_where_two_runs_part(
     server.script("/completion", Reply(changed(pieces, other)))
     run(qtbot, at_servers)
     assert first is not None
-    with qtbot.waitSignal(at_servers.bridge.triaged):
+    with job_ends(qtbot, at_servers.bridge, TriageRuns):
         at_servers.feed.set_overlay(first)
     assert "Verdict" in at_servers.runs.pair.text.text()
     trigger(at_servers, "go.first_divergence")
@@ -494,12 +501,31 @@ def test_x_goes_to_where_two_runs_part(
 
 def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
     at_servers: MainWindow,
-    engine: FakeEngine,
     server: ScriptedServer,
     qtbot: QtBot,
     model_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    opened: list[Path] = []
+    rescored: list[RunRef] = []
+
+    def opening(target: Path, **_: object) -> Any:
+        opened.append(target)
+        return SimpleNamespace(
+            info=SimpleNamespace(n_vocab=0), tokenizer=SimpleNamespace(piece=None)
+        )
+
+    def rescore(_: object, store: TraceStore, run_id: int, *_more: object, **how: bool) -> Rescored:
+        rescored.append(RunRef(store, run_id))
+        if len(rescored) == 3:
+            raise OptionError("The run is of another model.", "Open its file.")
+        if not how["assume_same"]:
+            raise SameModelUnknownError("Nothing tells whether the model is the same.", "Say so.")
+        judged = (RescoredSequence(0, n_tokens=3, n_first=3),)
+        return Rescored(run_id, "draftscope", "f32", {}, "same", None, judged)
+
+    monkeypatch.setattr("app.engine_thread.jobs.rescore.open_engine", opening)
+    monkeypatch.setattr("engine.observe.rescoring.rescore.rescore", rescore)
     connect(qtbot, at_servers, server.url)
     assert "run.rescore" not in enabled(at_servers), "there is no run yet"
     run(qtbot, at_servers)
@@ -508,13 +534,10 @@ def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
     until(qtbot, lambda: bool(messages(at_servers)))
     (banner,) = at_servers.banners.banners
     assert "Nothing tells" in banner.message and at_servers.bridge.state is State.READY
-    assert [request.assume_same for request, _ in engine.rescored] == [False]
+    assert opened == [model_file]
     next(b for b in banner.findChildren(QPushButton) if "all the same" in b.text()).click()
-    until(qtbot, lambda: any("All tokens" in text for text in messages(at_servers)))
-    request, _ = engine.rescored[-1]
-    assert request.assume_same and request.run == at_servers.feed.run
-    assert request.target == model_file
-    engine.fail_at["rescore"] = OptionError("The run is of another model.", "Open its file.")
+    until(qtbot, lambda: any("3 tokens re-scored in f32" in text for text in messages(at_servers)))
+    assert rescored == [at_servers.feed.run] * 2 and opened == [model_file] * 2
     trigger(at_servers, "run.rescore")
     until(qtbot, lambda: any("another model" in text for text in messages(at_servers)))
     assert at_servers.bridge.state is State.READY and in_use(at_servers) == server.url

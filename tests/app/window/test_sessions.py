@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.read_trace import ReadTrace
 from app.saved import autosave as saving
 from app.saved.settings import Settings
 from app.window.window import MainWindow
@@ -21,7 +22,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import TraceBuilder, sample_trace
-from tests.support.window_acts import enabled, messages
+from tests.support.window_acts import enabled, job_ends, messages
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_by_dialog_menu_and_drop(
 
 def test_a_broken_trace_is_a_banner(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
     (folder / "rounds.csv").write_text("nonsense\n")
-    with qtbot.waitSignal(window.bridge.reading_ended):
+    with job_ends(qtbot, window.bridge, ReadTrace):
         window.sessions.open(folder)
     assert messages(window)[0].startswith("error: ")
     assert "rounds.csv line 1" in messages(window)[0]

@@ -12,9 +12,10 @@ from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.window.dialogs.files import ExportDialog, new_folder
 from app.window.window import MainWindow
-from tests.support.window_acts import enabled, messages, trigger, wait
+from tests.support.window_acts import enabled, job_ends, messages, trigger, wait
 
 
 def test_export_and_read_back(
@@ -44,7 +45,7 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
     (file := tmp_path / "file").write_text("x")
     trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
-    with qtbot.waitSignal(loaded.bridge.export_ended):
+    with job_ends(qtbot, loaded.bridge, ExportTrace):
         dialog.chosen.emit(file, False)
     dialog.reject()
     assert messages(loaded)[0].startswith("error: ")
@@ -79,7 +80,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     assert loaded.runs.model.shown == model.rows[0].run
     assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: a run of model"
     stores: list[object] = []
-    monkeypatch.setattr(loaded.bridge, "export", lambda store, *a, **k: stores.append(store))
+    monkeypatch.setattr(loaded.bridge, "ask", lambda job: stores.append(job.store))
     trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
     dialog.folder.setText(str(tmp_path))

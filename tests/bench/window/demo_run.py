@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from app.engine_thread.jobs.start_run import StartRun
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
@@ -75,7 +76,7 @@ def _with_window(lengths: Sequence[int]) -> TraceStore:
         window.open_demo()
         wait_until(lambda: bridge.state is State.READY)
         for length in lengths:
-            bridge.start([demo_prompts()[0].text], options(length))
+            bridge.ask(StartRun([demo_prompts()[0].text], options(length)))
             wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
             settle(REST_S)
         assert bridge.live is not None

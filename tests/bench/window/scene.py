@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QApplication
 
 from app.cli.display import check_display
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.jobs import Engine, Job, OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
+from app.engine_thread.requests import Decoding, Engine, OpenRequest, RunRequest
 from app.saved.settings import Settings
 from app.window.collector import Collector
 from app.window.dialogs.unexported import QuitChoice
@@ -114,7 +114,7 @@ class HeldEngine(LocalEngine):
         session = super().open(request, progress)
         start = session.start
 
-        def start_held(request: RunRequest, trace: TraceStore) -> Job:
+        def start_held(request: RunRequest, trace: TraceStore) -> Decoding:
             return _HeldRun(start(request, trace), self._n_rounds, self._free)
 
         setattr(session, "start", start_held)  # noqa: B010
@@ -124,7 +124,7 @@ class HeldEngine(LocalEngine):
 class _HeldRun:
     """A run that pauses after `n_rounds` rounds until `free` is set."""
 
-    def __init__(self, run: Job, n_rounds: int | None, free: threading.Event) -> None:
+    def __init__(self, run: Decoding, n_rounds: int | None, free: threading.Event) -> None:
         self._run, self._left, self._free = run, n_rounds, free
         self.run_id, self.cancel, self.stop = run.run_id, run.cancel, run.stop
 

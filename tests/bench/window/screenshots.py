@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.engine_thread.jobs.start_run import StartRun
 from resources import ROOT, demo_prompts
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _bring_to(state: str, window: MainWindow) -> None:
             lambda: bridge.store.size() > 0 and window.plots.rollback.plot.n_rounds == _RUN_ROUNDS
         )
     else:
-        bridge.start(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat())
+        bridge.ask(StartRun(panel.texts(), panel.options(), _PAUSE_ROUNDS, panel.chat()))
         wait_until(lambda: bridge.state is State.PAUSED)
         assert bridge.live is not None
         window.feed.move_cursor(Position(bridge.live, 0, _PAUSE_ROUNDS - 4, None))

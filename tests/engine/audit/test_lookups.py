@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from engine.analysis.findings.check import find
+from engine.analysis.findings.check import find, recorded
+from engine.audit.run_audit import audit_of
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
@@ -34,11 +35,14 @@ def options_for(*types: str, n: int = 1, slots: int = 1, n_predict: int = 12) ->
     return RunOptions(n_predict=n_predict, parallel=slots, spec=spec)
 
 
-def play(options: RunOptions, n_prompts: int = 1) -> Run:
+def prompts_of(n: int) -> list[Prompt]:
     tokens = prompt_of(MODEL).tokens
     ids = tuple(range(min(session(MODEL).config.n_vocab, 384)))
-    prompts = [Prompt(ids[i:] + tokens[i : i + 9] * 4) for i in range(n_prompts)]
-    return decode(session(MODEL), prompts, options)
+    return [Prompt(ids[i:] + tokens[i : i + 9] * 4) for i in range(n)]
+
+
+def play(options: RunOptions, n_prompts: int = 1) -> Run:
+    return decode(session(MODEL), prompts_of(n_prompts), options)
 
 
 def rules(run: Run, options: RunOptions) -> set[str]:
@@ -117,3 +121,16 @@ def test_a_planted_bug_is_named(bug, monkeypatch):
     monkeypatch.setattr(owner, name, changed)
     options = options_for(drafter, slots=slots)
     assert rules(play(options, n_prompts), options) == {finds}
+
+
+@pytest.mark.parametrize("bug", [None, "learns rejected tokens"])
+def test_the_audit_of_a_run_looks_up_again_without_a_draft_model(bug, monkeypatch):
+    options, opened, prompts = options_for("suffix"), session(MODEL), prompts_of(1)
+    if bug:
+        owner, name, changed = reworded(*PLANTED[bug][1:4])
+        monkeypatch.setattr(owner, name, changed)
+    run = opened.start(prompts, options, audit=audit_of(opened, prompts, options))
+    while run.step():
+        pass
+    found = {one.rule for one in recorded(run.trace) if "draft" in one.rule}
+    assert found == ({PLANTED[bug][4]} if bug else set())

@@ -12,12 +12,14 @@ import pytest
 
 from engine.analysis.audit_text import audit_sentence, audit_text
 from engine.analysis.findings.check import Finding, find, recorded, with_consequences
-from engine.audit.run_audit import audit_of, note_why_not
+from engine.audit import run_audit
+from engine.audit.drafts import FEW_DRAFTS
+from engine.audit.run_audit import RunAudit, audit_of, note_why_not
 from engine.audit.state_samples import StateSamples
 from engine.audit.text_check import AuditedTexts
 from engine.decode import acceptance
 from engine.decode.acceptance import match
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.draft.drafter import Draft
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -30,6 +32,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.mutations import MUTATIONS, mutate
+from tests.torture.reworded import reworded
 
 MODEL = "qwen35-c-v2x-mtp-f32"
 PENALISED = SamplerOptions(temp=0.8, seed=11, repeat_penalty=1.5, repeat_last_n=8)
@@ -270,6 +273,37 @@ def test_tokens_are_not_drawn_again_where_rounding_is_coarse() -> None:
     rounded = replace(options, state_types=StateTypes(s="bf16"))
     found = [AuditedTexts.of(opened, prompts, one).has_ties for one in (options, rounded)]
     assert found == [False, True]
+
+
+def _default_audit(options: RunOptions) -> Run:
+    opened, prompts = session(MODEL), [Prompt(prompt_of(MODEL).tokens[:14])]
+    run = opened.start(prompts, options, audit=RunAudit(opened, prompts, options, is_whole=False))
+    while run.step():
+        pass
+    return run
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.0, 0), (1e3, FEW_DRAFTS)])
+def test_the_default_audit_makes_a_few_drafts_again_where_there_is_time(
+    share: float, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_audit, "SHARE_OF_RUN", share)
+    run = _default_audit(drafting(30))
+    said = [one["evidence"] for one in result(run)["drafts"]]
+    assert len(said) == bool(n)
+    assert all(one.startswith(f"{n} of ") for one in said)
+    assert not recorded(run.trace)
+
+
+def test_the_default_audit_sees_a_drafter_that_is_not_rewound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_audit, "SHARE_OF_RUN", 1e3)
+    place, cut = "engine.draft.row_drafter:RowDrafter.observe", "self._memory.seq_rm"
+    owner, name, changed = reworded(place, f"{cut}(seq, paired.n_decoded)", "pass")
+    monkeypatch.setattr(owner, name, changed)
+    found = {one.rule for one in recorded(_default_audit(drafting(30)).trace)}
+    assert found == {"drafter-not-rewound"}
 
 
 def test_by_default_only_short_runs_are_audited() -> None:

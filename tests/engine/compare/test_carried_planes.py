@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from engine.analysis.verdict import LaneVerdict
-from engine.compare.comparison import Comparison
+from engine.compare.comparison import Comparison, start_comparison
 from engine.compare.scenario import find_scenario
-from engine.compare.scenario_job import start_comparison
 from engine.memory.planes import PlaneMemory
 from engine.session import Session
 from resources import DEMO_TARGET, SCENARIOS

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.clean_campaign import play
-from tests.support.clean_settings import MODES
+from tests.support.clean_settings import MODES, models
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -20,4 +20,12 @@ def test_no_clean_lane_is_accused(mode: str) -> None:
 def test_no_clean_run_is_accused(mode: str) -> None:
     game = play(5 * MODES.index(mode), 1, "runs", [mode])
     assert game.facts
+    assert game.accused == [], game.what
+
+
+@pytest.mark.skipif(len(models()) < 20, reason="numbers are those with all golden models")
+@pytest.mark.parametrize("number", [204, 225, 249])
+def test_what_was_accused_once_is_clean(number: int) -> None:
+    """States in f16 over several rounds, experts tipped in int8, both kinds in bf16."""
+    game = play(number, 33, "comparisons")
     assert game.accused == [], game.what

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, PEER_LANE, LaneSpec
+from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.errors import OptionError
 from engine.options import RunOptions, StateTypes
 
@@ -48,16 +48,16 @@ def test_the_default_lanes() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "'' is no rollback policy"),
-        ("reference", "'reference' is no rollback policy"),
-        ("fault=stale-plane", "is no rollback policy"),
-        ("planes,", "'' is no setting"),
-        ("planes,split", "'split' is no setting"),
-        ("planes,split=", "'split=' is no setting"),
-        ("planes,drafter=draft-mtp", "is no setting"),
+        ("", "'' is not a rollback policy"),
+        ("reference", "'reference' is not a rollback policy"),
+        ("fault=stale-plane", "is not a rollback policy"),
+        ("planes,", "'' is not a setting"),
+        ("planes,split", "'split' is not a setting"),
+        ("planes,split=", "'split=' is not a setting"),
+        ("planes,drafter=draft-mtp", "is not a setting"),
         ("planes,split=diagonal", "--split diagonal is unknown"),
         ("planes,split=seq,split=seq", "split is given twice"),
-        ("planes,n_rs_seq=two", "n_rs_seq 'two' is no whole number"),
+        ("planes,n_rs_seq=two", "n_rs_seq 'two' is not a whole number"),
         ("planes,n_rs_seq=-1", "--n-rs-seq is outside"),
         ("planes,ubatch=0", "-ub is below 1"),
         ("planes,fault=gremlin", "--fault gremlin is unknown"),
@@ -67,15 +67,15 @@ def test_the_default_lanes() -> None:
         ("planes,compute=fp8", "compute 'fp8' is unknown"),
         ("planes,cache_type_s=fp8", "--cache-type-s fp8 is unknown"),
         ("planes,compute=auto", "compute 'auto' is unknown"),
-        ("planes,free=2", "'free=2' is no setting"),
+        ("planes,free=2", "'free=2' is not a setting"),
         ("planes,free,free=1", "free is given twice"),
-        ("planes,batch-invariant=0", "'batch-invariant=0' is no setting"),
+        ("planes,batch-invariant=0", "'batch-invariant=0' is not a setting"),
         ("planes,batch-invariant,batch-invariant", "batch-invariant is given twice"),
-        ("noise", "'noise' is no rollback policy"),
-        ("noise,fault=stale-plane", "'fault=stale-plane' is no setting"),
-        ("reference,split=seq", "'split=seq' is no setting"),
-        ("reference,free", "'free' is no setting"),
-        ("peer,compute=int8", "'compute=int8' is no setting"),
+        ("noise", "'noise' is not a rollback policy"),
+        ("noise,fault=stale-plane", "'fault=stale-plane' is not a setting"),
+        ("reference,split=seq", "'split=seq' is not a setting"),
+        ("reference,free", "'free' is not a setting"),
+        ("peer,compute=int8", "'compute=int8' is not a setting"),
     ],
 )
 def test_what_is_no_lane_is_refused(text: str, what: str) -> None:

@@ -10,8 +10,8 @@ import pytest
 from engine.analysis.findings.check import Finding, recorded
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
+from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
@@ -121,7 +121,7 @@ def test_a_build_that_refuses_them_stops_the_lane_with_a_sentence(
     comparison = finish(compared(FakeLlama(session(MTP)), PLANES, lane))
     found = verdicts(comparison)
     assert (found[PLANES].verdict, found[lane].verdict) == ("exact", "failed")
-    assert f"behind a batch of {last} with n_rs_seq" in found[lane].error
+    assert f"after a batch of {last} with n_rs_seq" in found[lane].error
     assert not found_in(comparison, lane)
 
 
@@ -212,12 +212,12 @@ def test_a_plain_lane_that_fails_stops_those_that_it_leads(fake: FakeLlama) -> N
     ("text", "says"),
     [
         ("llama.cpp,rollback=ring", "rollback 'ring' is unknown"),
-        ("llama.cpp,rollback=checkpoint,n_rs_seq=3", "'n_rs_seq' is no setting of rollback=check"),
-        ("llama.cpp,rollback=planes,n_rs_seq=0", "no whole number from 1"),
-        ("llama.cpp,rollback=planes,n_rs_seq", "'n_rs_seq' is no setting"),
+        ("llama.cpp,rollback=checkpoint,n_rs_seq=3", "'n_rs_seq' is not a setting of rollback="),
+        ("llama.cpp,rollback=planes,n_rs_seq=0", "not a whole number from 1"),
+        ("llama.cpp,rollback=planes,n_rs_seq", "'n_rs_seq' is not a setting"),
         ("llama.cpp,rollback=planes,undo=all", "undo 'all' is unknown"),
         ("llama.cpp,device", "rollback '' is unknown"),
-        ("llama.cpp,rollback=checkpoint,device=1", "'device=1' is no setting"),
+        ("llama.cpp,rollback=checkpoint,device=1", "'device=1' is not a setting"),
         ("llama.cpp,rollback=planes,rollback=planes", "given twice"),
     ],
 )

@@ -21,7 +21,7 @@ import pytest
 
 from engine.analysis.findings.check import recorded
 from engine.batch import Span
-from engine.compare.comparison import Comparison
+from engine.compare.comparison import Comparison, start_comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_library import check_library, folder_of
@@ -32,7 +32,6 @@ from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.peer_lane import StateHistory
 from engine.compare.rollback_check import KNOWN, check_rollback
 from engine.compare.scenario import find_scenario
-from engine.compare.scenario_job import start_comparison
 from engine.compare.state_blob import decode_state, relative_errors
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.model.mixers import layout_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.compare.lane_modes import LaneMode, with_mode_lanes
+from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.options import StateTypes
 from engine.session import Session
 from tests.support.comparisons import differences_of, finish, rounds_of, specs, verdicts

@@ -21,9 +21,9 @@ from engine.memory import hybrid
 from engine.memory.kv_cells import CellTable
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy
-from engine.model.conv_window import ConvWindow
-from engine.model.delta_state import DeltaState
 from engine.model.hybrid import HybridModel
+from engine.model.recurrent_states import DeltaState
+from engine.model.windows import ConvWindow
 from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.analysis.findings.check import RULES, recorded
+from engine.compare.comparison import start_comparison, start_run
 from engine.compare.lane_spec import NOISE_LANE
 from engine.compare.scenario import Scenario, find_scenario, read_scenario, scenarios
-from engine.compare.scenario_job import start_comparison, start_run
 from engine.errors import OptionError
 from engine.options import LANE_FAULTS, RunOptions, SpecOptions
 from engine.session import Session
@@ -95,13 +95,13 @@ BAD = {
     "an option too many": (HEAD + "options.spec.n = 1\n", r"options\.spec\.n is unknown"),
     "text for a number": (HEAD + 'options.n_predict = "9"\n', r"options\.n_predict is '9'"),
     "truth for a number": (HEAD + "options.n_predict = true\n", r"n_predict is True, .* no int"),
-    "number for a list": (HEAD + "lanes = 3\n", r"mine\.toml: lanes is no list"),
-    "number for a text": (HEAD + "lanes = [3]\n", r"mine\.toml: lanes is 3, which is no str"),
-    "value for a table": (HEAD + "options = 3\n", r"mine\.toml: options is no table"),
+    "number for a list": (HEAD + "lanes = 3\n", r"mine\.toml: lanes is not a list"),
+    "number for a text": (HEAD + "lanes = [3]\n", r"mine\.toml: lanes is 3, which is not a str"),
+    "value for a table": (HEAD + "options = 3\n", r"mine\.toml: options is not a table"),
     "too large": (HEAD + f"options.spec.p_min = {10**400}\n", r"spec\.p_min is far too large"),
     "out of range": (HEAD + "options.spec.n_max = 99\n", r"options\.spec is wrong: --spec-draft-n"),
-    "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is no rollback policy"),
-    "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is no rule"),
+    "a lane": (HEAD + 'lanes = ["gdn"]\n', r"lanes is wrong: .*'gdn' is not a rollback policy"),
+    "a rule": (HEAD + 'expects = ["luck"]\n', r"expects names 'luck', which is not a rule"),
     "drafts, no lanes": (HEAD + "draft_accept = [1]\n", r"draft_accept needs lanes"),
 }
 

@@ -17,10 +17,9 @@ from engine.compare.state_blob import (
     state_difference,
 )
 from engine.errors import StateBlobError
-from engine.model.conv_window import ConvWindow
-from engine.model.delta_state import DeltaState
 from engine.model.recurrence import RecurrentLayout, StateKey
-from engine.model.token_window import TokenWindow
+from engine.model.recurrent_states import DeltaState
+from engine.model.windows import ConvWindow, TokenWindow
 
 LAYOUT = RecurrentLayout.alike(
     (0, 2), state=DeltaState(2, 2, 3, grouped=True), window=ConvWindow(4, 5)

@@ -244,3 +244,44 @@ def test_cells_that_differ_are_no_noise() -> None:
     trace.divergence._arrays["cells_differ"][len(trace.divergence) - 1] = 2
     found = judge_lanes(trace, [run])[0]
     assert (found.verdict, found.first_round, found.first_pos) == ("suspect", 1, 13)
+
+
+CHECK = {"ceiling": 0.2, "share": 0.25, "batches": []}
+
+
+@pytest.mark.parametrize(
+    ("n", "value", "verdict"), [(3, 1.6, "within"), (4, 1.6, "suspect"), (1, math.nan, "suspect")]
+)
+def test_ties_may_tip_a_few_rows_of_a_lane_that_they_tip_in_the_noise(
+    n: int, value: float, verdict: str
+) -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    described(trace, "noise", [0.9, *[0.01] * 9], "noise", noise_check=CHECK)
+    described(trace, "checkpoint", [*[value] * n, *[0.01] * (10 - n)], "policy")
+    assert [one.verdict for one in judge_lanes(trace, [2])] == [verdict]
+
+
+def test_without_ties_a_single_row_beyond_the_bound_is_suspect() -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    described(trace, "noise", [1e-10] * 10, "noise", noise_check={**CHECK, "share": 0.0})
+    described(trace, "checkpoint", [1.6, *[0.0] * 9], "policy")
+    assert [one.verdict for one in judge_lanes(trace, [2])] == ["suspect"]
+
+
+@pytest.mark.parametrize(
+    ("types", "least"),
+    [
+        ({}, 1e-9),
+        ({"gates": "bf16"}, 1e-9),
+        ({"s": "f16"}, 32 * 2**-24),
+        ({"s": "f16", "r": "bf16"}, 32 * 2**-18),
+    ],
+)
+def test_states_in_a_shorter_type_are_rounded_at_other_tokens(
+    types: dict[str, str], least: float
+) -> None:
+    trace = TraceStore()
+    noise = described(trace, "noise", [1e-12] * 4, "noise", options={"state_types": types})
+    assert noise_bound(trace, [noise]) == pytest.approx(least)

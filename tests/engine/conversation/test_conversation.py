@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.conversation.checkpoint_history import CheckpointHistory
-from engine.conversation.rendering import Rendering
-from engine.conversation.turns import TurnTree, conversations
+from engine.conversation.conversation import Rendering
+from engine.conversation.turns import CheckpointHistory, TurnTree, conversations
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES, CacheOptions, RunOptions, SpecOptions
 from engine.session import Session

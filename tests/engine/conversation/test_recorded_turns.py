@@ -79,7 +79,7 @@ def test_texts_and_the_bundled_conversation(tmp_path):
         ('{"role": "user", "content": "a"}\n{"role"', "line 2 is not valid JSON"),
         ('{"role": "user", "content": "a"}\n7', "line 2 is neither a text nor a message"),
         ('[{"content": "a"}]', "message 1 has no role"),
-        ('[{"role": "user", "content": 7}]', "message 1 has a content that is no text"),
+        ('[{"role": "user", "content": 7}]', "message 1 has a content that is not text"),
         (
             '[{"role": "user", "content": [{"type": "image_url"}]}]',
             "message 1 has a part of type 'image_url'",

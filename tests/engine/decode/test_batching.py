@@ -23,8 +23,8 @@ from engine.decode.batching import (
     verify_batches,
 )
 from engine.decode.forward import Forward
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
+from engine.decode.round import PhaseClock
 from engine.memory.hybrid import HybridMemory
 from engine.options import ROLLBACK_POLICIES, RunOptions
 from engine.trace.store import TraceStore

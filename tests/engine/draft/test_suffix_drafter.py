@@ -1,15 +1,26 @@
-"""suffix as a drafter: what its trees are told, what they forget, and what it says of a draft."""
+"""suffix: its tree against a naive one, what its trees learn and forget, reasons of its drafts."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.analysis.findings.check import find
 from engine.draft.drafter import DraftRequest
 from engine.draft.registry import meaning
-from engine.draft.suffix import SuffixDrafter, SuffixOptions, SuffixTexts
-from engine.draft.suffix_tree import SuffixLimits
+from engine.draft.suffix import (
+    StoredSequence,
+    SuffixDrafter,
+    SuffixLimits,
+    SuffixOptions,
+    SuffixTexts,
+    SuffixTree,
+)
 from engine.options import RunOptions, SpecOptions
+from tests.support.golden_files import DATA
 from tests.support.golden_runs import MTP_MODELS, decode, prompt_of, session, tokens_of
 
 HIDDEN = None
@@ -89,3 +100,154 @@ def test_confidences_reach_the_trace_and_no_token_changes():
     assert reasons
     assert all(meaning(reason) for reason in reasons)
     assert find(run.trace) == []
+
+
+SCENARIOS = json.loads((DATA / "suffix.json").read_text())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: f"depth-{one['max_tree_depth']}")
+def test_drafts_are_those_of_the_published_implementation(scenario):
+    texts = SuffixTexts(scenario["max_tree_depth"], scenario["max_cached_requests"])
+    limits = SuffixLimits(
+        scenario["max_spec_tokens"],
+        scenario["max_spec_factor"],
+        scenario["max_spec_offset"],
+        scenario["min_token_prob"],
+    )
+    n_drafted = 0
+    for what, name, *values in scenario["ops"]:
+        request = int(name[1:])
+        if what == "start":
+            texts.start(request, values[0])
+        elif what == "add":
+            texts.add(request, values[0])
+        elif what == "stop":
+            texts.stop(request)
+        else:
+            (expected,) = values
+            answer = texts.draft(request, limits, branches=scenario["tree"])
+            found = answer.draft
+            assert found.tokens == expected["tokens"]
+            assert found.parents == expected["parents"]
+            assert found.probs == pytest.approx(expected["probs"], abs=1e-4)
+            assert found.score == pytest.approx(expected["score"], abs=1e-4)
+            assert found.n_match == expected["match_len"]
+            assert texts.is_own(request, answer) == (expected["source"] == "local")
+            n_drafted += bool(found.tokens)
+    assert n_drafted > 20
+
+
+class CountedByHand:
+    """The same trie as a table of all paths, each with its count and the time it was created."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.nodes: dict[tuple[int, ...], list[int]] = {}
+        self.now = 0
+
+    def add(self, text: list[int], token: int) -> None:
+        text.append(token)
+        for n in range(1, min(self.depth, len(text)) + 1):
+            self.now += 1
+            self.nodes.setdefault(tuple(text[-n:]), [0, self.now])[0] += 1
+
+    def remove(self, text: list[int]) -> None:
+        for start in range(len(text)):
+            for end in range(start + 1, min(start + self.depth, len(text)) + 1):
+                path = tuple(text[start:end])
+                self.nodes[path][0] -= 1
+                if not self.nodes[path][0]:
+                    del self.nodes[path]
+
+    def draft(self, pattern: list[int], limits: SuffixLimits) -> tuple[list[int], list[float], int]:
+        best: tuple[float, list[int], list[float], int] = (0.0, [], [], 0)
+        for m in range(1, len(pattern)):
+            path = tuple(pattern[-m:])
+            if path not in self.nodes:
+                break
+            tokens: list[int] = []
+            probs: list[float] = []
+            longest = int(m * limits.factor + limits.offset + 1e-6)
+            while len(tokens) < min(limits.n_max, longest):
+                ahead = [p for p in self.nodes if len(p) == len(path) + 1 and p[:-1] == path]
+                if not ahead:
+                    break
+                chosen = min(ahead, key=lambda p: (-self.nodes[p][0], self.nodes[p][1]))
+                given_ = probs[-1] if probs else 1.0
+                p = given_ * self.nodes[chosen][0] / self.nodes[path][0]
+                if p < limits.min_prob:
+                    break
+                tokens.append(chosen[-1])
+                probs.append(p)
+                path = chosen
+            if sum(probs) >= best[0]:
+                best = (sum(probs), tokens, probs, m)
+        return best[1:]
+
+
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["add", "add", "add", "add", "add", "new"]), st.integers(0, 2)),
+    min_size=20,
+    max_size=80,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ACTS, st.integers(1, 6), st.sampled_from([0.0, 0.3, 0.5]), st.sampled_from([0.5, 1.0, 3.0]))
+def test_every_draft_is_that_of_counting_by_hand(acts, depth, min_prob, factor):
+    """Texts over three tokens side by side in one tree; a fourth one displaces the oldest."""
+    tree, table = SuffixTree(depth), CountedByHand(depth)
+    texts: list[tuple[StoredSequence, list[int]]] = [(StoredSequence(), [])]
+    limits = SuffixLimits(8, factor, 0.0, min_prob)
+    for i, (what, token) in enumerate(acts):
+        if what == "new":
+            texts.append((StoredSequence(), []))
+            if len(texts) > 3:
+                stored, text = texts.pop(0)
+                tree.remove(stored)
+                table.remove(text)
+        stored, text = texts[i % len(texts)]
+        tree.append(stored, [token])
+        table.add(text, token)
+        for _, other in texts:
+            pattern = other[-depth:]
+            found = tree.draft(pattern, limits)
+            assert (found.tokens, found.probs, found.n_match) == table.draft(pattern, limits)
+    for stored, _ in texts:
+        tree.remove(stored)
+    assert tree.n_nodes() == 0
+
+
+def test_text_that_never_repeats_costs_a_node_per_token():
+    tree, text = SuffixTree(24), StoredSequence()
+    tree.append(text, range(1000))
+    assert tree.n_nodes() == 1000
+    tree.append(StoredSequence(), range(1000))
+    assert tree.n_nodes() == sum(min(24, 1000 - i) for i in range(1000))
+
+
+def test_the_choices_are_counts_in_order():
+    tree = SuffixTree(4)
+    for follower in (5, 6, 6, 7, 7, 7):
+        tree.append(StoredSequence(), [1, follower, 9])
+    draft = tree.draft([3, 1], SuffixLimits(4, 2.0))
+    assert (draft.tokens, draft.probs, draft.reason) == ([7, 9], [0.5, 0.5], "short-match")
+    choices = tree.choices([3, 1], draft, 2)
+    assert choices == [[(7, 0.5), (6, 1 / 3)], [(9, 1.0)]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (SuffixLimits(9, 9.0), "text-end"),
+        (SuffixLimits(9, 1.0), "short-match"),
+        (SuffixLimits(9, 9.0, 0.0, 0.7), "low-share"),
+        (SuffixLimits(9, 0.0), "short-match"),
+    ],
+)
+def test_why_a_draft_ends(limits, reason):
+    tree = SuffixTree(4)
+    tree.append(StoredSequence(), [1, 2, 3])
+    tree.append(StoredSequence(), [1, 2, 4])
+    assert tree.draft([8, 1], limits).reason == reason
+    assert tree.draft([1, 8], limits).reason == "no-match"

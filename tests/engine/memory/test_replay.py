@@ -12,9 +12,9 @@ from engine.batch import UBatch
 from engine.memory.planes import PlanesMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
-from engine.model.conv_window import ConvWindow
-from engine.model.delta_state import DeltaState
 from engine.model.recurrence import RecurrentLayout
+from engine.model.recurrent_states import DeltaState
+from engine.model.windows import ConvWindow
 from tests.support.recurrent_texts import (
     CPU,
     HEAD_GATES,

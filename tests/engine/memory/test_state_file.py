@@ -226,7 +226,7 @@ def test_contents_that_cannot_be(tmp_path):
     [
         (b"", "cut short"),
         (b"DSSEQ", "cut short"),
-        (b"GGUF" * 4, "no saved sequence"),
+        (b"GGUF" * 4, "not a saved sequence"),
         (FRAME.pack(b"DSSEQ\r\n\x1a", 2, 0), "version 2"),
         (FRAME.pack(b"DSSEQ\r\n\x1a", 3, 9), "cut short"),
     ],

@@ -15,8 +15,8 @@ from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
-from engine.model.mixers.delta_net import _qkv_and_z
-from engine.model.parts.delta_net import DeltaNetPart
+from engine.model.mixers.recurrent import _qkv_and_z
+from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.weights import MatrixRows, Weights
 from kernels.linear import linear
 from kernels.linear.dequant import dequantise

@@ -11,10 +11,10 @@ from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.loader import load_model
-from engine.model.parts.cross_layer import CrossLayerResidual
+from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import ClampPart, MixturePart, RouterPart, SwigluPart
-from engine.model.parts.kda import KdaPart
-from engine.model.parts.latent_attention import LatentAttentionPart
+from engine.model.parts.recurrent import KdaPart
+from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.tensors import check_tensors
 from tests.support.golden_files import golden_file
 from tests.support.naive_memory import NaiveMemory, ubatch_of

@@ -10,8 +10,8 @@ from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.delta_net import DeltaNetPart
 from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.tensors import check_tensors
 from tests.support.rewrite_gguf import DROP
 

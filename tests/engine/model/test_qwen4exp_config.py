@@ -11,8 +11,8 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
-from engine.model.parts.delta_net import DeltaNetPart
-from engine.model.parts.hyper_connections import HyperConnections
+from engine.model.parts.recurrent import DeltaNetPart
+from engine.model.parts.trunks import HyperConnections
 from engine.model.tensors import check_tensors
 from tests.support.rewrite_gguf import DROP
 

@@ -10,9 +10,8 @@ import pytest
 
 from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration
-from engine.experiments.bench.suite_page import suite_page
-from engine.experiments.bench.suite_report import suite_report
-from engine.experiments.sweep.reader import read_results
+from engine.experiments.bench.suite_report import options_of, suite_page, suite_report
+from engine.experiments.results.reader import read_results
 from engine.experiments.sweep.sweep_page import sweep_report
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.report.common import run_command
@@ -120,7 +119,7 @@ def test_the_suite() -> None:
         "repeat": 3,
         "complete": False,
         "environment": HERE,
-        "configurations": suite_report([plain, draft], done),
+        "configurations": suite_report(options_of([plain, draft]), done),
     }
     found = markdown(suite_page(result, ["draftscope", "bench", "a b"]))
     assert "not complete: the suite was stopped" in found

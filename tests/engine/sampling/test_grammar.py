@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.decode.acceptance import reject
-from engine.decode.grammar_limits import cut_at_forbidden
+from engine.decode.acceptance import cut_at_forbidden, reject
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 from engine.sampling.distribution import Distribution

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import moe
-from kernels.linear import MODES, beside, integers, pack_blocks
+from kernels.linear import MODES, integers, pack_blocks, stack_weights
 from kernels.linear import naive as linear_law
 from kernels.linear import with_torch as linear_op
 from kernels.linear.dequant import dequantise
@@ -255,7 +255,7 @@ def test_experts_that_stay_in_their_blocks(mode, ops, n_rows):
     packed = moe.put_together(
         (
             (
-                beside([pack_blocks(gate, kinds[0], mode), pack_blocks(up, kinds[1], mode)]),
+                stack_weights([pack_blocks(gate, kinds[0], mode), pack_blocks(up, kinds[1], mode)]),
                 pack_blocks(down, kinds[2], mode),
             )
             for gate, up, down in zip(*blocks, strict=True)

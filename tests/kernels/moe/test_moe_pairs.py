@@ -7,7 +7,7 @@ import torch
 
 from kernels import moe
 from kernels.dispatch import uses_llvm
-from kernels.linear import beside, pack_blocks
+from kernels.linear import pack_blocks, stack_weights
 from kernels.linear.blocks import BlockData
 from kernels.linear.integer_blocks import TYPES, integer_linear
 from kernels.linear.packed import PackedWeight
@@ -85,7 +85,7 @@ def layer(n_experts: int, activation: Activation) -> PackedExperts:
                 (("Q4_K", (256, 512)), ("Q4_K", (256, 512)), ("Q6_K", (512, 256)))
             )
         )
-        pairs.append((beside([gate, up] if activation.gated else [up]), down))
+        pairs.append((stack_weights([gate, up] if activation.gated else [up]), down))
     return put_together(pairs, "q8", activation)
 
 

@@ -58,7 +58,10 @@ def test_rows_of_different_lengths(module, counts):
 @pytest.mark.parametrize(
     ("into", "logged", "fold"),
     [
-        (with_torch.ssd_into_invariant, with_torch.ssd_log_invariant, with_torch.fold_invariant),
+        tuple(
+            partial(form, invariant=True)
+            for form in (with_torch.ssd_into, with_torch.ssd_log, with_torch.fold)
+        ),
         (with_llvm.ssd_into, with_llvm.ssd_log, with_llvm.fold),
         tuple(partial(form, invariant=True) for form in (op.ssd_into, op.ssd_log, op.fold)),
     ],

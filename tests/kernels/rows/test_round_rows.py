@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.linear import as_llama_cpp, beside, linear, pack, pack_blocks
+from kernels.linear import as_llama_cpp, linear, pack, pack_blocks, stack_weights
 from kernels.linear.as_llama_cpp import round_rows
 from tests.support.random_blocks import random_blocks
 
@@ -63,8 +63,8 @@ def test_every_part_rounds_for_its_own_type(invariant: bool) -> None:
         "Q4_K": pack_blocks(random_blocks("Q4_K", 5, 256), "Q4_K"),
         "BF16": pack(torch.randn(6, 256), "f32"),
     }
-    joined = beside([as_llama_cpp(part, type) for type, part in parts.items()])
+    joined = stack_weights([as_llama_cpp(part, type) for type, part in parts.items()])
     found = linear(x, joined, invariant=invariant)
     expected = [linear(round_rows(x, t), p, invariant=invariant) for t, p in parts.items()]
     assert torch.equal(found, torch.cat(expected, 1))
-    assert not torch.allclose(found, linear(x, beside(list(parts.values()))))
+    assert not torch.allclose(found, linear(x, stack_weights(list(parts.values()))))

@@ -146,7 +146,7 @@ def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits, produ
 
 
 def test_prompts_run_in_torch(device, monkeypatch):
-    monkeypatch.setattr(with_torch, "attend", lambda *args: args)
+    monkeypatch.setattr(with_triton, "attend_with_torch", lambda *args: args)
     for n_tokens, in_torch in ((16, False), (17, True)):
         result = run(device, *make(1, n_tokens, (1, 1, 8), 20))
         assert isinstance(result, tuple) == in_torch

@@ -7,12 +7,13 @@ import torch
 
 from kernels.recurrence.delta_rule import chunks_with_triton as chunks
 from kernels.recurrence.delta_rule import naive, with_triton
+from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import Inputs, make, strided
 
 # what upstream asks for is 1e-7
 F32 = 1e-11
-FEW, CHUNK = with_triton.FEW_TOKENS, chunks.CHUNK
+FEW, CHUNK = FEW_TOKENS, chunks.CHUNK
 
 
 @pytest.fixture(autouse=True)

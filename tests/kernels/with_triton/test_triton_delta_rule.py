@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.recurrence import with_triton as shared
 from kernels.recurrence.delta_rule import DeltaLog, naive, with_triton
 from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from tests.kernels.with_triton.conftest import INTERPRETED
@@ -167,7 +168,7 @@ def test_slots_in_any_order(device):
 @pytest.mark.parametrize("n_slots", [1, 3, 4, 7, 8])
 @pytest.mark.parametrize("over", [None, 0, 5, -1])
 def test_more_slots_than_one_kernel_takes(device, monkeypatch, n_slots, over):
-    monkeypatch.setattr(with_triton, "MAX_SLOTS", 3)
+    monkeypatch.setattr(shared, "MAX_SLOTS", 3)
     inputs = make(1, 8, 8, 2, lowest_g=-1.0)
     slots = list(torch.full((n_slots, *inputs.state.shape), torch.nan, device=device).unbind(0))
     given = inputs.to(device)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.recurrence.delta_rule import naive, with_triton
 from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
+from kernels.recurrence.with_triton import FEW_TOKENS, MAX_SLOTS
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make, strided
 from tests.support.delta_pool import LAYOUTS, Pool, assert_the_rest_is_poison, scattered
@@ -80,7 +81,7 @@ def test_states_in_several_programs_that_write_where_they_read(device, monkeypat
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (6, 2), (with_triton.FEW_TOKENS, 3)])
+@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (6, 2), (FEW_TOKENS, 3)])
 def test_the_bits_are_those_of_states_given_as_tensors(device, n_tokens, n, kda):
     inputs = make(2, 16, n_tokens, 2, kda=kda, lowest_g=-1.0)
     pool, given = scattered(inputs.state, n, over=-1).to(device), inputs.to(device)
@@ -92,7 +93,7 @@ def test_the_bits_are_those_of_states_given_as_tensors(device, n_tokens, n, kda)
 
 def test_more_rows_than_slots_of_one_kernel_and_no_chunks(device, monkeypatch):
     monkeypatch.delattr(with_triton, "run_chunks")
-    n = with_triton.MAX_SLOTS + 1
+    n = MAX_SLOTS + 1
     inputs = make(1, 8, n + 2, 1, lowest_g=-1.0)
     pool = scattered(inputs.state, n, over=7).to(device)
     o = run(inputs.to(device), pool)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.recurrence import with_triton as shared
 from kernels.recurrence.ssd import SsdLog, naive, with_triton
 from kernels.recurrence.ssd import chunks_with_triton as chunks
 from kernels.recurrence.ssd import recurrence_with_triton as recurrence
+from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
 from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
 from tests.support.ssd_inputs import make, strided
 
 F32 = 1e-11
-FEW, CHUNK = with_triton.FEW_TOKENS, chunks.CHUNK
+FEW, CHUNK = FEW_TOKENS, chunks.CHUNK
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +107,7 @@ def test_the_newest_states_go_into_planes(device, n_tokens, over):
 
 @pytest.mark.parametrize("over", [None, 0, 5, -1])
 def test_more_slots_than_one_kernel_takes(device, monkeypatch, over):
-    monkeypatch.setattr(with_triton, "MAX_SLOTS", 3)
+    monkeypatch.setattr(shared, "MAX_SLOTS", 3)
     inputs = make(8, n_groups=1)
     slots = list(torch.full((8, *inputs.state.shape), torch.nan, device=device).unbind(0))
     given = inputs.to(device)

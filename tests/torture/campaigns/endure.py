@@ -19,7 +19,9 @@ from PySide6.QtWidgets import QApplication
 
 from app.__main__ import main
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest
+from app.engine_thread.jobs.start_comparison import StartComparison
+from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.requests import CompareRequest
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SpecOptions
 from engine.session import Session
@@ -161,14 +163,14 @@ def _forget(real: RealWindow) -> None:
 
 def _run(real: RealWindow, _: Path) -> None:
     options = RunOptions(n_predict=20, n_ctx=96, spec=SpecOptions(("ngram-simple",), n_max=3))
-    real.window.bridge.start(["x y x y"], options)
+    real.window.bridge.ask(StartRun(["x y x y"], options))
     _ready(real)
 
 
 def _compare(real: RealWindow, _: Path) -> None:
     options = RunOptions(n_predict=6, n_ctx=64)
     lanes = (NOISE_LANE, LaneSpec.parse("planes"))
-    real.window.bridge.compare(CompareRequest(("x y",), options, lanes, (1, 0, 2)))
+    real.window.bridge.ask(StartComparison(CompareRequest(("x y",), options, lanes, (1, 0, 2))))
     _ready(real)
 
 

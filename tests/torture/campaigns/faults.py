@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from app.engine_thread.events import State
-from app.engine_thread.jobs import CompareRequest
+from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.start_comparison import StartComparison
+from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.requests import CompareRequest
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.reopen import open_trace
@@ -152,11 +155,11 @@ def _go_on(real: RealWindow, options: RunOptions, folder: Path) -> None:
     """The next run ends as it should, and everything can be exported."""
     bridge = real.window.bridge
     stored, n = bridge.session_store, _runs(real)
-    bridge.start(["x y x y"], options)
+    bridge.ask(StartRun(["x y x y"], options))
     real.until(lambda: bridge.state is State.READY and _runs(real) > n, "the next run", 40.0)
     last = stored.runs[list(stored.runs)[-1]]
     assert last["stops"] == ["limit"], f"the next run ends by {last['stops']}"
-    bridge.export(stored, folder / "after")
+    bridge.ask(ExportTrace(stored, folder / "after"))
     real.until(lambda: not bridge.exporting, "the export")
     assert open_trace(folder / "after").runs.keys() == stored.runs.keys()
     real.check()
@@ -166,7 +169,7 @@ def _go_on(real: RealWindow, options: RunOptions, folder: Path) -> None:
 def _stop(real: RealWindow, options: RunOptions) -> None:
     """A run that is stopped has the engine's end, one for each sequence."""
     bridge, n = real.window.bridge, _runs(real)
-    bridge.start(["x y x y", "y x"], options, 2)
+    bridge.ask(StartRun(["x y x y", "y x"], options, 2))
     real.until(lambda: bridge.state is State.PAUSED and _runs(real) > n, "a pause", 40.0)
     bridge.stop()
     real.until(lambda: bridge.state in _SETTLED, "the end of a run that is stopped")
@@ -182,12 +185,12 @@ def _runs(real: RealWindow) -> int:
 def _do(doing: str, real: RealWindow, options: RunOptions, folder: Path) -> None:
     bridge = real.window.bridge
     if doing == "comparing":
-        bridge.compare(_comparison(options))
+        bridge.ask(StartComparison(_comparison(options)))
     elif doing == "exporting":
-        bridge.start(["x y x y"], options)
-        bridge.export(bridge.session_store, folder / "meanwhile")
+        bridge.ask(StartRun(["x y x y"], options))
+        bridge.ask(ExportTrace(bridge.session_store, folder / "meanwhile"))
     else:
-        bridge.start(["x y x y"], options, 2 if doing == "paused" else None)
+        bridge.ask(StartRun(["x y x y"], options, 2 if doing == "paused" else None))
     if doing == "paused":
         real.until(lambda: bridge.state is not State.RUNNING, "a pause", 40.0)
         bridge.resume()

@@ -16,7 +16,7 @@ from app.saved.autosave import Autosave
 from app.saved.library import read_saved, saved_folders
 from app.saved.settings import Settings
 from engine.errors import OptionError
-from engine.experiments.sweep.reader import read_results
+from engine.experiments.results.reader import read_results
 from engine.experiments.sweep.sweep import Sweep
 from engine.files import written_whole
 from engine.gguf.content import keep_hash, kept_hash

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engine_thread.events import CommandFailed
-from app.engine_thread.trace_jobs import start_reading
+from app.engine_thread.jobs.read_trace import ReadTrace
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.commands import said_by
 from tests.torture.log_steps import changed, draw, draw_huge, logs, unpacked
@@ -103,11 +102,12 @@ def _figures(run: dict[str, Any]) -> tuple[Any, ...]:
 
 def _read_as_window(path: Path) -> Figures:
     """As the window reads it, on a thread."""
-    posted: list[Any] = []
-    start_reading(path, posted.append).join(60)
-    failed = [one for one in posted if isinstance(one, CommandFailed)]
-    assert not any(one.message.startswith("The engine failed") for one in failed), failed[0]
-    return {"imported": not failed, "refused": bool(failed)}
+    reading = ReadTrace(path)
+    reading.start(lambda _: None)
+    assert reading.join(60)
+    failed = reading.failed
+    assert failed is None or not failed.message.startswith("The engine failed"), failed
+    return {"imported": failed is None, "refused": failed is not None}
 
 
 def _prepare() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from app.__main__ import main
-from engine.observe.proxy.exchange_queue import Tape
+from engine.observe.proxy.exchange_queue import ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
@@ -199,7 +199,7 @@ def _junk(piece: bytes, which: int) -> bytes:
 
 def _clients(case: Case, server: ScriptedServer) -> Figures:
     """Clients of the proxy side by side, then one that behaves: it gets everything."""
-    proxy = Proxy(server.url, Tape(1 << 24))
+    proxy = Proxy(server.url, ExchangeQueue(1 << 24))
     proxy.start()
     try:
         host, port = proxy.url.removeprefix("http://").split(":")

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt, RunOptions, SpecOptions

@@ -1,29 +1,109 @@
-"""The whole comparison: works in turn, pair by pair, then what the pairs come to."""
+"""The comparison with llama.cpp: works in turn, pair by pair, then what the pairs come to."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import comb
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from engine.batch import Span
 from engine.errors import PeerLibraryError
-from engine.experiments.bench.against.llama_server import SpeculativeWork, llama_server
-from engine.experiments.bench.against.our_side import OwnPasses, own_request
-from engine.experiments.bench.against.pairs import Pair, PairedRatio, paired_ratio, take_turns
+from engine.experiments.bench.against.llama_server import (
+    SpeculativeResult,
+    SpeculativeWork,
+    llama_server,
+)
 from engine.experiments.bench.against.programs import LONGEST_S, find_program, started
-from engine.experiments.bench.against.tasks import PLAIN, PassWork
-from engine.options import RunOptions
+from engine.experiments.bench.request import Configuration, measure_request
+from engine.memory.hybrid import HybridMemory
+from engine.options import Prompt, RunOptions, SamplerOptions
 from tests.bench.kernels.measure import copy_rate
 from tests.bench.kernels.sizes import Sizes
 
 if TYPE_CHECKING:
+    from engine.model.hybrid import HybridModel
     from engine.session import Session
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides' tokens per second, one measured after the other.
+
+    idle_share: the share of a core that this process used while it waited for the other.
+    """
+
+    theirs: float
+    ours: float
+    idle_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRatio:
+    """theirs, ours: medians, tokens per second. ratio: the median of the pairs' ratios, ours over
+    theirs; low, high: the smallest and the largest of them. p: of the sign test."""
+
+    theirs: float
+    ours: float
+    ratio: float
+    low: float
+    high: float
+    p: float
+    n_pairs: int
+
+
+def take_turns(
+    number: int, theirs: Callable[[], _T], ours: Callable[[], _U]
+) -> tuple[_T, _U, float]:
+    """Both results, and Pair.idle_share. The side that is first changes with the pair's number."""
+    if number % 2:
+        own = ours()
+        other, idle_share = _waiting(theirs)
+    else:
+        other, idle_share = _waiting(theirs)
+        own = ours()
+    return other, own, idle_share
+
+
+def _waiting(theirs: Callable[[], _T]) -> tuple[_T, float]:
+    start, used = perf_counter(), process_time()
+    result = theirs()
+    return result, (process_time() - used) / (perf_counter() - start)
+
+
+def paired_ratio(pairs: Sequence[Pair]) -> PairedRatio:
+    """What at least one pair comes to."""
+    ratios = [pair.ours / pair.theirs for pair in pairs]
+    return PairedRatio(
+        median(pair.theirs for pair in pairs),
+        median(pair.ours for pair in pairs),
+        median(ratios),
+        min(ratios),
+        max(ratios),
+        sign_test(ratios),
+        len(pairs),
+    )
+
+
+def sign_test(ratios: Sequence[float]) -> float:
+    """Probability that at least as many ratios lie on one side of 1, were both sides equally
+    likely; ratios of 1 count for neither. Two-sided and exact; 1 without any."""
+    above = sum(ratio > 1 for ratio in ratios)
+    below = sum(ratio < 1 for ratio in ratios)
+    n = above + below
+    tail = sum(comb(n, k) for k in range(max(above, below), n + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
 
 SPECULATIVE = "draft-mtp"
 BETTER = f"{SPECULATIVE}, better"
@@ -186,3 +266,104 @@ class LlamaBench:
 def _result(found: dict[str, Any]) -> LlamaBenchResult:
     speeds = [float(one) for one in found["samples_ts"]]
     return LlamaBenchResult(median(speeds), f"{found['build_commit']} ({found['build_number']})")
+
+
+_UBATCH = 512
+
+
+class OwnPasses:
+    """Forward passes after a context that stays the same.
+
+    depth: its tokens, at least one. n_most: the most tokens of a work.
+    """
+
+    def __init__(self, model: HybridModel, depth: int, n_most: int) -> None:
+        self._model, self._depth = model, max(depth, 1)
+        random = torch.Generator().manual_seed(0)
+        n_all = self._depth + n_most
+        self._tokens = torch.randint(model.config.n_vocab, (n_all,), generator=random).tolist()
+        self._memory = HybridMemory.for_model(model.config, 1, n_all, model.device)
+        self._decode(0, self._depth, _UBATCH, all_logits=False)
+        self._context = self._memory.save(0)
+
+    @torch.inference_mode()
+    def measure(self, work: PassWork) -> float:
+        """Tokens per second: once untimed, then the median of the repetitions."""
+        taken = []
+        for _ in range(1 + work.repeats):
+            start = perf_counter()
+            width = 1 if work.one_by_one else _UBATCH
+            self._decode(self._depth, work.n_tokens, width, all_logits=work.all_logits)
+            taken.append(perf_counter() - start)
+            self._memory.restore(0, self._context)
+        return work.n_tokens / median(taken[1:])
+
+    @torch.inference_mode()
+    def _decode(self, start: int, n_tokens: int, width: int, *, all_logits: bool) -> None:
+        stop = start + n_tokens
+        for at in range(start, stop, width):
+            tokens = self._tokens[at : min(at + width, stop)]
+            wanted = range(len(tokens)) if all_logits else [len(tokens) - 1]
+            span = Span(0, at, tokens, wanted)
+            (ubatch,) = self._memory.split([span], _UBATCH, "seq")
+            self._model.forward(ubatch, self._memory)
+
+
+def own_request(session: Session, options: RunOptions, work: SpeculativeWork) -> SpeculativeResult:
+    """The request decoded here. options: sizes, policy and the like; what the work says goes
+    first. Raises what Session.start raises."""
+    spec = replace(
+        options.spec,
+        types=("draft-mtp",),
+        n_max=len(work.rates),
+        p_min=0.0,
+        synth_rates=work.rates,
+        synth_len=None,
+    )
+    asked = replace(
+        options,
+        spec=spec,
+        n_predict=work.n_predict,
+        ignore_eos=True,
+        sampler=replace(SamplerOptions(), temp=0.0),
+    )
+    done = measure_request(session, Prompt(work.prompt, ""), "", Configuration("", asked))
+    drafted = done.draft_n
+    return SpeculativeResult(
+        done.predicted_per_second, done.draft_n_accepted / drafted if drafted else 0.0
+    )
+
+
+PLAIN = "1 token"
+"""The work that plain decoding is."""
+_DECODED = 32
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """n_tokens in one forward pass, or in as many `one_by_one`, `repeats` times, each time after
+    the same `depth` of tokens. They are random.
+
+    all_logits: those after every token are computed, as for a draft; else those of the last one.
+    """
+
+    name: str
+    n_tokens: int
+    one_by_one: bool = False
+    all_logits: bool = False
+    repeats: int = 1
+    depth: int = 0
+
+
+def pass_works(widths: tuple[int, ...], n_prompt: int, depth: int) -> list[PassWork]:
+    """Plain decoding, verification of these widths, and a prompt."""
+    verify = [
+        PassWork(f"verify {width}", width, all_logits=True, repeats=_REPEATS, depth=depth)
+        for width in widths
+    ]
+    return [
+        PassWork(PLAIN, _DECODED, one_by_one=True, depth=depth),
+        *verify,
+        PassWork(f"prompt {n_prompt}", n_prompt, depth=depth),
+    ]

@@ -108,7 +108,7 @@ class LlamaServer:
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
     ) -> tuple[int, bytes]:
-        # of the standard library: no proxy stands between this machine and itself
+        # of the standard library: no proxy between this machine and itself
         connection = http.client.HTTPConnection(_HOST, self._port, timeout=seconds)
         try:
             text = None if body is None else json.dumps(body)
@@ -123,7 +123,7 @@ class LlamaServer:
 def llama_server(
     folder: Path | None, model: Path, work: SpeculativeWork, n_threads: int
 ) -> Iterator[LlamaServer]:
-    """A server that is ready for this work, on the processor alone; gone behind the body.
+    """A server that is ready for this work, on the processor alone; gone after the body.
 
     folder: see find_program, whose errors it raises. Raises PeerLibraryError where the server does
     not come up.

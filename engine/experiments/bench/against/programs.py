@@ -67,7 +67,7 @@ def find_program(folder: Path | None, name: str) -> Path:
 
 @contextmanager
 def started(program: Path, words: Sequence[object], stdout: int) -> Iterator[StartedProgram]:
-    """The program with these arguments; behind the body, or an error in it, it is gone.
+    """The program with these arguments; after the body, or an error in it, it is gone.
 
     stdout: as in subprocess. Raises PeerLibraryError where the system does not start it.
     """

@@ -14,8 +14,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.panels.conversation.conversation_view import summary_words
 from app.window.window import MainWindow
-from engine.conversation.checkpoint_history import CheckpointHistory, CheckpointMark
-from engine.conversation.turns import TurnTree
+from engine.conversation.turns import CheckpointHistory, CheckpointMark, TurnTree
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
 from tests.support.window_acts import messages

@@ -10,9 +10,8 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.panels.inspector.inspector_view import InspectorView
+from app.panels.inspector.inspector_view import InspectorView, step_markdown
 from app.panels.inspector.step_table import COLUMNS
-from app.panels.inspector.step_text import step_markdown
 from app.trace_models.position import Position
 from app.window.window import MainWindow
 from engine.trace.export import export_csv

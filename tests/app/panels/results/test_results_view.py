@@ -15,14 +15,15 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.jobs.read_results import ReadResults
 from app.panels.results.results_view import ResultsView
 from app.window.window import MainWindow
-from engine.experiments.sweep.schema import trace_folder
+from engine.experiments.results.schema import trace_folder
 from engine.trace.export import export_csv
 from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
-from tests.support.window_acts import drop, messages
+from tests.support.window_acts import drop, job_ends, messages
 
 
 def opened(window: MainWindow, qtbot: QtBot, path: Path) -> ResultsView:
@@ -107,7 +108,7 @@ def test_what_is_no_result_file_is_one_sentence(
     assert message.startswith(f"error: {path}: row 2, predicted_n is no number from 0")
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     window.opened_results.open(path)
-    qtbot.waitUntil(lambda: "is no result file" in "".join(messages(window)))
+    qtbot.waitUntil(lambda: "is not a result file" in "".join(messages(window)))
     assert window.panels.results.results is None
 
 
@@ -178,13 +179,13 @@ def test_the_map_is_over_n_max_and_p_min_until_another_pair_is_chosen(
     view = opened(window, qtbot, path)
     assert map_words(view) == ("tok/s", "n_max", "seed")
     with_settings(path, settings)
-    with qtbot.waitSignal(window.bridge.results_read):
+    with job_ends(qtbot, window.bridge, ReadResults):
         view.again.click()
     assert map_words(view) == ("tok/s", "n_max", "p_min")
     assert view.grid.shown is not None and view.grid.shown.values.shape == (2, 3)
     view.map_y.setCurrentIndex(view.map_y.findText("spec-type"))
     view.map_y.activated.emit(view.map_y.currentIndex())
-    with qtbot.waitSignal(window.bridge.results_read):
+    with job_ends(qtbot, window.bridge, ReadResults):
         view.again.click()
     assert map_words(view) == ("tok/s", "n_max", "spec-type")
 

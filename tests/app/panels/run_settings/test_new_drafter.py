@@ -13,8 +13,7 @@ from app.cli.run_arguments import add_arguments, run_options
 from app.panels.run_settings.run_panel import RunPanel
 from app.window.why_not import why_not
 from engine.draft.drafter import Draft
-from engine.draft.history import History
-from engine.draft.ngram_drafter import NgramDrafter, NgramSizes, nothing
+from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.registry import DRAFTERS, meaning
 from engine.draft.spec import DrafterSpec
 from engine.errors import OptionError

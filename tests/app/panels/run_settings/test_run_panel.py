@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, OpenedFiles
-from app.engine_thread.jobs import ChatWrap
+from app.engine_thread.requests import ChatWrap
 from app.looks.theme import apply_theme, load_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes

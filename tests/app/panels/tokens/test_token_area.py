@@ -12,9 +12,8 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme, load_theme
-from app.panels.tokens.token_area import TokenArea
+from app.panels.tokens.token_area import TokenArea, token_tip
 from app.panels.tokens.token_scroll import SLICE_SECONDS
-from app.panels.tokens.token_tip import token_tip
 from app.trace_models.position import Position
 from app.trace_models.token_stream import KIND, RunStreams
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.export_trace import ExportTrace
 from app.saved.library import SavedTrace, read_saved, saved_folders
 from app.trace_models.run_facts import ModelRuns
 from app.window.dialogs.unexported import QuitChoice, ask_before_quitting
@@ -164,7 +165,7 @@ def test_what_was_exported_is_not_asked_about(
     run_on(window, model_file, qtbot)
     run_on(window, model_file.with_name("other.gguf"), qtbot)
     with qtbot.waitSignal(window.bridge.exported):
-        window.bridge.export(window.bridge.store, tmp_path / "out")
+        window.bridge.ask(ExportTrace(window.bridge.store, tmp_path / "out"))
     answers.quit_choice = QuitChoice.DISCARD
     window.close()
     assert answers.asked == [(["model"], "")]

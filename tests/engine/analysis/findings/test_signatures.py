@@ -13,9 +13,8 @@ from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode.forward import Forward
-from engine.decode.phase_clock import PhaseClock
 from engine.decode.recorder import Recorder
-from engine.decode.round import Round
+from engine.decode.round import PhaseClock, Round
 from engine.draft.scripted import ScriptedDrafter
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

@@ -12,11 +12,12 @@ from engine.experiments.bench.match import (
     CONTROL,
     SPECULATION,
     MatchTest,
+    WidthControl,
     _gap,
     _Output,
     first_difference,
+    width_control,
 )
-from engine.experiments.bench.width_control import WidthControl, width_control
 from engine.options import Prompt, RunOptions
 from tests.support.golden_runs import decode, options_of, prompt_of, session
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from engine.batch import Span, UBatch
+from engine.experiments.bench.forward import bench_splits, bench_steps
 from engine.experiments.bench.sections import MODEL_SECTIONS, SectionClock, sections_timed
-from engine.experiments.bench.splits import bench_splits
-from engine.experiments.bench.steps import bench_steps
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel

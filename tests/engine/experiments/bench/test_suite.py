@@ -64,7 +64,7 @@ def test_restores_and_duplicate_cells_are_counted() -> None:
 
 def test_configurations_take_turns_and_the_first_changes() -> None:
     suite = PromptSuite(session(NAME), prompts(), CONFIGURATIONS, repeats=2)
-    order = [(done.prompt, done.configuration) for done in suite.requests()]
+    order = [(done.prompt, done.configuration) for done, _ in suite.requests()]
     plain, mtp = PLAIN, "draft-mtp"
     assert order == [
         ("long", plain),

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from app.cli.bench_suite import row_line, suite_lines
 from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.suite_report import aggregate_requests, round_costs, suite_report
+from engine.experiments.bench.suite_report import (
+    aggregate_requests,
+    options_of,
+    round_costs,
+    suite_report,
+)
 from engine.options import RunOptions, SpecOptions
 from tests.support.request_results import made_up
 
@@ -51,7 +56,7 @@ def small_report() -> dict:
             ),
         ],
     }
-    return {"complete": True, "configurations": suite_report([PLAIN, MTP], done)}
+    return {"complete": True, "configurations": suite_report(options_of([PLAIN, MTP]), done)}
 
 
 def test_the_table_is_as_written_by_hand() -> None:
@@ -115,7 +120,7 @@ def test_a_drafter_that_cannot_pay_is_told_why() -> None:
             draft_ms=300.0,
         )
     ]
-    report = suite_report([PLAIN, MTP], {"plain": plain, "draft-mtp": slow})
+    report = suite_report(options_of([PLAIN, MTP]), {"plain": plain, "draft-mtp": slow})
     # 80 ms a round are 8 plain tokens: 7 accepted of 2 drafted
     assert report[1]["split"]["break_even_acceptance"] == pytest.approx(3.5)
     (line,) = (
@@ -182,7 +187,7 @@ def test_the_break_even_acceptance_breaks_even(
 
 def test_requests_of_one_token_have_no_speed() -> None:
     plain, other = made_up("p", "plain", predicted_n=1), made_up("p", "draft-mtp", predicted_n=1)
-    report = suite_report([PLAIN, MTP], {"plain": [plain], "draft-mtp": [other]})
+    report = suite_report(options_of([PLAIN, MTP]), {"plain": [plain], "draft-mtp": [other]})
     assert report[1]["speed_up"] is None
     assert report[1]["tokens_per_second"] is None
     assert row_line(report[1]["rows"][0]).endswith("tok/s=   0.0 speed-up=  n/a same=yes")
@@ -191,7 +196,7 @@ def test_requests_of_one_token_have_no_speed() -> None:
 
 def test_without_its_plain_request_a_row_has_no_comparison() -> None:
     done = {"plain": [], "draft-mtp": [made_up("p", "draft-mtp")]}
-    report = suite_report([PLAIN, MTP], done)
+    report = suite_report(options_of([PLAIN, MTP]), done)
     row = report[1]["rows"][0]
     assert (row["speed_up"], row["same"], report[1]["split"]) == (None, None, None)
     lines = list(suite_lines({"complete": False, "configurations": report}))

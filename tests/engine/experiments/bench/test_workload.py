@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.decode.prompt_cache import PromptCache
+from engine.decode.held_sequences import PromptCache
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration
 from engine.experiments.bench.workload import Workload, turn_totals

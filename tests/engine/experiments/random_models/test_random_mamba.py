@@ -9,9 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_mamba import MAMBA_SIZES
-from engine.experiments.random_models.random_model import write_random_model
+from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import read_config
 from engine.model.loader import load_model

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError, TraceFileError
-from engine.experiments.sweep.one_by_one import one_by_one
+from engine.experiments.results.reader import read_results
+from engine.experiments.results.schema import RESULTS_FILE
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.reader import read_results
-from engine.experiments.sweep.schema import RESULTS_FILE
-from engine.experiments.sweep.sweep import Sweep, TraceOf
-from engine.experiments.sweep.writer import JobResult
+from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -92,7 +91,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     plan, out = plan_of(tmp_path, 1, 1), tmp_path / "out"
-    with Sweep(plan, out), pytest.raises(OptionError, match="Another sweep is writing"):
+    with Sweep(plan, out), pytest.raises(OptionError, match="Another command is writing"):
         Sweep(plan, out)
     Sweep(plan, out).__exit__()
 
@@ -102,7 +101,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -
     out = tmp_path / "out"
     out.mkdir()
     (out / RESULTS_FILE).write_bytes(content)
-    with pytest.raises(TraceFileError, match="is no result file"):
+    with pytest.raises(TraceFileError, match="is not a result file"):
         Sweep(plan_of(tmp_path, 1, 1), out)
     assert (out / RESULTS_FILE).read_bytes() == content
 

@@ -11,7 +11,7 @@ from engine.batch import UBatch
 from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
-from engine.model.drafters import block_attention
+from engine.model.drafters import dflash as block_attention
 from engine.model.drafters.kinds import describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from kernels import attention

@@ -18,7 +18,7 @@ from engine.errors import OptionError
 from engine.observe.proxy import client_connection, request_checks
 from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.added_fields import add_fields
-from engine.observe.proxy.exchange_queue import Tape
+from engine.observe.proxy.exchange_queue import ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.observe.rounds.observed_run import ServerFacts
@@ -36,16 +36,16 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def tape() -> Tape:
-    return Tape()
+def queue() -> ExchangeQueue:
+    return ExchangeQueue()
 
 
 @pytest.fixture
 def proxy(
-    server: ScriptedServer, tape: Tape, capfd: pytest.CaptureFixture[str], caplog: Any
+    server: ScriptedServer, queue: ExchangeQueue, capfd: pytest.CaptureFixture[str], caplog: Any
 ) -> Iterator[Proxy]:
     """A proxy that must print nothing and log no failure."""
-    made = Proxy(server.url, tape)
+    made = Proxy(server.url, queue)
     made.start()
     yield made
     made.stop()
@@ -422,7 +422,7 @@ def replied(proxy: Proxy, reply: bytes) -> bytes:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        other = Proxy(f"http://127.0.0.1:{listener.getsockname()[1]}", Tape())
+        other = Proxy(f"http://127.0.0.1:{listener.getsockname()[1]}", ExchangeQueue())
         other.start()
         lines = head(HOST, "Connection: close", "Content-Length: 2")
         got = Raw(other).send(lines + b"{}").rest()
@@ -432,11 +432,11 @@ def replied(proxy: Proxy, reply: bytes) -> bytes:
 
 
 def test_stopping_does_not_wait_for_half_closed_idle_or_silent_clients(
-    server: ScriptedServer, tape: Tape
+    server: ScriptedServer, queue: ExchangeQueue
 ) -> None:
     hold = Hold()
     server.script("/completion", Reply([hold]))
-    proxy = Proxy(server.url, tape)
+    proxy = Proxy(server.url, queue)
     proxy.start()
     idle, half = Raw(proxy), Raw(proxy).send(b"GET / HT")
     closed = Raw(proxy).send(head(HOST, "Content-Length: 2") + b"{}")
@@ -453,4 +453,4 @@ def test_stopping_does_not_wait_for_half_closed_idle_or_silent_clients(
 
 def test_a_bad_address_to_listen_at(server: ScriptedServer) -> None:
     with pytest.raises(OptionError, match="Nothing can listen"):
-        Proxy(server.url, Tape(), "no.such.host.invalid")
+        Proxy(server.url, ExchangeQueue(), "no.such.host.invalid")

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from engine.analysis.findings.check import recorded
-from engine.observe.proxy.exchange_queue import Tape
+from engine.observe.proxy.exchange_queue import ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.observe.rounds.counters import counted, movement, read_counters
@@ -38,13 +38,13 @@ def test_two_streams_and_a_plain_request() -> None:
     records = json.loads(gzip.decompress(path.read_bytes()))["records"]
     empty = {"requests": [], "props": {}, "models": {}, "slots": [], "extra": {}}
     hold = Hold()
-    tape = Tape()
+    queue = ExchangeQueue()
     with ScriptedServer(empty) as server:
         for record in records:
             if "events" in record:
                 pieces = [f"{lines}\n\n".encode() for _, lines in record["events"]]
                 server.script(record["path"], Reply([pieces[0], hold, *pieces[1:]]))
-        proxy = Proxy(server.url, tape)
+        proxy = Proxy(server.url, queue)
         proxy.start()
         reader = Reader(proxy.url)
         texts: dict[str, str] = {}
@@ -72,7 +72,7 @@ def test_two_streams_and_a_plain_request() -> None:
         asked = next(one.json for one in server.of(record["path"]) if one.json.get("stream"))
         assert asked["timings_per_token"] is True
         assert asked.get("verbose", False) is (name == "complete")
-    notes = tape.take()
+    notes = queue.take()
     kept = {note.request: note.path for note in notes if note.what == "request"}
     ends = [note.what for note in notes if note.what in ("done", "broke")]
     assert sorted(kept.values()) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
@@ -105,7 +105,7 @@ def real_url(real_server: tuple[str, Path]) -> str:
 
 @pytest.mark.peer
 def test_a_real_server_says_the_same_with_and_without(real_url: str) -> None:
-    proxy = Proxy(real_url, Tape())
+    proxy = Proxy(real_url, ExchangeQueue())
     proxy.start()
     straight, through = Reader(real_url), Reader(proxy.url)
     # the drafter is warm from the second request on, and the text of the cache is not reused
@@ -152,7 +152,7 @@ def test_every_endpoint_of_a_real_server(real_url: str, path: str, body: dict[st
     body = {"temperature": 0, "stream": True, "cache_prompt": False, "id_slot": 0} | body
     if isinstance(body.get("prompt"), list):
         del body["id_slot"]
-    proxy = Proxy(real_url, Tape())
+    proxy = Proxy(real_url, ExchangeQueue())
     proxy.start()
     replies = []
     for url in (real_url, real_url, proxy.url):
@@ -169,7 +169,7 @@ def test_only_timings_differ_where_a_stop_string_ends_the_text(real_url: str) ->
     """A server adds timings to the event that completes a stop string, and only it knows which."""
     body = {"prompt": PROMPT, "temperature": 0, "stream": True, "stop": ["return"]}
     body |= {"n_predict": 60, "cache_prompt": False, "id_slot": 0}
-    proxy = Proxy(real_url, Tape())
+    proxy = Proxy(real_url, ExchangeQueue())
     proxy.start()
     replies = []
     for url in (real_url, real_url, proxy.url):

@@ -17,7 +17,7 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe.proxy import proxy as proxy_module
-from engine.observe.proxy.exchange_queue import FELL_BEHIND, Note, Tape
+from engine.observe.proxy.exchange_queue import FELL_BEHIND, ExchangeEvent, ExchangeQueue
 from engine.observe.proxy.proxy import ENDED, Proxy, listening_address
 from tests.support.scripted_server import (
     STREAM,
@@ -58,26 +58,26 @@ def server(running: ScriptedServer) -> ScriptedServer:
 
 
 class Passing:
-    """A proxy with its tape, and a client of it."""
+    """A proxy with its queue, and a client of it."""
 
     def __init__(self, server: str, limit: int = 2**26, **options: Any) -> None:
-        self.tape = Tape(limit)
-        self.proxy = Proxy(server, self.tape, **options)
+        self.queue = ExchangeQueue(limit)
+        self.proxy = Proxy(server, self.queue, **options)
         self.proxy.start()
         # without certificates, which take 60 ms to read
         self.client = httpx.Client(
             base_url=self.proxy.url, timeout=60, trust_env=False, verify=False
         )
-        self.notes: list[Note] = []
+        self.notes: list[ExchangeEvent] = []
 
     def stop(self) -> None:
         self.client.close()
         self.proxy.stop()
 
-    def until(self, what: str, n: int = 1) -> list[Note]:
+    def until(self, what: str, n: int = 1) -> list[ExchangeEvent]:
         """All notes, once `n` of a kind are among them."""
         for _ in range(24_000):
-            self.notes += self.tape.take()
+            self.notes += self.queue.take()
             if sum(note.what == what for note in self.notes) >= n:
                 return self.notes
             time.sleep(0.01)
@@ -177,10 +177,10 @@ def test_requests_pass_as_they_are(server: ScriptedServer, passing: Passing) -> 
         assert got.headers[name.lower()] == headers[name]
     assert got.headers["x-odd"] == "ä"
     assert got.headers.keys().isdisjoint({"x-hop", "proxy-authorization"})
-    assert passing.tape.take() == []
+    assert passing.queue.take() == []
 
 
-def test_secrets_are_not_on_the_tape(server: ScriptedServer, passing: Passing) -> None:
+def test_secrets_are_not_in_the_queue(server: ScriptedServer, passing: Passing) -> None:
     reply = json_reply({"content": "x"})
     reply.headers["Set-Cookie"] = "session=secret"
     server.script("/completion", reply, reply)
@@ -216,7 +216,7 @@ def test_other_methods_pass(server: ScriptedServer, passing: Passing, method: st
     assert server.received[0].headers["origin"] == "http://x"
     assert reply.headers["access-control-allow-origin"] == "*" and reply.headers["x-two"] == "2"
     assert reply.content == (b"" if method == "HEAD" else b"hi")
-    assert passing.tape.take() == []
+    assert passing.queue.take() == []
 
 
 def test_a_large_body_is_streamed(
@@ -401,10 +401,10 @@ def test_a_tape_that_nobody_reads_does_not_hold_up_clients(server: ScriptedServe
     for _ in range(6):
         reply = passing.client.post("/completion", json={"prompt": "a", "stream": True})
         assert reply.content.count(b"content") == 40
-    notes = passing.tape.take()
+    notes = passing.queue.take()
     assert [note.reason for note in notes if note.what == "unrecorded"][:1] == [FELL_BEHIND]
     assert sum(512 + len(note.data) for note in notes) < 8000 + 6 * 512
-    assert passing.tape.n_unrecorded == 6 - sum(note.what == "request" for note in notes) > 0
+    assert passing.queue.n_unrecorded == 6 - sum(note.what == "request" for note in notes) > 0
     passing.stop()
 
 
@@ -548,21 +548,21 @@ def test_stopping_does_not_wait_for_a_client_that_does_not_read(server: Scripted
 
 
 def test_addresses(server: ScriptedServer) -> None:
-    made = Proxy(server.url, Tape())
+    made = Proxy(server.url, ExchangeQueue())
     port = int(made.url.rpartition(":")[2])
     assert made.is_local and made.url == f"http://127.0.0.1:{port}"
     with pytest.raises(OptionError, match=f"127.0.0.1:{port}: Address already in use"):
-        Proxy(server.url, Tape(), port=port)
+        Proxy(server.url, ExchangeQueue(), port=port)
     made.stop()
-    everywhere = Proxy(server.url, Tape(), "0.0.0.0")
+    everywhere = Proxy(server.url, ExchangeQueue(), "0.0.0.0")
     assert not everywhere.is_local
     everywhere.stop()
     with pytest.raises(OptionError, match="the server's own"):
-        Proxy(f"http://localhost:{port}", Tape(), port=port)
+        Proxy(f"http://localhost:{port}", ExchangeQueue(), port=port)
     with pytest.raises(OptionError, match="is not the address of a server"):
-        Proxy("ftp://a", Tape())
+        Proxy("ftp://a", ExchangeQueue())
     with pytest.raises(OptionError, match="Nothing can listen at"):
-        Proxy(server.url, Tape(), "192.0.2.1")
+        Proxy(server.url, ExchangeQueue(), "192.0.2.1")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which Host headers are answered, by where a port listens."""
+"""Host headers that are answered, by where a port listens, and JSON that is too large to parse."""
 
 from __future__ import annotations
 

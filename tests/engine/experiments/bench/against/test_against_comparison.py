@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -9,10 +10,21 @@ import pytest
 import torch
 
 from engine.errors import OptionError
-from engine.experiments.bench.against.comparison import BETTER, SPECULATIVE, Against
+from engine.experiments.bench.against.comparison import (
+    BETTER,
+    PLAIN,
+    SPECULATIVE,
+    Against,
+    OwnPasses,
+    Pair,
+    PassWork,
+    own_request,
+    paired_ratio,
+    pass_works,
+    sign_test,
+    take_turns,
+)
 from engine.experiments.bench.against.llama_server import SpeculativeWork
-from engine.experiments.bench.against.our_side import OwnPasses, own_request
-from engine.experiments.bench.against.tasks import PLAIN, PassWork, pass_works
 from engine.experiments.random_models.random_model import write_random_model
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
@@ -115,3 +127,52 @@ def test_real_programs_on_the_tiny_model(session: Session) -> None:
     ((theirs, ours),) = against.report.acceptance
     assert theirs == pytest.approx(2 / 3, abs=0.1)
     assert ours == pytest.approx(2 / 3, abs=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 4, 5, 8])
+def test_the_sign_test_counts_all_ways_to_be_as_one_sided(n: int) -> None:
+    every = list(itertools.product((0.5, 2.0), repeat=n))
+    for ratios in every:
+        lead = abs(sum(1 if ratio > 1 else -1 for ratio in ratios))
+        as_far = sum(abs(sum(1 if r > 1 else -1 for r in other)) >= lead for other in every)
+        assert sign_test(ratios) == pytest.approx(as_far / len(every))
+
+
+def test_equal_figures_count_for_neither_side() -> None:
+    assert sign_test([1.0, 1.0]) == 1.0
+    assert sign_test([]) == 1.0
+    assert sign_test([2.0, 2.0, 2.0, 1.0]) == sign_test([2.0, 2.0, 2.0]) == 0.25
+
+
+def test_ratios_are_those_of_the_pairs() -> None:
+    """The machine was half as fast during the second pair: no ratio changes."""
+    found = paired_ratio([Pair(10, 20, 0), Pair(5, 10, 0), Pair(10, 30, 0)])
+    assert (found.theirs, found.ours) == (10, 20)
+    assert (found.ratio, found.low, found.high, found.n_pairs) == (2, 2, 3, 3)
+
+
+def test_the_first_side_changes_from_pair_to_pair() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> str:
+        order.append(name)
+        return name
+
+    for number in range(3):
+        theirs, ours, _ = take_turns(number, lambda: side("a"), lambda: side("b"))
+        assert (theirs, ours) == ("a", "b")
+    assert "".join(order) == "abbaab"
+
+
+def test_waiting_is_told_from_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = used = 0.0
+
+    def take(seconds: float, of_them_used: float) -> None:
+        nonlocal wall, used
+        wall, used = wall + seconds, used + of_them_used
+
+    monkeypatch.setattr("engine.experiments.bench.against.comparison.perf_counter", lambda: wall)
+    monkeypatch.setattr("engine.experiments.bench.against.comparison.process_time", lambda: used)
+    *_, idle = take_turns(0, lambda: take(2.0, 0.5), lambda: take(1.0, 1.0))
+    *_, busy = take_turns(1, lambda: take(2.0, 2.0), lambda: take(1.0, 0.0))
+    assert (idle, busy) == (0.25, 1.0)

@@ -13,10 +13,9 @@ import pytest
 
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.against import programs
-from engine.experiments.bench.against.comparison import LlamaBench
+from engine.experiments.bench.against.comparison import LlamaBench, PassWork, pass_works
 from engine.experiments.bench.against.llama_server import SpeculativeWork, llama_server
 from engine.experiments.bench.against.programs import find_program, started
-from engine.experiments.bench.against.tasks import PassWork, pass_works
 from tests.support.fake_llama_programs import FakePrograms
 
 WORK = SpeculativeWork((1, 2, 3), 24, (1.0, 0.5))

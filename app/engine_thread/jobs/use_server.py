@@ -1,0 +1,80 @@
+"""Connecting to a server, and letting go of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.engine_thread.events import ServerConnected, ServerSeen, State
+from app.engine_thread.requests import ServerRunRequest
+from app.engine_thread.status import EngineStatus
+from app.engine_thread.worker import EngineJob, EngineWorker
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.observe.rounds.observed_run import ServerFacts
+
+
+class ConnectServer(EngineJob):
+    """Use a server; the session in use stays until it answers. timeout: of its replies, seconds."""
+
+    replaces = True
+
+    def __init__(
+        self, address: str, key: str = "", log: Path | None = None, timeout: float | None = None
+    ) -> None:
+        super().__init__()
+        self._request = ServerRunRequest(address, key, log, timeout, self.cancelled)
+        self._connected: ServerConnected | None = None
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.connecting, status.is_opening = self._request.address, True
+
+    def run(self, worker: EngineWorker) -> State:
+        def see(seen: ServerSeen) -> None:
+            worker.post(lambda status: status.see_server(seen))
+
+        def wait(sentence: str) -> None:
+            worker.post(lambda status: status.server_waited_for.emit(sentence))
+
+        worker.end_run()
+        worker.post_state(State.LOADING)
+        session = worker.servers.connect(self._request, self.progress(worker.post), see, wait)
+        replaced = worker.use(session, identity_of(session.facts), None)
+        worker.server = session
+        self._connected = ServerConnected(session.facts, session.key_kept, worker.store)
+        if replaced is not None:
+            replaced.close()
+        return State.READY
+
+    def on_finish(self, status: EngineStatus) -> None:
+        if self._connected is not None:
+            status.show_files(None)
+            status.use_server(self._connected)
+
+
+class DisconnectServer(EngineJob):
+    """Let go of the server in use; its runs stay."""
+
+    replaces = True
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.server is not None
+
+    def run(self, worker: EngineWorker) -> State:
+        worker.end_run()
+        server = worker.server
+        if server is not None:
+            worker.session = worker.server = None
+            worker.store = TraceStore()
+            worker.post(EngineStatus.let_go_of_server)
+            server.close()
+        return worker.rest()
+
+
+def identity_of(facts: ServerFacts) -> dict[str, Any]:
+    """The identity of a server with its model, whose runs share a trace."""
+    listed = facts.models.get("data")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    meta = first.get("meta") if isinstance(first, dict) else None
+    return {"name": facts.address, "sha256": facts.props.get("model_path"), "size": meta}

@@ -1,0 +1,185 @@
+"""What a session is asked for, and the protocols that engines and sessions follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.compare.lane_spec import LaneSpec
+from engine.compare.memory_script import MemoryScript
+from engine.options import CacheOptions, RunOptions
+from engine.progress import ReportProgress
+from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from app.engine_thread.events import OpenedFiles, ServerSeen
+    from engine.conversation.turns import Message
+    from engine.observe.rounds.observed_run import ServerFacts
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """Files to load, and the way out. mmap: see engine.model.loader.reader_for."""
+
+    target: Path
+    drafts: tuple[Path, ...]
+    compute: str
+    mmap: bool | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class ServerRunRequest:
+    """A server to talk to, and the way out. key: empty for the one that was kept, if any.
+    log: the file that the server writes, to be joined with what it says. timeout: of its replies,
+    seconds; None for the default."""
+
+    address: str
+    key: str = field(default="", repr=False)
+    log: Path | None = None
+    timeout: float | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class ChatWrap:
+    """Wrap each text as a user's message in the model's chat template; kwargs: its variables."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The prompts and options of a run: one sequence for each text."""
+
+    texts: tuple[str, ...]
+    options: RunOptions
+    chat: ChatWrap | None = None
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A turn of a conversation of the model's trace. conversation: its number, None for a new one;
+    parent: the turn that it follows, None for a first one. text: what the user says. before: what
+    else was said in this turn, ahead of the text. cache: the first turn with others than the one
+    before finds nothing in memory."""
+
+    conversation: int | None
+    parent: int | None
+    text: str
+    options: RunOptions
+    chat: ChatWrap | None = None
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    before: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """What a comparison is made of: prompts as text, common options, lanes beside the reference.
+
+    draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
+    llama_library: a build of llama.cpp for its lanes, None = that of llama-cpp-python.
+    """
+
+    texts: tuple[str, ...]
+    options: RunOptions
+    lanes: tuple[LaneSpec, ...]
+    draft_accept: tuple[int, ...] = ()
+    chat: ChatWrap | None = None
+    llama_library: Path | None = None
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A script of memory operations to play under a rollback policy; its contexts are the lanes."""
+
+    script: MemoryScript
+    policy: str
+
+
+class Decoding(Protocol):
+    """A run or a comparison in progress, which can be paused or ended between two rounds."""
+
+    @property
+    def run_id(self) -> int:
+        """The run that it writes in the trace; of a comparison, that of the reference lane."""
+
+    def step(self) -> bool:
+        """Do one round. False when no round is left."""
+
+    def advance(self) -> bool:
+        """Do rounds until the trace is to be looked at again. False when no round is left."""
+
+    def cancel(self, seq_id: int) -> None:
+        """End one sequence; the others go on. Raises OptionError where that cannot be."""
+
+    def stop(self) -> None:
+        """End it now; recorded rows stay. Ignored once it has ended."""
+
+
+class EngineSession(Protocol):
+    """A model in use. Everything is called on the engine's thread, and may raise anything."""
+
+    @property
+    def compute(self) -> str:
+        """The compute mode in effect."""
+
+    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
+        """Begin a run in a trace."""
+
+    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
+        """Begin a turn of a conversation as a run in a trace."""
+
+    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
+        """Begin the lanes of a comparison in a trace, the reference lane first."""
+
+    def close(self) -> None:
+        """Free the model's memory."""
+
+
+class ServerSession(EngineSession, Protocol):
+    """A server in use. It compares nothing and holds no conversation: OptionError."""
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What the server said of itself when the window connected."""
+
+    @property
+    def key_kept(self) -> str:
+        """Where the API key is: "keyring", "session" while this program runs, "" without one."""
+
+    def end_questions(self) -> None:
+        """Wait for nothing that the server was asked; from any thread."""
+
+    def watch(self, listen: str, trace: TraceStore) -> Decoding:
+        """Let other programs talk to the server through host:port; record them in a trace."""
+
+
+class Servers(Protocol):
+    """What connects to servers."""
+
+    def connect(
+        self,
+        request: ServerRunRequest,
+        progress: ReportProgress,
+        see: Callable[[ServerSeen], None],
+        wait: Callable[[str], None],
+    ) -> ServerSession:
+        """Wait until the server serves; raises Cancelled once `request.cancelled` is set.
+
+        see: is called with how the server is, on any thread, until the session is closed. wait:
+        with a sentence on what a run waits for at the server, empty once it no longer does.
+        """
+
+
+class Engine(Protocol):
+    """Opens model files as sessions."""
+
+    def inspect(self, request: OpenRequest) -> OpenedFiles:
+        """The metadata of the files; no weights are read."""
+
+    def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
+        """Load the files; raises Cancelled once `request.cancelled` is set."""

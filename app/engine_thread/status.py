@@ -1,0 +1,248 @@
+"""The window's state of the engine: what is in use, which runs are at hand, and the signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State, TraceRead
+from app.engine_thread.requests import RunRequest
+from app.trace_models.run_facts import ModelRuns
+from app.trace_models.run_notes import SOURCE
+from app.trace_models.server_facts import server_name
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+
+class EngineStatus(QObject):
+    """Belongs to the window's thread; jobs change it there, in `on_ask` and `on_finish`."""
+
+    state_changed = Signal(object)  # State
+    inspected = Signal(object)  # OpenedFiles | None
+    loaded = Signal(object)  # OpenedFiles
+    progress = Signal(object)  # events.ProgressMade
+    failed = Signal(object)  # events.CommandFailed
+    finished = Signal(object)  # Job, however it ended; one that decodes ends with `run_ended`
+    run_started = Signal(object)  # RunRef
+    run_ended = Signal(object)  # RunRef
+    broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
+    exported = Signal(object)  # ExportTrace, whose folder is complete
+    listed_changed = Signal()  # other traces are listed, or their rows are somewhere else
+    rows_read = Signal(object)  # TraceStore, whose rows are in memory again
+    trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
+    trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
+    connected = Signal(object)  # events.ServerConnected
+    server_seen = Signal(object)  # events.ServerSeen
+    server_waited_for = Signal(str)  # a sentence that counts, empty at its end
+    disconnected = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.state = State.EMPTY
+        self.recorded: list[ModelRuns] = []
+        """The runs of every model that was opened, the first one first."""
+        self.session_store = TraceStore()
+        """Where the runs of the model in use are recorded."""
+        self.live: RunRef | None = None
+        """The newest run of the model in use; of a comparison, its reference lane."""
+        self.trace: TraceRead | None = None
+        """The trace on show that was opened from disk, None for the model's own runs."""
+        self.opened: list[TraceRead] = []
+        """All traces that were opened and not closed, the one on show among them."""
+        self.earlier: list[ModelRuns] = []
+        """The runs that earlier sessions left."""
+        self.files: OpenedFiles | None = None
+        """The files shown: loaded, being loaded, or only inspected."""
+        self.server: ServerConnected | None = None
+        """The server in use."""
+        self.server_status = ServerSeen()
+        """How it was when it was looked at last."""
+        self.connecting = ""
+        """The address that is being connected to."""
+        self.is_opening = False
+        """Whether a model or server was asked for that is not in use yet."""
+        self.compute = ""
+        """Compute mode of the session in use, empty without one."""
+        self.compute_asked = "auto"
+        """The mode that was asked for when it was loaded."""
+        self.mmap_asked: bool | None = None
+        self.exporting = False
+        """Whether a trace is being written into a folder of the user's choice."""
+        self.reading = False
+        """Whether a trace, or its rows, are being read."""
+        self.reading_results = False
+        self.n_shown = 0
+        """How often something came on show."""
+        self._on_disk: dict[TraceStore, Path] = {}
+        """Traces whose rows are not in memory, and what they are read from."""
+        self._requests: dict[RunRef, RunRequest] = {}
+        """What runs of the trace in use were asked for."""
+
+    # -- the engine ------------------------------------------------------------------------
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a session is open and no run goes on in it, but for its audit."""
+        return self.state in (State.READY, State.AUDITING)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run goes on, is paused, or is audited."""
+        return self.state in (State.RUNNING, State.PAUSED, State.AUDITING)
+
+    def set_state(self, state: State) -> None:
+        """Change the state that the window goes by."""
+        if state is not self.state:
+            self.state = state
+            self.state_changed.emit(state)
+
+    def settle(self, state: State) -> None:
+        """Take over the state that the engine's thread has come to."""
+        if state is not State.LOADING:
+            self.connecting, self.is_opening = "", False
+        self.set_state(state)
+
+    def show_files(self, files: OpenedFiles | None) -> None:
+        """Files whose metadata is to be shown; None takes the model map down again."""
+        self.files = files
+        self.inspected.emit(files)
+
+    def use_model(self, files: OpenedFiles, compute: str, store: TraceStore) -> None:
+        """A model is in use, in a compute mode, and `store` takes its runs."""
+        self.let_go_of_server()
+        self.files, self.compute = files, compute
+        self.use_store(files.target.stem, store)
+        self.hide_trace()
+        self.loaded.emit(files)
+
+    def use_server(self, server: ServerConnected) -> None:
+        """A server is in use."""
+        self.let_go_of_server()
+        self.files, self.compute = None, ""
+        self.server = server
+        self.use_store(server_name(server.facts), server.store)
+        self.hide_trace()
+        self.connected.emit(server)
+
+    def see_server(self, seen: ServerSeen) -> None:
+        """The server in use has been looked at."""
+        if self.server is not None:
+            self.server_status = seen
+            self.server_seen.emit(seen)
+
+    def let_go_of_server(self) -> None:
+        """No server is in use any more; its runs stay."""
+        if self.server is not None:
+            self.server, self.server_status = None, ServerSeen()
+            self.recorded = [replace(runs, in_use=False) for runs in self.recorded]
+            self.disconnected.emit()
+
+    def use_store(self, name: str, store: TraceStore) -> None:
+        """Record into the trace of what is in use from now on, and know its newest run."""
+        if all(runs.store is not store for runs in self.recorded):
+            self.recorded.append(ModelRuns(name, store))
+            store.more_facts |= {SOURCE: name}
+        self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
+        if store is not self.session_store:
+            self._requests.clear()
+            self.session_store = store
+            self.live = RunRef(store, len(store.runs) - 1) if store.runs else None
+
+    def begin_run(
+        self, run: RunRef, request: RunRequest | None, shown: Callable[[], object]
+    ) -> None:
+        """A run has started. request: what it was asked for, None for turns and lanes. shown: is
+        called once the window has painted it."""
+        if run.store is not self.session_store:  # the one before was full
+            name = next(runs.model for runs in self.recorded if runs.in_use)
+            self.use_store(name, run.store)
+            self.listed_changed.emit()
+        self.live = run
+        if request is not None:
+            self._requests[run] = request
+        self.hide_trace()
+        self.run_started.emit(run)
+        QTimer.singleShot(0, self, shown)  # after the painting
+
+    def request_of(self, run: RunRef) -> RunRequest | None:
+        """What a run of the model in use was asked for, None for any other and for lanes."""
+        return self._requests.get(run) if run.store is self.session_store else None
+
+    # -- traces ----------------------------------------------------------------------------
+
+    @property
+    def store(self) -> TraceStore:
+        """The trace opened from disk, else that of the model in use."""
+        return self.session_store if self.trace is None else self.trace.store
+
+    @property
+    def run(self) -> RunRef | None:
+        """The newest run of `store`."""
+        if self.trace is None:
+            return self.live
+        runs = self.trace.store.runs
+        return RunRef(self.trace.store, len(runs) - 1) if runs else None
+
+    @property
+    def trace_folder(self) -> Path | None:
+        """Where the trace on show was opened from, None for the model's own runs."""
+        return None if self.trace is None else self.trace.folder
+
+    def show_trace(self, read: TraceRead) -> None:
+        """Show a trace that has been read, in place of an earlier one from the same folder."""
+        self.opened = [one for one in self.opened if one.folder != read.folder] + [read]
+        self.trace = read
+        self.trace_shown.emit(read.folder)
+
+    def hide_trace(self) -> None:
+        """Show the session's runs again; the trace stays at hand."""
+        self.n_shown += 1
+        if self.trace is not None:
+            self.trace = None
+            self.trace_shown.emit(None)
+
+    def close_trace(self) -> None:
+        """Show the session's runs again, and forget the trace on show."""
+        self.opened = [one for one in self.opened if one is not self.trace]
+        self.hide_trace()
+
+    def opened_as(self, store: TraceStore) -> TraceRead | None:
+        """What a trace was opened from, None for one of the session."""
+        return next((read for read in self.opened if read.store is store), None)
+
+    @property
+    def listed(self) -> list[ModelRuns]:
+        """All runs at hand: those of earlier sessions, of this one, and of opened traces."""
+        opened = [ModelRuns(read.folder.name, read.store) for read in self.opened]
+        return [
+            replace(runs, on_disk=self._on_disk.get(runs.store))
+            for runs in (*self.earlier, *self.recorded, *opened)
+        ]
+
+    def add_earlier(self, runs: ModelRuns) -> None:
+        """List the runs of an earlier session; their rows are on disk."""
+        assert runs.on_disk is not None
+        self.earlier.append(runs)
+        self._on_disk[runs.store] = runs.on_disk
+        self.listed_changed.emit()
+
+    def folder_of_rows(self, store: TraceStore) -> Path | None:
+        """Where the rows of a trace are that is on disk alone, None if they are in memory."""
+        return self._on_disk.get(store)
+
+    def take_rows(self, store: TraceStore, rows: TraceStore) -> None:
+        """Bring the rows of a trace back into memory."""
+        self._on_disk.pop(store, None)
+        store.take_rows(rows)
+        self.listed_changed.emit()
+        self.rows_read.emit(store)
+
+    def let_go_of_rows(self, store: TraceStore, folder: Path) -> None:
+        """Keep the rows of a trace on disk alone, where they are as a whole."""
+        assert store is not self.session_store
+        self._on_disk[store] = folder
+        store.let_go_of_rows()
+        self.listed_changed.emit()

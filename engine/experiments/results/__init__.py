@@ -1,0 +1,1 @@
+"""Results of the suite, of sweeps and of tune: one file, written row by row, read and resumed."""

@@ -1,0 +1,79 @@
+"""Options of the memory: types of recurrent states, prompt cache. torch is not needed for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.option_fields import FormRow, NumberRange, check, option
+
+STATE_TYPES = ("f32", "bf16", "f16")
+
+
+@dataclass(frozen=True, slots=True)
+class StateTypes:
+    """Types of what recurrent layers keep, named as llama.cpp names its caches: s, the states of
+    the recurrence (mamba-ssm-dtype elsewhere), r, the windows of the convolutions, and of the
+    gates that tokens bring to a state: beta and log decay, or step size and log decay.
+
+    Numbers are rounded when a pass stores them, or before the recurrence reads them, and computed
+    with in float32. They stay in 4 bytes here: what is shown is what rounding does to a text.
+    """
+
+    GROUP: ClassVar[str] = "memory"
+    s: str = option(
+        "f32",
+        "--cache-type-s",
+        "recurrent states are rounded to this type whenever a pass stores them: {choices}",
+        FormRow("state type"),
+        choices=STATE_TYPES,
+        metavar="TYPE",
+    )
+    r: str = option(
+        "f32",
+        "--cache-type-r",
+        "convolution windows are rounded to this type whenever a pass stores them: {choices}",
+        FormRow("window type"),
+        choices=STATE_TYPES,
+        metavar="TYPE",
+    )
+    gates: str = option(
+        "f32",
+        "--gate-type",
+        "beta (or the step size) and the log decay are rounded to this type before the "
+        "recurrence reads them: {choices}",
+        FormRow("gate type"),
+        choices=STATE_TYPES,
+        metavar="TYPE",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The prompt cache. ctx_checkpoints: recurrent states kept along the text of a sequence, at
+    most; 0 = none. checkpoint_min_step: tokens between two of them far from the end of a prompt.
+    """
+
+    ctx_checkpoints: int = option(
+        32,
+        "-ctxcp --ctx-checkpoints",
+        "recurrent states kept along the text, to go on from its middle",
+        NumberRange(0, math.inf, "Use 0 for none."),
+        FormRow("at most", 0, 10_000, special="none"),
+        named="--ctx-checkpoints",
+    )
+    checkpoint_min_step: int = option(
+        8192,
+        "-cms --checkpoint-min-step",
+        "tokens between two of them, but for those at the end of a prompt and at its last message",
+        NumberRange(0, math.inf, "Use 0 for any."),
+        FormRow("least step", 0, 1_000_000, special="any"),
+        named="--checkpoint-min-step",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,185 @@
+"""Feed-forward halves of blocks: with a gate, without one, and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from engine.model.parts import FeedForwardPart
+from engine.model.parts.feed_forward import (
+    Gating,
+    LatentPart,
+    MixturePart,
+    Relu2Part,
+    SituPart,
+    SwigluPart,
+)
+from engine.model.weights import Weights
+from kernels.moe import (
+    RELU2,
+    SWIGLU,
+    Activation,
+    Choice,
+    experts,
+    route,
+    route_biased,
+    situ_activation,
+    swiglu_within,
+)
+from kernels.norm import rms_norm
+from kernels.pointwise import add, output_gate, relu2, situ, swiglu
+
+
+class MixtureOfExperts:
+    """Sum of the routed experts, plus the shared expert, perhaps times sigmoid(its gate).
+
+    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
+    flips expert choices.
+    """
+
+    def __init__(self, part: MixturePart, weights: Weights, eps: float) -> None:
+        rows, self._router_sizes = ["ffn_gate_inp.weight"], [part.n_experts]
+        if part.shared and part.shared_gate:
+            rows.append("ffn_gate_inp_shexp.weight")
+            self._router_sizes.append(1)
+        self._router = weights.stack([weights.numbers(name) for name in rows], compute="f32")
+        self._route = _Router(part, weights)
+        self._latent = _Latent(part.latent, weights, eps) if part.latent else None
+        self._experts = weights.experts(
+            RELU2 if part.activation == "relu2" else activation(part.gating)
+        )
+        self._shared = _shared(part.shared, weights) if part.shared else None
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [B, T, n_embd] -> the same shape."""
+        rows = x.flatten(0, 1)
+        routing = self._router(rows, invariant=invariant)
+        logits, *shared_gate = routing.split(self._router_sizes, -1)
+        weights, ids = self._route(logits)
+        if self._latent is None:
+            y = experts(rows, weights, ids, self._experts, invariant=invariant)
+        else:
+            inner = self._latent.open(rows, invariant=invariant)
+            inner = experts(inner, weights, ids, self._experts, invariant=invariant)
+            y = self._latent.close(inner, invariant=invariant)
+        if self._shared is not None:
+            shared = self._shared(rows, invariant=invariant)
+            for gate in shared_gate:
+                shared = output_gate(shared, gate, invariant=invariant)
+            y = add(y, shared)
+        return y.view_as(x)
+
+
+class _Router:
+    """Weights and ids of the experts that rows go to."""
+
+    def __init__(self, part: MixturePart, weights: Weights) -> None:
+        self._n_used, self._choice, self._bias = part.n_used, None, None
+        if part.router is not None:
+            router = part.router
+            self._choice = Choice(
+                part.n_used,
+                router.scores,
+                router.normalised,
+                router.scale,
+                router.n_groups,
+                router.n_groups_used,
+            )
+            self._bias = weights.keep("exp_probs_b.bias") if router.biased else None
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits f32 [n, E]; see kernels.moe.route."""
+        if self._choice is None:
+            return route(logits, self._n_used)
+        return route_biased(logits, self._bias, self._choice)
+
+
+class _Latent:
+    """The matrices around routed experts of another width."""
+
+    def __init__(self, part: LatentPart, weights: Weights, eps: float) -> None:
+        self._down, self._up = weights.project(part.down), weights.project(part.up)
+        self._norm = weights.keep(part.norm) if part.norm else None
+        self._eps = eps
+
+    def open(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        return self._down(x, invariant=invariant)
+
+    def close(self, y: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        if self._norm is not None:
+            y = rms_norm(y, self._norm, self._eps)
+        return self._up(y, invariant=invariant)
+
+
+def _shared(part: SwigluPart | Relu2Part, weights: Weights) -> Swiglu | Relu2:
+    if isinstance(part, SwigluPart):
+        return Swiglu(part, weights, "_shexp")
+    return Relu2(part, weights, "_shexp")
+
+
+class Relu2:
+    """down(max(up x, 0)^2). suffix: of the tensors' names."""
+
+    def __init__(self, part: Relu2Part, weights: Weights, suffix: str = "") -> None:
+        self._up = weights.biased(f"ffn_up{suffix}")
+        self._down = weights.biased(f"ffn_down{suffix}")
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [..., n_embd] -> the same shape."""
+        return self._down(relu2(self._up(x, invariant=invariant)), invariant=invariant)
+
+
+class Swiglu:
+    """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
+    names."""
+
+    def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
+        self._sizes = [part.width, part.width]
+        self._open = opener(part.gating)
+        self._gate_up = weights.biased(f"ffn_gate{suffix}", f"ffn_up{suffix}")
+        self._down = weights.biased(f"ffn_down{suffix}")
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [..., n_embd] -> the same shape."""
+        gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        return self._down(self._open(gate, up, invariant=invariant), invariant=invariant)
+
+
+class FeedForward(Protocol):
+    """The half of a block that looks at each token by itself."""
+
+    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape."""
+
+
+_FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
+    SwigluPart: lambda part, weights, eps: Swiglu(part, weights),
+    Relu2Part: lambda part, weights, eps: Relu2(part, weights),
+    MixturePart: MixtureOfExperts,
+}
+
+
+def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> FeedForward:
+    """weights: of the block. eps: of the model's norms."""
+    return _FEED_FORWARD[type(part)](part, weights, eps)
+
+
+def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
+    """A function (gate, up, *, invariant) of a dense part; None for plain SwiGLU."""
+    if gating is None:
+        return swiglu
+    if isinstance(gating, SituPart):
+        return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
+    return partial(swiglu, limit=gating.limit)
+
+
+def activation(gating: Gating | None) -> Activation:
+    """The same for experts."""
+    if gating is None:
+        return SWIGLU
+    if isinstance(gating, SituPart):
+        return situ_activation(gating.beta, gating.linear_beta)
+    return swiglu_within(gating.limit)

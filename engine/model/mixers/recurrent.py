@@ -1,0 +1,292 @@
+"""Recurrent mixers: Gated DeltaNet, Kimi Delta Attention, Mamba-2, short convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, ShortConvPart
+from engine.model.recurrence import Recurrence, StateKey
+from engine.model.recurrent_states import DeltaInputs, DeltaState, SsdInputs, SsdState
+from engine.model.weights import MatrixRows, Projection, Weights
+from engine.model.windows import ConvInputs, ConvWindow
+from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm
+from kernels.pointwise import delta_gates, multiply, step_gates, swiglu
+from kernels.recurrence.channel_gates import channel_gates
+
+
+def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the states of `part`."""
+    state = DeltaState(part.n_k_heads, part.n_v_heads, part.d_state, grouped=part.grouped)
+    return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
+
+
+class DeltaNet:
+    """Gated DeltaNet (Yang et al., 2024): short convolution, gated delta rule, gated norm.
+
+    Mixer of trunk layer `layer`; its state and window live in the memory. One projection gives, in
+    this order of rows, queries, keys, values (the convolved channels), the output gate z, and the
+    raw beta and decay. In reduced compute modes the last two, small and fed back through the state
+    at every token, are a projection of their own in f32.
+    """
+
+    def __init__(
+        self, part: DeltaNetPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._head_dim = part.d_state
+        self._eps = config.eps
+        self._sigmoid = part.sigmoid_gate
+        self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
+        self._qkv_sizes = [2 * part.key_dim, part.value_dim]
+        self._qk_heads = [part.n_k_heads, part.n_k_heads]
+        qkv_z = _qkv_and_z(weights, part)
+        gates = _beta_and_decay(weights, part)
+        if weights.compute == "f32":
+            self._input = weights.stack([*qkv_z, *gates])
+            self._gates = None
+        else:
+            self._input = weights.stack(qkv_z)
+            self._gates = weights.stack(gates, compute="f32")
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        self._dt = weights.keep("ssm_dt.bias")
+        self._a = weights.keep("ssm_a")
+        self._norm = weights.keep("ssm_norm.weight")
+        self._output = weights.project("ssm_out.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory = around.memory.recurrent
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        heads = (x.shape[0], x.shape[1], -1, self._head_dim)
+        invariant = around.invariant
+        if self._gates is None:
+            joined = self._input(x, invariant=invariant)
+            channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
+        else:
+            joined = self._input(x, invariant=invariant)
+            channels, z = joined.split_with_sizes(self._sizes[:2], -1)
+            gates = self._gates(x, invariant=invariant)
+            beta, decay = gates.split_with_sizes(self._sizes[2:], -1)
+        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
+        qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
+        qk = l2_norm(qk.reshape(heads), self._eps)
+        q, k = qk.split_with_sizes(self._qk_heads, 2)
+        v = v.reshape(heads)
+        g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
+        out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
+        out = gated_rms_norm(
+            out, z.view(heads), self._norm, self._eps, sigmoid=self._sigmoid, invariant=invariant
+        )
+        return self._output(out.flatten(2), invariant=invariant)
+
+
+def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
+    """Rows of queries, keys, values and gates, one below the other."""
+    if "ssm_in.weight" not in weights:
+        return [weights.rows("attn_qkv.weight"), weights.rows("attn_gate.weight")]
+    # the legacy tensor groups its rows by key head: q, k, then this head's values and gates
+    per_head = part.value_dim // part.n_k_heads
+    sizes = [part.d_state, part.d_state, per_head, per_head]
+
+    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+        grouped = rows.unflatten(0, (part.n_k_heads, -1))
+        return [part.flatten(0, 1) for part in grouped.split(sizes, 1)]
+
+    return weights.rows("ssm_in.weight").rearranged(parts)
+
+
+def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
+    """Rows of beta, then rows of the decay, one per value head each."""
+    if not part.joint_gates:
+        return [weights.numbers("ssm_beta.weight"), weights.numbers("ssm_alpha.weight")]
+
+    # per key head: beta of its value heads, then their decay
+    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+        grouped = rows.unflatten(0, (part.n_k_heads, 2, -1))
+        return [part.flatten(0, 1) for part in grouped.unbind(1)]
+
+    return weights.numbers("ssm_ba.weight").rearranged(parts)
+
+
+def kda_recurrences(part: KdaPart) -> Mapping[str, Recurrence[Any]]:
+    """How tokens advance the part's states."""
+    heads = part.n_heads, part.n_heads, part.head_dim
+    return {
+        "state": DeltaState(*heads, grouped=True, channels=True),
+        "window": ConvWindow(part.d_conv, 3 * part.width),
+    }
+
+
+class Kda:
+    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+
+    One projection gives, in this order of rows, queries, keys, values (the convolved channels) and
+    what decay and output gate come from. Beta, small and fed back through the state at every token,
+    is a projection of its own in f32.
+    """
+
+    def __init__(self, part: KdaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps, self._bound = config.eps, part.bound
+        self._heads = part.n_heads
+        width = part.width
+        first = [weights.rows(part.decay[0]), weights.rows(part.gate[0])]
+        n_decay, n_gate = (
+            width if len(names) == 1 else part.head_dim for names in (part.decay, part.gate)
+        )
+        self._sizes = [3 * width, n_decay, n_gate]
+        self._qkv_sizes = [2 * width, width]
+        self._input = weights.stack([*_qkv(weights), *first])
+        self._beta = weights.stack([weights.numbers("ssm_beta.weight")], compute="f32")
+        self._decay = _second(weights, part.decay)
+        self._gate = _second(weights, part.gate)
+        taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
+        # taps as rows in memory, as the convolution reads them
+        self._conv = torch.cat(taps).t().contiguous().t()
+        self._dt = weights.keep("ssm_dt.bias")
+        a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
+        self._a = -a if part.positive_a else a
+        self._norm = weights.keep("ssm_norm.weight")
+        self._output = weights.project("attn_output.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory = around.memory.recurrent
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        heads = (x.shape[0], x.shape[1], -1, self._norm.shape[0])
+        invariant = around.invariant
+        joined = self._input(x, invariant=invariant)
+        channels, decay, gate = joined.split_with_sizes(self._sizes, -1)
+        beta = self._beta(x, invariant=invariant)
+        if self._decay:
+            decay = self._decay(decay, invariant=invariant)
+        if self._gate:
+            gate = self._gate(gate, invariant=invariant)
+        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
+        qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
+        q, k = l2_norm(qk.reshape(heads), self._eps).split_with_sizes([self._heads] * 2, 2)
+        g, beta = channel_gates(decay, self._dt, self._a, beta, self._bound, invariant=invariant)
+        inputs = DeltaInputs(q, k, v.reshape(heads), g.view(heads), beta)
+        out = memory.advance(self._state, inputs)
+        out = gated_rms_norm(
+            out, gate.view(heads), self._norm, self._eps, sigmoid=True, invariant=invariant
+        )
+        return self._output(out.flatten(2), invariant=invariant)
+
+
+def _qkv(weights: Weights) -> list[MatrixRows]:
+    """Rows of queries, keys and values."""
+    if "attn_qkv.weight" in weights:
+        return [weights.rows("attn_qkv.weight")]
+    return [weights.rows(f"attn_{one}.weight") for one in "qkv"]
+
+
+def _second(weights: Weights, names: tuple[str, ...]) -> Projection | None:
+    """The second of two matrices."""
+    return weights.project(names[1]) if len(names) == 2 else None
+
+
+def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the states of `part`."""
+    state = SsdState(part.n_heads, part.head_dim, part.n_groups, part.d_state)
+    return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
+
+
+class Mamba2:
+    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+
+    One projection gives, in this order of rows, the gate z, the convolved channels (x, B, C) and
+    the raw step sizes. Where weights are rounded, the last, small and fed back through the state at
+    every token, are a projection of their own in f32.
+    """
+
+    def __init__(self, part: Mamba2Part, weights: Weights, config: ModelConfig, layer: int) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps = config.eps
+        self._sizes = [part.d_inner, part.conv_dim, part.n_heads]
+        self._channels = [part.d_inner, part.group_dim, part.group_dim]
+        self._heads = part.n_heads, part.head_dim
+        self._groups = part.n_groups, part.d_state
+        self._steps = None
+        rows = weights.rows("ssm_in.weight")
+        if weights.compute in ("f32", "blocks"):
+            self._input = weights.stack([rows])
+        else:
+            apart = [sum(self._sizes[:2]), self._sizes[2]]
+            self._input = weights.stack(rows.rearranged(lambda data: data.split(apart))[:1])
+            numbers = weights.numbers("ssm_in.weight")
+            steps = numbers.rearranged(lambda data: data.split(apart))[1:]
+            self._steps = weights.stack(steps, compute="f32")
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        bias = "ssm_conv1d.bias"
+        self._bias = weights.keep(bias) if bias in weights else None
+        self._dt = weights.keep("ssm_dt.bias")
+        self._a = weights.keep("ssm_a").flatten()
+        self._d = weights.keep("ssm_d").flatten()
+        self._norm = weights.keep("ssm_norm.weight") if part.normed else None
+        self._output = weights.project("ssm_out.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory = around.memory.recurrent
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        shape, invariant = x.shape[:2], around.invariant
+        joined = self._input(x, invariant=invariant)
+        if self._steps is None:
+            z, channels, steps = joined.split_with_sizes(self._sizes, -1)
+        else:
+            z, channels = joined.split_with_sizes(self._sizes[:2], -1)
+            steps = self._steps(x, invariant=invariant)
+        convolved = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
+        values, B, C = convolved.split_with_sizes(self._channels, -1)
+        dt, g = step_gates(steps, self._dt, self._a, invariant=invariant)
+        inputs = SsdInputs(
+            values.view(*shape, *self._heads),
+            dt,
+            g,
+            B.view(*shape, *self._groups),
+            C.view(*shape, *self._groups),
+            self._d,
+        )
+        out = memory.advance(self._state, inputs).view(*shape, -1)
+        if self._norm is None:
+            out = swiglu(z, out, invariant=invariant)
+        else:
+            of_groups = (*shape, *self._norm.shape)
+            out, z = out.view(of_groups), z.view(of_groups)
+            out = group_rms_norm(out, z, self._norm, self._eps, invariant=invariant).flatten(2)
+        return self._output(out, invariant=invariant)
+
+
+def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the window of `part`."""
+    return {"window": ConvWindow(part.d_conv, part.n_channels, activate=False)}
+
+
+class ShortConv:
+    """c * conv(b * x), where b, c and x are thirds of one projection; its window, rows of b * x,
+    lives in the memory."""
+
+    def __init__(
+        self, part: ShortConvPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._window = StateKey(layer, "window")
+        self._input = weights.project("shortconv.in_proj.weight")
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
+        self._output = weights.project("shortconv.out_proj.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's window."""
+        memory, invariant = around.memory.recurrent, around.invariant
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
+        convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
+        return self._output(multiply(c, convolved), invariant=invariant)

@@ -1,0 +1,229 @@
+"""Recurrent mixers and short convolutions: sizes, tensors, states."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.model.parts import Shapes, StateSize, only_present
+
+
+class _RecurrentPart:
+    """A mixer that keeps nothing in attention cells."""
+
+    __slots__ = ()
+
+    def cells(self) -> None:
+        """None."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetPart(_RecurrentPart):
+    """Gated DeltaNet block: d_state is the key and the value head dimension.
+
+    grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
+    joint_gates: beta and decay are one tensor, interleaved by key head, and queries, keys, values
+    and output gates may be one too (qwen3next). sigmoid_gate: of the output, else silu.
+    """
+
+    d_conv: int
+    d_state: int
+    n_k_heads: int
+    n_v_heads: int
+    grouped: bool = False
+    joint_gates: bool = False
+    sigmoid_gate: bool = False
+
+    kind: ClassVar[str] = "delta net"
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of all query heads, equal to those of all key heads."""
+        return self.n_k_heads * self.d_state
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of all value heads."""
+        return self.n_v_heads * self.d_state
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels that pass the short convolution: queries, keys, values."""
+        return 2 * self.key_dim + self.value_dim
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        n_v = self.n_v_heads
+        shapes: Shapes = {
+            "ssm_conv1d.weight": (self.conv_dim, self.d_conv),
+            "ssm_dt.bias": (n_v,),
+            "ssm_a": (n_v,),
+            "ssm_norm.weight": (self.d_state,),
+            "ssm_out.weight": (n_embd, self.value_dim),
+        }
+        if self.joint_gates:
+            shapes["ssm_ba.weight"] = (2 * n_v, n_embd)
+        else:
+            shapes |= {"ssm_alpha.weight": (n_v, n_embd), "ssm_beta.weight": (n_v, n_embd)}
+        if self.joint_gates and "ssm_in.weight" in present:
+            return shapes | {"ssm_in.weight": (self.conv_dim + self.value_dim, n_embd)}
+        return shapes | {
+            "attn_qkv.weight": (self.conv_dim, n_embd),
+            "attn_gate.weight": (self.value_dim, n_embd),
+        }
+
+    def states(self) -> Mapping[str, StateSize]:
+        """S of every value head, logged as k, u and g; and the convolution's window."""
+        d = self.d_state
+        entry = (self.n_k_heads, d), (self.n_v_heads, d), (self.n_v_heads,)
+        window = (self.d_conv - 1, self.conv_dim)
+        return {
+            "state": StateSize((self.n_v_heads, d, d), entry),
+            "window": StateSize(window, ((self.conv_dim,),), is_window=True),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KdaPart(_RecurrentPart):
+    """A delta rule with one gate per key channel (arXiv 2510.26692); keys and values have the same
+    heads.
+
+    decay, gate: the matrices, by name and in order, whose product gives the raw decay and the
+    output gate; of two, the first leaves head_dim numbers. positive_a: `ssm_a` holds exp(A_log) in
+    place of -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
+    kernels.recurrence.channel_gates.
+    """
+
+    n_heads: int
+    head_dim: int
+    d_conv: int
+    decay: tuple[str, ...]
+    gate: tuple[str, ...]
+    positive_a: bool = False
+    flat_a: bool = False
+    bound: float | None = None
+
+    kind: ClassVar[str] = "kda"
+
+    @property
+    def width(self) -> int:
+        """Channels of all heads: of queries, of keys and of values alike."""
+        return self.n_heads * self.head_dim
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        width = self.width
+        rows = (
+            {"attn_qkv.weight": (3 * width, n_embd)}
+            if "attn_qkv.weight" in present
+            else {f"attn_{one}.weight": (width, n_embd) for one in "qkv"}
+        )
+        return {
+            **rows,
+            **{f"ssm_conv1d_{one}.weight": (width, 1, self.d_conv) for one in "qkv"},
+            **self._product(self.decay, n_embd),
+            **self._product(self.gate, n_embd),
+            "ssm_dt.bias": (width,),
+            "ssm_a": (self.n_heads,) if self.flat_a else (self.n_heads, 1),
+            "ssm_beta.weight": (self.n_heads, n_embd),
+            "ssm_norm.weight": (self.head_dim,),
+            "attn_output.weight": (n_embd, width),
+        }
+
+    def states(self) -> Mapping[str, StateSize]:
+        """See engine.model.parts.MixerPart. The windows of queries, keys and values are one."""
+        of_heads = (self.n_heads, self.head_dim)
+        state = StateSize((*of_heads, self.head_dim), (of_heads,) * 3)
+        channels = 3 * self.width
+        return {
+            "state": state,
+            "window": StateSize((self.d_conv - 1, channels), ((channels,),), is_window=True),
+        }
+
+    def _product(self, names: tuple[str, ...], n_embd: int) -> Shapes:
+        if len(names) == 1:
+            return {names[0]: (self.width, n_embd)}
+        first, second = names
+        return {first: (self.head_dim, n_embd), second: (self.width, self.head_dim)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Part(_RecurrentPart):
+    """Mamba-2 block: n_heads heads of head_dim channels, states of d_state numbers a channel.
+
+    Head h reads and writes with group h // (n_heads / n_groups). normed: a norm of every group's
+    channels follows the gate; where it may be missing, the file says.
+    """
+
+    d_conv: int
+    d_state: int
+    n_heads: int
+    head_dim: int
+    n_groups: int
+    normed: bool = True
+
+    kind: ClassVar[str] = "mamba-2"
+
+    @property
+    def d_inner(self) -> int:
+        """Channels of all heads."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def group_dim(self) -> int:
+        """Numbers that all groups write with, and as many that they read with."""
+        return self.n_groups * self.d_state
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels that pass the short convolution: those of the heads, B and C."""
+        return self.d_inner + 2 * self.group_dim
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        inner = self.d_inner
+        shapes: Shapes = {
+            "ssm_in.weight": (inner + self.conv_dim + self.n_heads, n_embd),
+            "ssm_conv1d.weight": (self.conv_dim, self.d_conv),
+            "ssm_dt.bias": (self.n_heads,),
+            "ssm_a": (self.n_heads, 1),
+            "ssm_d": (self.n_heads, 1),
+            "ssm_out.weight": (n_embd, inner),
+        }
+        if self.normed:
+            shapes["ssm_norm.weight"] = (self.n_groups, inner // self.n_groups)
+        return shapes | only_present({"ssm_conv1d.bias": (self.conv_dim,)}, present)
+
+    def states(self) -> Mapping[str, StateSize]:
+        """S of every head, logged as dt x, B and g; and the convolution's window."""
+        heads = self.n_heads, self.head_dim
+        entry = heads, (self.n_groups, self.d_state), (self.n_heads,)
+        window = (self.d_conv - 1, self.conv_dim)
+        return {
+            "state": StateSize((*heads, self.d_state), entry),
+            "window": StateSize(window, ((self.conv_dim,),), is_window=True),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvPart(_RecurrentPart):
+    """Short convolution of n_channels, the model's width, between two gates (LFM2)."""
+
+    d_conv: int
+    n_channels: int
+
+    kind: ClassVar[str] = "short convolution"
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        return {
+            "shortconv.in_proj.weight": (3 * n_embd, n_embd),
+            "shortconv.conv.weight": (n_embd, self.d_conv),
+            "shortconv.out_proj.weight": (n_embd, n_embd),
+        }
+
+    def states(self) -> Mapping[str, StateSize]:
+        """The last rows that entered the convolution: the whole state."""
+        window = (self.d_conv - 1, self.n_channels)
+        return {"window": StateSize(window, ((self.n_channels,),), is_window=True)}

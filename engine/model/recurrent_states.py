@@ -1,0 +1,147 @@
+"""Recurrent states that are matrices: of the gated delta rule, and of Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.model.recurrence import Recurrence, RowNumbers
+from kernels.linear.rounding import rounded
+from kernels.recurrence import delta_rule, ssd
+
+Kernel = Callable[..., Any]
+
+
+class DeltaInputs(NamedTuple):
+    """q, k: [B, T, H_k, d]. v: [B, T, H_v, d]. g: log decay [B, T, H_v], or [B, T, H_v, d] for one
+    gate per key channel. beta: [B, T, H_v]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> DeltaInputs:
+        """See engine.model.recurrence.RecurrenceInputs."""
+        return DeltaInputs(*(x[rows, tokens] for x in self))
+
+    def with_gates(self, type: str) -> DeltaInputs:
+        """See engine.model.stored_state.GatedInputs."""
+        return self._replace(g=rounded(self.g, type), beta=rounded(self.beta, type))
+
+
+class SsdInputs(NamedTuple):
+    """x: [B, T, H, P]. dt, g: step sizes and log decay, [B, T, H]. B, C: [B, T, G, N]. D: [H], of
+    the layer."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    g: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> SsdInputs:
+        """See engine.model.recurrence.RecurrenceInputs."""
+        x, dt, g, B, C = (part[rows, tokens] for part in self[:5])
+        return SsdInputs(x, dt, g, B, C, self.D)
+
+    def with_gates(self, type: str) -> SsdInputs:
+        """See engine.model.stored_state.GatedInputs."""
+        return self._replace(dt=rounded(self.dt, type), g=rounded(self.g, type))
+
+
+class MatrixState(Recurrence[Any]):
+    """S [n_heads, rows, columns], which the functions of one kernel advance; folding is one
+    product. Advancing gives o [B, T, n_heads, …].
+
+    into, log, fold, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd. entries:
+    makes the log that `fold` takes of its rows.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        entry: Sequence[tuple[int, ...]],
+        *,
+        into: Kernel,
+        log: Kernel,
+        fold: Kernel,
+        slots: Kernel,
+        entries: Kernel,
+    ) -> None:
+        self._into, self._log, self._fold, self._slots = into, log, fold, slots
+        self._entries = entries
+        super().__init__(shape, entry)
+
+    def into(
+        self,
+        inputs: Any,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        return self._into(*inputs, start, slots=slots, invariant=invariant)
+
+    def log(
+        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        return self._log(*inputs, start, invariant=invariant)
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
+
+    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        return self._slots(*inputs, pool, rows.read, rows.write)
+
+
+class DeltaState(MatrixState):
+    """S [n_v_heads, d, d] of kernels.recurrence.delta_rule; a token's log entry is (k, u, g).
+
+    grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
+    channels: one gate per key channel (Kimi Delta Attention, arXiv 2510.26692), else one per head.
+    """
+
+    def __init__(
+        self, n_k_heads: int, n_v_heads: int, d: int, *, grouped: bool, channels: bool = False
+    ) -> None:
+        self.n_k_heads, self.n_v_heads, self.d, self.grouped = n_k_heads, n_v_heads, d, grouped
+        gates = (n_v_heads, d) if channels else (n_v_heads,)
+        super().__init__(
+            (n_v_heads, d, d),
+            [(n_k_heads, d), (n_v_heads, d), gates],
+            into=partial(delta_rule.gated_delta_into, grouped=grouped),
+            log=partial(delta_rule.gated_delta_log, grouped=grouped),
+            fold=partial(delta_rule.fold, grouped=grouped),
+            slots=partial(delta_rule.gated_delta_slots, grouped=grouped),
+            entries=delta_rule.DeltaLog,
+        )
+
+
+class SsdState(MatrixState):
+    """S [n_heads, head_dim, d_state] of kernels.recurrence.ssd; a token's log entry is
+    (dt x, B, g)."""
+
+    def __init__(self, n_heads: int, head_dim: int, n_groups: int, d_state: int) -> None:
+        super().__init__(
+            (n_heads, head_dim, d_state),
+            [(n_heads, head_dim), (n_groups, d_state), (n_heads,)],
+            into=ssd.ssd_into,
+            log=ssd.ssd_log,
+            fold=ssd.fold,
+            slots=ssd.ssd_slots,
+            entries=ssd.SsdLog,
+        )
