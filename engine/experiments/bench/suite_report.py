@@ -19,6 +19,7 @@ from engine.report.common import (
     shown,
 )
 from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
+from engine.trace.facts import recorded_options
 
 
 def options_of(configurations: Sequence[Configuration]) -> dict[str, dict[str, Any]]:
