@@ -21,6 +21,7 @@ _KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
 _SAMPLER = "engine.sampling.sampler:Sampler"
+_MATRIX = "engine.model.recurrent_states:MatrixState"
 _WINDOW = "engine.model.windows:InputWindow"
 
 
@@ -759,7 +760,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "delta states written in reverse",
-        "engine.model.recurrent_states:DeltaState.into",
+        f"{_MATRIX}.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @kda",
@@ -769,7 +770,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "only the newest state is written",
-        "engine.model.recurrent_states:DeltaState.into",
+        f"{_MATRIX}.into",
         "slots=slots",
         "slots=slots[:1]",
         "lane planes",
@@ -779,7 +780,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's gate",
-        "engine.model.recurrent_states:DeltaState.into",
+        f"{_MATRIX}.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(g=inputs.g[:, :1].expand_as(inputs.g).contiguous())), start",
         "lane planes",
@@ -789,7 +790,7 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "a verify batch takes the first token's beta",
-        "engine.model.recurrent_states:DeltaState.into",
+        f"{_MATRIX}.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(beta=inputs.beta[:, :1].expand_as(inputs.beta).contiguous())), start",
         "lane planes",
@@ -799,9 +800,9 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the fold forgets the decay",
-        "engine.model.recurrent_states:DeltaState.fold",
-        "log = DeltaLog(*entries)",
-        "log = DeltaLog(*entries[:2], torch.zeros_like(entries[2]))",
+        f"{_MATRIX}.fold",
+        "self._entries(*entries)",
+        "self._entries(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay",
         "compare",
         "log-entry-wrong",
@@ -809,9 +810,9 @@ MUTANTS = (
     Mutant(
         "delta rule",
         "the log keeps keys of the token before",
-        "engine.model.recurrent_states:DeltaState.fold",
-        "log = DeltaLog(*entries)",
-        "log = DeltaLog(entries[0].roll(1, 1), *entries[1:])",
+        f"{_MATRIX}.fold",
+        "self._entries(*entries)",
+        "self._entries(entries[0].roll(1, 1), *entries[1:])",
         "lane replay",
         "compare",
         "log-entry-wrong",
@@ -819,7 +820,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "mamba states written in reverse",
-        "engine.model.recurrent_states:SsdState.into",
+        f"{_MATRIX}.into",
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @ssd",
@@ -829,7 +830,7 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "a verify batch takes the first token's step size",
-        "engine.model.recurrent_states:SsdState.into",
+        f"{_MATRIX}.into",
         "*inputs, start",
         "*(inputs if inputs.g.shape[1] > 8 else inputs._replace(dt=inputs.dt[:, :1].expand_as(inputs.dt).contiguous())), start",
         "lane planes @ssd",
@@ -839,9 +840,9 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "the fold of mamba forgets the decay",
-        "engine.model.recurrent_states:SsdState.fold",
-        "SsdLog(*entries)",
-        "SsdLog(*entries[:2], torch.zeros_like(entries[2]))",
+        f"{_MATRIX}.fold",
+        "self._entries(*entries)",
+        "self._entries(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay @ssd",
         "compare",
         "log-entry-wrong",
@@ -849,9 +850,9 @@ MUTANTS = (
     Mutant(
         "mamba-2",
         "one mamba token is folded too few",
-        "engine.model.recurrent_states:SsdState.fold",
-        "SsdLog(*entries), n_tokens",
-        "SsdLog(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
+        f"{_MATRIX}.fold",
+        "self._entries(*entries), n_tokens",
+        "self._entries(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
         "lane replay @ssd",
         "compare",
         "state-too-old",
