@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
-from engine.compare.divergence import ReferenceLogits
+from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
 from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
 from engine.decode.round import Round
@@ -19,6 +22,8 @@ from engine.options import RunOptions
 
 _Choice = tuple[Round, int]
 """A round and the index of one of its accepted tokens."""
+_Compared = tuple[int, int, int, list[int], LogitsDifference, MemoryDifference | None]
+"""Arguments of `DivergenceRows.append`."""
 
 
 class FreeLane(EngineFollower):
@@ -60,6 +65,7 @@ class FreeLane(EngineFollower):
         self._mine: dict[int, dict[int, _Choice]] = {}
         self._theirs: dict[int, dict[int, _Choice]] = {}
         self._forked: set[int] = set()
+        self._compared: list[_Compared] = []
 
     def forget(self, seq: int) -> None:
         """Nothing to do: the scheduler ends its own sequences."""
@@ -67,6 +73,7 @@ class FreeLane(EngineFollower):
     def end(self, stops: Sequence[str]) -> None:
         """The comparison has ended."""
         self._scheduler.stop()
+        self._write(math.inf)
         super().end([sequence.stop for sequence in self._scheduler.sequences])
 
     def _follow(self, round_: ReferenceRound) -> None:
@@ -105,6 +112,17 @@ class FreeLane(EngineFollower):
             if seq_id in self._forked:
                 mine.clear()
                 theirs.clear()
+        waiting = [mine[min(mine)][0].number for mine in self._mine.values() if mine]
+        self._write(min(waiting, default=math.inf))
+
+    def _write(self, newest: float) -> None:
+        """Write the rows of rounds up to this one: in a trace the rounds of a run rise from row to
+        row, and a sequence that the reference lane is slower with is compared later."""
+        self._compared.sort(key=itemgetter(0))
+        n = bisect_right(self._compared, newest, key=itemgetter(0))
+        for compared in self._compared[:n]:
+            self._rows.append(*compared)
+        del self._compared[:n]
 
     def _fork(self, seq_id: int, pos: int, own: _Choice, other: _Choice) -> None:
         self._forked.add(seq_id)
@@ -127,7 +145,7 @@ class FreeLane(EngineFollower):
             ends = part.pos_next + len(part.accepted) - 1
             if part.seq_id == seq_id and slot.index >= 0 and last == ends == slot.n_tokens:
                 held = round_.held(part.seq).difference(self.memory, slot.index)
-        self._rows.append(run[0][1][0].number, seq_id, run[0][0], chosen, measured, held)
+        self._compared.append((run[0][1][0].number, seq_id, run[0][0], chosen, measured, held))
 
 
 def _choices(round_: Round) -> dict[int, _Choice]:

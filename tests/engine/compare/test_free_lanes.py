@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,22 @@ def emitted_by(comparison: Comparison, lane: str, seq_id: int = 0) -> dict[int, 
             strict=True,
         )
     )
+
+
+def test_a_trace_with_free_lanes_of_several_sequences_opens(tmp_path: Path) -> None:
+    """The reference lane gives one sequence more tokens in a round than the lane, another less."""
+    prompts = [prompt_of(MTP), Prompt(prompt_of(MTP).tokens[:5])]
+    options = options_of(40, "draft-mtp", n_max=4, ignore_eos=True, parallel=2)
+    lanes = specs("planes,free", "checkpoint,free,replay=verify")
+    comparison = finish(Comparison(session(MTP), prompts, options, lanes))
+    export_csv(comparison.trace, tmp_path / "out")
+    again = open_trace(tmp_path / "out")
+    for lane in ("planes,free", "checkpoint,free,replay=verify"):
+        run = verdicts(comparison)[lane].run_id
+        rounds = comparison.trace.divergence.column("round")
+        mine = comparison.trace.divergence.column("run_id") == run
+        assert (np.diff(rounds[mine]) >= 0).all() and mine.sum() == 80
+    assert len(again.divergence) == len(comparison.trace.divergence)
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
