@@ -4,7 +4,9 @@ the columns of a trace and nothing takes memory without bounds."""
 from __future__ import annotations
 
 import re
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
+
+from msgspec import Meta
 
 COUNT = 2**31 - 1
 MOST_TOKENS, MOST_PROMPT_TOKENS = 2**30 - 1, 2**29
@@ -12,6 +14,8 @@ MOST_TOKENS, MOST_PROMPT_TOKENS = 2**30 - 1, 2**29
 LONGEST_DRAFT = 1024
 LARGEST = 2**53
 """Up to here float64 has every whole number."""
+Count = Annotated[int, Meta(ge=0, le=COUNT)]
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 LONGEST_MS = 1e12
 LONGEST_PART_MS = 1e11
 """Of one time that a server or a file tells, 3 years: a sum of several fits LONGEST_MS."""

@@ -238,7 +238,7 @@ class Session:
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
         chain = DrafterChain(drafters)
-        trace.runs[run_id]["drafters"] = chain.statistics
+        trace.runs[run_id].drafters = chain.statistics
         scheduler = Scheduler(
             self.model,
             memory,

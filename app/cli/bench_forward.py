@@ -154,11 +154,11 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     return model, facts
 
 
-def _split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str]:
+def _split_lines(said: dict[str, Any], result: SplitComparison) -> Iterator[str]:
     """Both ways of splitting, with the sections of their time, and the ratio."""
     yield (
-        f"{_headline(facts)}: {result.n_seqs} sequences x {result.n_tokens} tokens, "
-        f"--rollback {result.rollback}, median of {facts['repeat']} rounds"
+        f"{_headline(said)}: {result.n_seqs} sequences x {result.n_tokens} tokens, "
+        f"--rollback {result.rollback}, median of {said['repeat']} rounds"
     )
     yield ""
     sections = list(next(iter(result.figures.values())).sections)
@@ -177,11 +177,11 @@ def _split_lines(facts: dict[str, Any], result: SplitComparison) -> Iterator[str
     yield f"equal is {result.ratio:.2f} times as fast as seq (median of the rounds' ratios)"
 
 
-def _step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
+def _step_lines(said: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
     """One line per width; the time in kernels is a part of the median."""
     yield (
-        f"{_headline(facts)}: after one token, logits of {facts['outputs']}, "
-        f"{facts['repeat']} repetitions"
+        f"{_headline(said)}: after one token, logits of {said['outputs']}, "
+        f"{said['repeat']} repetitions"
     )
     yield ""
     yield _STEP.format("T", "min ms", "median ms", "in kernels", "tokens/s")
@@ -196,8 +196,8 @@ def _step_lines(facts: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]
         )
 
 
-def _headline(facts: dict[str, Any]) -> str:
+def _headline(said: dict[str, Any]) -> str:
     return (
-        f"{facts['model']} ({facts['n_params'] / 1e6:,.0f} M parameters), compute "
-        f"{facts['compute']}, {facts['device']}, {facts['threads']} threads"
+        f"{said['model']} ({said['n_params'] / 1e6:,.0f} M parameters), compute "
+        f"{said['compute']}, {said['device']}, {said['threads']} threads"
     )

@@ -113,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(facts: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
+def _lines(said: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
     """A heading, then one line per row as soon as it is there, a blank one between widths."""
     yield (
         "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
-    ).format(**facts) + f": {size_text(facts['state_bytes'])} a state, float32"
+    ).format(**said) + f": {size_text(said['state_bytes'])} a state, float32"
     yield (
         "medians of {repeat} rounds, {threads} threads; times in ms, sizes in MiB per round"
-    ).format(**facts)
+    ).format(**said)
     yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
     yield ""
     yield _LINE.format(

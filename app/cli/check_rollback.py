@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
     version = next(
-        (facts["compute"] for facts in trace.runs.values() if facts.get("lane") == "llama.cpp"), ""
+        (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp"), ""
     )
     if args.json:
         facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}

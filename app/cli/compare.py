@@ -34,7 +34,6 @@ from app.cli.run_arguments import (
 )
 from engine.analysis.findings.check import recorded
 from engine.analysis.state_drift import state_drift
-from engine.analysis.verdict import noise_check
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
@@ -50,10 +49,10 @@ from engine.report.compare import (
 )
 from engine.report.headline import headline
 from engine.report.run import run_report
-from engine.trace.export import strict_json
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.typed_json import strict_json
 from resources import SCENARIOS
 
 if TYPE_CHECKING:
@@ -197,7 +196,8 @@ def run(args: argparse.Namespace) -> int:
                 "noise_checks": {
                     verdict.lane: strict_json(check)
                     for verdict in verdicts
-                    if (check := noise_check(job.trace, verdict.run_id))
+                    for check in job.trace.runs[verdict.run_id].pick("noise_check").values()
+                    if check
                 },
                 "states": strict_json(
                     {

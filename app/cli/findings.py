@@ -28,7 +28,7 @@ def findings_json(trace: TraceStore) -> list[dict[str, Any]]:
     }
     return [
         {
-            "lane": trace.runs[finding.run_id].get("lane"),
+            "lane": trace.runs[finding.run_id].lane,
             **asdict(finding),
             "cause": cause_of.get(id(finding)),
         }
@@ -42,8 +42,8 @@ def _line(trace: TraceStore, finding: Finding) -> str:
 
 
 def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
-    if lane := trace.runs[finding.run_id].get("lane"):
-        yield str(lane)
+    if lane := trace.runs[finding.run_id].lane:
+        yield lane
     if finding.round is not None:
         yield f"round {finding.round}"
     if finding.seq_id:

@@ -91,10 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
-    facts = store.runs[run_id]
     n = int((store.rounds.column("run_id") == run_id).sum())
     names = ("source", "attachment", "model", "stops", "summary", "unknown_keys")
-    return {"run": run_id, "rounds": n} | {name: facts.get(name) for name in names}
+    return {"run": run_id, "rounds": n} | store.runs[run_id].pick(*names)
 
 
 def _line(store: TraceStore, run_id: int) -> str:

@@ -362,10 +362,9 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
     """The object that --json prints."""
     run = job.trace.runs[job.run_id]
     return {
-        "server": run.get("server"),
-        "model": run.get("model"),
+        **run.pick("server", "model"),
         "sequences": [asdict(one) for one in job.sequences],
-        "requests": run.get("requests"),
+        **run.pick("requests"),
         "totals": job.summary(),
         "counters": {
             name.replace(" ", "_"): {"server": server, "here": here}

@@ -83,10 +83,10 @@ class _Told:
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
             for seq_id, counts in zip(request.seq_ids, request.told, strict=True):
-                print_line(f"{seq_id} {request.facts['path']}: {_fared(counts, request.facts)}")
+                print_line(f"{seq_id} {request.known['path']}: {_fared(counts, request.known)}")
 
 
-def _fared(counts: Timings | None, facts: dict[str, Any]) -> str:
+def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
     """What the server itself reported last of a request: rounds may still wait for its log."""
     if counts is None:
         line = "no figures"
@@ -98,7 +98,7 @@ def _fared(counts: Timings | None, facts: dict[str, Any]) -> str:
             rate = counts.draft_n_accepted / counts.draft_n
             line += f"; {counts.draft_n_accepted} of {counts.draft_n} drafted tokens accepted"
             line += f" ({rate:.3f})"
-    return line + (f"; {facts['error']}" if "error" in facts else "")
+    return line + (f"; {request['error']}" if "error" in request else "")
 
 
 def _print_summary(run: ProxyRun) -> None:
@@ -110,12 +110,10 @@ def _print_summary(run: ProxyRun) -> None:
 
 def _report(run: ProxyRun) -> dict[str, Any]:
     """The object that --json prints."""
-    facts = run.trace.runs[run.run_id]
     return {
-        "server": facts["server"],
-        "model": facts["model"],
+        **run.trace.runs[run.run_id].pick("server", "model"),
         "listens_at": run.url,
-        "requests": facts["requests"],
+        **run.trace.runs[run.run_id].pick("requests"),
         "sequences": [
             {"seq_id": seq_id, "totals": summary(run.trace, run.run_id, seq_id)}
             for request in run.requests

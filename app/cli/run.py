@@ -165,7 +165,7 @@ def _report(
 ) -> dict[str, Any]:
     """The object that --json prints."""
     facts = job.trace.runs[job.run_id]
-    in_effect = {name: facts[name] for name in ("n_ctx", "n_rs_seq", "synthetic")}
+    in_effect = facts.pick("n_ctx", "n_rs_seq", "synthetic")
     return {
         "sequences": [asdict(result) for result in job.results()],
         "options": {
@@ -178,6 +178,6 @@ def _report(
             "draft_models": [str(draft) for draft in drafts],
         },
         "totals": job.summary(),
-        "audit": facts.get("audit"),
+        **facts.pick("audit"),
         "findings": findings_json(job.trace),
     }

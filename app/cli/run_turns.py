@@ -122,8 +122,8 @@ def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:
     if turn.is_recorded:
         yield "  answer: as recorded"
         return
-    stops = facts.get("stops") or [""]
-    n = facts["summary"]["predicted_n"]
+    stops = facts.stops or [""]
+    n = (facts.summary or {})["predicted_n"]
     tokens = "1 token" if n == 1 else f"{n:,} tokens"
     yield f"  answer, {tokens}, ended by {stops[0]}: {content_of(turn.answer or {})!r}"
 
@@ -190,9 +190,8 @@ def _report(
                 **asdict(replace(turn, record=None)),
                 "record": asdict(turn.record) if turn.record else None,
                 "n_again": turn.record.n_again if turn.record else None,
-                "stop": (trace.runs[turn.run_id].get("stops") or [""])[0],
-                "summary": trace.runs[turn.run_id].get("summary"),
-                "audit": trace.runs[turn.run_id].get("audit"),
+                "stop": (trace.runs[turn.run_id].stops or [""])[0],
+                **trace.runs[turn.run_id].pick("summary", "audit"),
             }
             for turn in turns
         ],

@@ -17,7 +17,7 @@ from engine.experiments.sweep.plan import Bundled, SweepPlan, read_plan
 from engine.experiments.sweep.settings import JOB_KEYS
 from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one
 from engine.experiments.sweep.sweep_page import sweep_report
-from engine.trace.export import strict_json
+from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
 

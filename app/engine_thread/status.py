@@ -144,7 +144,7 @@ class EngineStatus(QObject):
         """Record into the trace of what is in use from now on, and know its newest run."""
         if all(runs.store is not store for runs in self.recorded):
             self.recorded.append(ModelRuns(name, store))
-            store.more_facts[SOURCE] = name
+            store.more_facts |= {SOURCE: name}
         self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self._requests.clear()

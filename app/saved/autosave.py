@@ -135,7 +135,7 @@ class Autosave(QObject):
         TraceFileError."""
         copy = self._copy(run.store)
         if copy.saved is not None and not self.is_writing:
-            change_facts(copy.folder, {run.run_id: {fact: run.facts[fact]}})
+            change_facts(copy.folder, {run.run_id: run.facts.pick(fact)})
         elif run.store.size():
             copy.saved = None
 

@@ -11,6 +11,7 @@ import numpy as np
 from app.trace_models.position import Position
 from app.trace_models.run_notes import FACT
 from engine.trace.cell_text import escape_piece
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 from engine.trace.timings import summary
@@ -42,19 +43,19 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     environment: of this machine; that of an opened trace is its own and takes precedence.
     """
     store, run_id, facts = run.store, run.run_id, run.facts
-    model = facts.get("model")
+    model = facts.model
     known = {"model", "options", "environment", "summary", FACT, *_OF_OTHERS}
     parts = [
         "### Environment",
-        _bullets(_mapping(facts.get("environment")) or environment),
+        _bullets(facts.environment or environment),
         "### Model",
         _bullets(_mapping(model)) if model else "not recorded",
         "### Run",
         _bullets({k: v for k, v in facts.items() if k not in known}),
         "### Options in effect",
-        _block(facts.get("options") or _asked(facts)),
+        _block(facts.pick("options")["options"] or _asked(facts)),
         "### Figures",
-        _block(facts.get("summary") or summary(store, run_id)),
+        _block(facts.summary or summary(store, run_id)),
     ]
     place = round_in_question(run, cursor)
     if place is not None:
@@ -63,11 +64,9 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _asked(facts: Mapping[str, Any]) -> list[Any]:
+def _asked(facts: RunFacts) -> list[Any]:
     """What requests to another engine set, without their prompts."""
-    requests = facts.get("requests")
-    found = requests if isinstance(requests, list) else []
-    return [_mapping(_mapping(one).get("settings")) for one in found]
+    return [request.settings for request in facts.requests or ()]
 
 
 def _round(store: TraceStore, run_id: int, number: int, seq_id: int) -> str:

@@ -102,16 +102,17 @@ def read_saved(folder: Path) -> SavedTrace | None:
     store.more_facts = session.more
     if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
         return None
-    cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if "stops" not in facts)
+    cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
     for run in cut:
-        run.facts["stops"] = [INTERRUPTED]
+        run.facts.stops = [INTERRUPTED]
     return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), cut)
 
 
 def source_of(store: TraceStore) -> str:
     """The name that the runs of a saved trace are listed under: of old ones, that of the model."""
-    if isinstance(name := store.more_facts.get(SOURCE), str) and name:
+    more = store.more_facts
+    if isinstance(name := more.get(SOURCE), str) and name:
         return name
-    model = store.runs.get(0, {}).get("model")
-    name = model.get("name") if isinstance(model, dict) else None
+    model = store.runs[0].model if store.runs else None
+    name = (model or {}).get("name")
     return str(name or "earlier session").removesuffix(".gguf")

@@ -9,6 +9,7 @@ import numpy as np
 from app.trace_models.number_text import error_text
 from app.trace_models.run_rows import RowIndex
 from app.trace_models.token_text import line_text
+from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -17,14 +18,14 @@ from engine.trace.store import TraceStore
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
     """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
-    runs = run.store.runs
+    lanes = {run_id: facts.lane or REFERENCE for run_id, facts in list(run.store.runs.items())}
     first = run.run_id
-    while runs.get(first, {}).get("lane", REFERENCE) != REFERENCE:
+    while lanes.get(first, REFERENCE) != REFERENCE:
         first -= 1
-    if runs.get(first, {}).get("lane") != REFERENCE:
+    if first not in lanes or run.sibling(first).facts.lane != REFERENCE:
         return ()
     stop = first + 1
-    while runs.get(stop, {}).get("lane", REFERENCE) != REFERENCE:
+    while lanes.get(stop, REFERENCE) != REFERENCE:
         stop += 1
     return tuple(map(run.sibling, range(first, stop)))
 
@@ -39,15 +40,8 @@ def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
 
 def run_to_show(run: RunRef) -> RunRef:
     """What other views show of a comparison: the first lane that drafts and rolls back."""
-    policies = (lane for lane in lanes_of(run) if _kind(lane) in (POLICY, PEER))
+    policies = (lane for lane in lanes_of(run) if lane_kind(lane.facts) in (POLICY, PEER))
     return next(policies, run)
-
-
-def _kind(lane: RunRef) -> str:
-    """What a lane is, by its name in an older trace."""
-    first = str(lane.facts["lane"]).partition(",")[0]
-    plain = first if first in (REFERENCE, NOISE) else POLICY
-    return str(lane.facts.get("lane_kind", plain))
 
 
 class ComparedLanes:
@@ -61,7 +55,7 @@ class ComparedLanes:
     def __init__(self, store: TraceStore, run_ids: tuple[int, ...], seq_id: int = 0) -> None:
         self.store, self.run_ids, self.seq_id = store, run_ids, seq_id
         self.reference, self.followers = run_ids[0], run_ids[1:]
-        self.names = {run_id: str(store.runs[run_id]["lane"]) for run_id in run_ids}
+        self.names = {run_id: store.runs[run_id].lane or "" for run_id in run_ids}
         self.verdicts: dict[int, LaneVerdict] = {}
         self.bounds: dict[int, float] = {}
         """NMSE that each lane may reach."""
@@ -93,7 +87,7 @@ class ComparedLanes:
 
     def is_noise(self, run_id: int) -> bool:
         """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
-        return _kind(RunRef(self.store, run_id)) in (NOISE, PEER_NOISE)
+        return lane_kind(self.store.runs[run_id]) in (NOISE, PEER_NOISE)
 
     def noise_of(self, run_id: int) -> list[int]:
         """The noise lanes that a lane is judged by."""
@@ -107,12 +101,13 @@ class ComparedLanes:
     @property
     def is_over(self) -> bool:
         """Whether the lanes have come to their end, or were stopped."""
-        return "stops" in self.store.runs[self.reference]
+        return self.store.runs[self.reference].stops is not None
 
     @property
     def n_predict(self) -> int:
         """Tokens asked for, -1 without a limit."""
-        return int(self.store.runs[self.reference].get("options", {}).get("n_predict", -1))
+        options = self.store.runs[self.reference].options
+        return -1 if options is None else options.n_predict
 
     def values(self, run_id: int, name: str) -> np.ndarray:
         """A column of the divergence table for one lane, [n positions of this lane]."""

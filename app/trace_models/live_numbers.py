@@ -37,7 +37,7 @@ class LiveNumbers:
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
-        if "lane" in store.runs[run_id]:
+        if store.runs[run_id].lane is not None:
             told = replace(told, tokens_per_second=None)
         return replace(
             told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)

@@ -1,9 +1,11 @@
 """What is known of a run of another engine, in words: where it was observed, what was asked, and
-which columns were reported. Facts may come from a file: every one may be of another type."""
+which columns were reported."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+
+from engine.trace.facts import RequestFacts, RunFacts, SourceFacts
 
 _WAYS = {
     "ask": "asked by this window",
@@ -27,73 +29,62 @@ _LOOKED_FOR = (
 _LONGEST = 200
 
 
-def observed_text(facts: dict[str, Any]) -> str:
+def observed_text(facts: RunFacts) -> str:
     """A line for each kind of fact."""
-    source, server = _section(facts, "source"), _section(facts, "server")
-    engine = " ".join(str(source[name]) for name in ("engine", "version") if source.get(name))
-    way = _WAYS.get(str(facts.get("attachment")), "")
-    where = str(server.get("address") or _section(facts, "record").get("file") or "")
+    source = facts.source or SourceFacts()
+    engine = " ".join(filter(None, (source.engine, source.version)))
+    way = _WAYS.get(facts.attachment or "", "")
+    where = facts.server.address if facts.server else ""
+    where = where or (facts.record.file if facts.record else "")
     lines = [
         f"source: {', '.join(part for part in (engine, way, where) if part)}",
-        f"model: {_section(facts, 'model').get('name') or 'not observed'}",
+        f"model: {(facts.model or {}).get('name') or 'not observed'}",
     ]
-    if listens_at := facts.get("listens_at"):
+    if listens_at := facts.listens_at:
         lines.append(f"its clients use: {listens_at}")
-    drafters = [one for one in _list(facts, "speculative_types") if one != "none"]
+    drafters = [one for one in facts.speculative_types or () if one != "none"]
     if drafters:
-        lines.append(f"drafting: {', '.join(map(str, drafters))}")
-    requests = [one for one in _list(facts, "requests") if isinstance(one, dict)]
+        lines.append(f"drafting: {', '.join(drafters)}")
+    requests = facts.requests or []
     if len(requests) > 1:
         lines.append(f"requests: {len(requests):,}, the first of which:")
     if requests:
         lines += _request(requests[0])
-    lines += _columns(_section(facts, "columns"))
-    if unread := ", ".join(map(str, _list(facts, "unknown_keys"))):
+    lines += _columns(facts.columns or {})
+    if unread := ", ".join(facts.unknown_keys or ()):
         more = "…" if len(unread) > _LONGEST else ""
         lines.append(f"kept, but not used: {unread[:_LONGEST]}{more}")
-    if rescored := _section(facts, "rescored"):
-        lines.append(f"re-scored by {rescored.get('by')}, compute {rescored.get('compute')}")
+    if rescored := facts.rescored:
+        lines.append(f"re-scored by {rescored.by}, compute {rescored.compute}")
     return "\n".join(lines)
 
 
-def _request(request: dict[str, Any]) -> list[str]:
-    settings = _section(request, "settings")
+def _request(request: RequestFacts) -> list[str]:
+    settings = request.settings
     names = ("n_predict", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     asked = [f"{name} {settings[name]}" for name in names if name in settings]
-    said = [str(request.get("path") or ""), *asked]
+    said = [request.path, *asked]
     lines = [f"request: {', '.join(filter(None, said))}"] if any(said) else []
-    prompt = request.get("prompt")
-    if isinstance(prompt, str):
+    prompt = request.prompt
+    if prompt is not None:
         more = "…" if len(prompt) > _LONGEST else ""
         lines.append(f"prompt: {prompt[:_LONGEST]}{more}")
     return lines
 
 
-def _columns(tables: dict[str, Any]) -> list[str]:
+def _columns(tables: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The columns by how they are known, and what is not: columns of which nothing is said have no
     values."""
     by_state: dict[str, list[str]] = {}
     for columns in tables.values():
-        for name, state in columns.items() if isinstance(columns, dict) else ():
-            by_state.setdefault(str(state), []).append(str(name))
+        for name, state in columns.items():
+            by_state.setdefault(state, []).append(name)
     lines = [
         f"{word}: {', '.join(dict.fromkeys(by_state[state]))}"
         for state, word in _STATES.items()
         if state in by_state
     ]
     untold = [
-        what
-        for what, table, name in _LOOKED_FOR
-        if _section(tables, table).get(name) not in _STATES
+        what for what, table, name in _LOOKED_FOR if tables.get(table, {}).get(name) not in _STATES
     ]
     return [*lines, f"not observed: {', '.join(untold)}"] if tables and untold else lines
-
-
-def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _list(facts: dict[str, Any], name: str) -> list[Any]:
-    found = facts.get(name)
-    return found if isinstance(found, list) else []

@@ -16,7 +16,7 @@ def plain_run(run: RunRef, listed: Sequence[ModelRuns]) -> RunRef | None:
     that of the run's own trace (engine.analysis.baseline), else the newest one that ended; None
     where no listed trace has one."""
     facts = run.facts
-    if not facts.get("options") or facts.get("lane"):
+    if facts.options is None or facts.lane:
         return None
     on_disk = {runs.store for runs in listed if runs.on_disk is not None}
     own = None if run.store in on_disk else find_baseline(run.store, run.run_id)
@@ -40,7 +40,7 @@ def plain_run(run: RunRef, listed: Sequence[ModelRuns]) -> RunRef | None:
 
 def plain_speed(plain: RunRef) -> float | None:
     """Tokens a second of a run; None where it generated none."""
-    told = LiveNumbers.told(plain.facts.get("summary")).tokens_per_second
+    told = LiveNumbers.told(plain.facts.summary).tokens_per_second
     return told or speed(plain.store, plain.run_id) or None
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.observed_facts import observed_text
 from app.trace_models.run_notes import notes_of, prompt_text, started_at
+from engine.trace.facts import FidelityFacts, RunFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.compare.fidelity import Fidelity
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -80,29 +84,25 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     return one, two
 
 
-def run_origin(facts: dict[str, Any]) -> str:
+def run_origin(facts: RunFacts) -> str:
     """Where a run comes from, in a few words: its server, else its engine and model."""
-    model = facts.get("model")
-    name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    server = facts.get("server")
-    if isinstance(server, dict) and (address := server.get("address")):
-        return str(address).partition("://")[2] or str(address)
+    name = str((facts.model or {}).get("name", ""))
+    if facts.server and (address := facts.server.address):
+        return address.partition("://")[2] or address
     return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
 
 
 def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
     """Read a run's facts and figures as they are now; on_disk: the rows are not in memory."""
     facts = run.facts
-    stops = facts.get("stops")  # before the figures: if the run had ended, they are final
+    stops = facts.stops  # before the figures: if the run had ended, they are final
     notes = notes_of(facts)
     numbers = (
-        LiveNumbers.told(facts.get("summary"))
-        if on_disk
-        else LiveNumbers.read(run.store, run.run_id)
+        LiveNumbers.told(facts.summary) if on_disk else LiveNumbers.read(run.store, run.run_id)
     )
-    options, spec = _section(facts, "options"), _section(_section(facts, "options"), "spec")
-    drafts = bool(spec.get("types")) and facts.get("lane_kind") not in _PLAIN_LANES
-    n_max = spec.get("n_max")
+    options = facts.options
+    if options and (not options.spec.types or facts.lane_kind in _PLAIN_LANES):
+        options = None  # nothing is drafted
     return RunRow(
         run,
         model,
@@ -110,118 +110,109 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
         notes.starred,
         notes.prompt or ("" if on_disk else prompt_text(run)),
         run_title(facts),
-        _drafter(facts, spec),
-        str(options.get("rollback", "")) if drafts else "",
-        n_max if drafts and isinstance(n_max, int) else None,
+        _drafter(facts),
+        options.rollback if options else "",
+        options.spec.n_max if options else None,
         started_at(facts),
         numbers.tokens,
         numbers.acceptance,
-        None if "lane" in facts else numbers.tokens_per_second,
-        _stop(stops, str(facts.get("lane_error") or facts.get("error", ""))),
+        None if facts.lane is not None else numbers.tokens_per_second,
+        _stop(stops, facts.lane_error or facts.error or ""),
         run_marks(facts),
         stops is not None,
         on_disk,
     )
 
 
-def _drafter(facts: dict[str, Any], spec: dict[str, Any]) -> str:
+def _drafter(facts: RunFacts) -> str:
     """The lane of a comparison, else what drafts; of another engine its name too."""
-    if facts.get("lane") or not is_ours(facts):
+    if facts.lane or not is_ours(facts):
         return run_title(facts)
-    return ", ".join(map(str, spec.get("types", ()))) or "no drafter"
+    return ", ".join(facts.options.spec.types if facts.options else ()) or "no drafter"
 
 
-def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def engine_name(facts: dict[str, Any]) -> str:
+def engine_name(facts: RunFacts) -> str:
     """The engine that decoded a run; traces of early versions do not say and are our own."""
-    source = facts.get("source")
-    return str(source.get("engine", OURS)) if isinstance(source, dict) else OURS
+    engine = facts.source.engine if facts.source else None
+    return OURS if engine is None else engine
 
 
-def is_ours(facts: dict[str, Any]) -> bool:
+def is_ours(facts: RunFacts) -> bool:
     """Whether this program decoded a run itself."""
     return engine_name(facts) == OURS
 
 
-def run_title(facts: dict[str, Any]) -> str:
+def run_title(facts: RunFacts) -> str:
     """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
     another engine its name, and its drafters or the file that tells of it."""
-    if lane := facts.get("lane"):
+    if lane := facts.lane:
         return f"lane {lane}"
     if not is_ours(facts):
-        types = facts.get("speculative_types")
-        named = types if isinstance(types, list) else []
-        drafters = ", ".join(str(one) for one in named if one != "none")
-        known = drafters or facts.get("record", {}).get("file", "")
+        drafters = ", ".join(one for one in facts.speculative_types or () if one != "none")
+        known = drafters or (facts.record.file if facts.record else "")
         return " · ".join(filter(None, (engine_name(facts), known)))
-    options = facts.get("options", {})
-    types = options.get("spec", {}).get("types", ())
-    if not types:
+    options = facts.options
+    if options is None or not options.spec.types:
         return "no drafter"
-    return f"{', '.join(types)} · {options.get('rollback', '')}"
+    return f"{', '.join(options.spec.types)} · {options.rollback}"
 
 
-def run_marks(facts: dict[str, Any]) -> tuple[str, ...]:
+def run_marks(facts: RunFacts) -> tuple[str, ...]:
     """Why the output is not the model's: "invalid: synthetic acceptance", "fault …"."""
-    faults = facts.get("options", {}).get("faults", ())
-    marks = [f"fault {name}" for name in faults]
-    if facts.get("synthetic"):
+    marks = [f"fault {name}" for name in (facts.options.faults if facts.options else ())]
+    if facts.synthetic:
         marks.insert(0, "invalid: synthetic acceptance")
     return tuple(marks)
 
 
-def effective(facts: dict[str, Any]) -> str:
+def effective(facts: RunFacts) -> str:
     """The parameters in effect, a line for each kind of them; of another engine's run what was
     observed."""
-    options = facts.get("options", {})
-    if not options:
+    options = facts.options
+    if options is None:
         return "" if is_ours(facts) else observed_text(facts)
-    sampler, spec = options.get("sampler", {}), options.get("spec", {})
+    sampler, spec = options.sampler, options.spec
     memory = [
-        f"n_ctx {facts.get('n_ctx', 0):,}",
-        f"n_rs_seq {facts.get('n_rs_seq', 0)}",
-        f"n_batch {options.get('n_batch', 0):,}",
-        f"n_ubatch {options.get('n_ubatch', 0):,}",
-        f"parallel {options.get('parallel', 1)}",
-        f"split {options.get('split', '')}",
-        f"KV {options.get('kv', '')}",
-        f"compute {facts.get('compute', '')}",
+        f"n_ctx {facts.n_ctx or 0:,}",
+        f"n_rs_seq {facts.n_rs_seq or 0}",
+        f"n_batch {options.n_batch:,}",
+        f"n_ubatch {options.n_ubatch:,}",
+        f"parallel {options.parallel}",
+        f"split {options.split}",
+        f"KV {options.kv}",
+        f"compute {facts.compute or ''}",
     ]
-    if options.get("batch_invariant"):
+    if options.batch_invariant:
         memory.append("batch-invariant")
     lines = ["memory: " + ", ".join(memory)]
-    if spec.get("types"):
-        drafting = [", ".join(spec["types"])]
-        drafting += _known(spec, {name: name for name in ("n_max", "n_min", "p_min", "accept")})
-        also = {"rollback": "rollback", "replay": "replay", "checkpoint_device": "checkpoints on"}
-        lines.append("drafting: " + ", ".join((*drafting, *_known(options, also))))
-    if sampler.get("temp", 0) > 0:
-        names = ("temp", "top_k", "typical_p", "top_p", "min_p", "seed")
-        lines.append("sampler: " + ", ".join(_known(sampler, {name: name for name in names})))
-    elif sampler:
+    if spec.types:
+        drafting = [", ".join(spec.types)]
+        drafting += _each(spec, "n_max", "n_min", "p_min", "accept")
+        drafting += _each(options, "rollback", "replay")
+        lines.append(f"drafting: {', '.join(drafting)}, checkpoints on {options.checkpoint_device}")
+    if sampler.temp > 0:
+        named = _each(sampler, "temp", "top_k", "typical_p", "top_p", "min_p", "seed")
+        lines.append(f"sampler: {', '.join(named)}")
+    else:
         lines.append("sampler: greedy")
-    if chat := facts.get("chat"):
+    if chat := facts.chat:
         lines.append(f"chat template: {chat}")
-    if fidelity := facts.get("fidelity"):
+    if fidelity := facts.fidelity:
         lines.append(f"fidelity: {fidelity_text(fidelity)}")
     return "\n".join(lines)
 
 
-def _known(values: dict[str, Any], names: dict[str, str]) -> list[str]:
-    """One text for each of names (key -> label) that values holds: label and value."""
-    return [f"{text} {values[name]}" for name, text in names.items() if name in values]
+def _each(options: Any, *names: str) -> list[str]:
+    """The name and value of each of these options."""
+    return [f"{name} {getattr(options, name)}" for name in names]
 
 
-def fidelity_text(found: dict[str, Any]) -> str:
+def fidelity_text(found: FidelityFacts | Fidelity) -> str:
     """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
     return (
-        f"{found['compute']} against f32 over {found['n_tokens']} tokens: "
-        f"NMSE {significant(found['nmse'])}, KL {significant(found['kl'])} nats, "
-        f"same top-1 {significant(found['top1'] and 100 * found['top1'])} %"
+        f"{found.compute} against f32 over {found.n_tokens} tokens: "
+        f"NMSE {significant(found.nmse)}, KL {significant(found.kl)} nats, "
+        f"same top-1 {significant(found.top1 and 100 * found.top1)} %"
     )
 
 

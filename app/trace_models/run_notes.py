@@ -3,14 +3,15 @@ gave it, and what lists of runs show of one whose rows are on disk."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from engine.analysis.baseline import prompt_key
 from engine.conversation.turns import content_of, turn_of
+from engine.trace.facts import RunFacts, RunNotes
 from engine.trace.run_ref import RunRef
 
 FACT = "library"
@@ -21,34 +22,14 @@ STARTED = "started"
 _LONGEST_PROMPT = 200
 
 
-@dataclass(frozen=True, slots=True)
-class RunNotes:
-    """name: empty for a run that is called by its number. prompt: the beginning of the first one.
-    prompt_key: see engine.analysis.baseline."""
-
-    name: str = ""
-    starred: bool = False
-    deleted: bool = False
-    prompt: str = ""
-    prompt_key: str = ""
-
-
-_FIRST = RunNotes()
-
-
-def notes_of(facts: dict[str, Any]) -> RunNotes:
-    """What is kept of a run; a trace may come from anyone, and what is of another type is not."""
-    found = facts.get(FACT)
-    if not isinstance(found, dict):
-        return _FIRST
-    known = {field.name: found.get(field.name) for field in fields(RunNotes)}
-    kinds = {name: type(getattr(_FIRST, name)) for name in known}
-    return RunNotes(**{name: v for name, v in known.items() if isinstance(v, kinds[name])})
+def notes_of(facts: RunFacts) -> RunNotes:
+    """What is kept of a run."""
+    return facts.library or RunNotes()
 
 
 def note(run: RunRef, **changes: Any) -> None:
     """Keep something else of a run."""
-    run.facts[FACT] = asdict(replace(notes_of(run.facts), **changes))  # whole: others may read it
+    run.facts.library = replace(notes_of(run.facts), **changes)  # whole: others may read it
 
 
 def describe_prompt(run: RunRef) -> None:
@@ -77,17 +58,15 @@ def prompt_text(run: RunRef) -> str:
     return " ".join((text or _asked(run.facts)).split())[:_LONGEST_PROMPT]
 
 
-def _asked(facts: dict[str, Any]) -> str:
+def _asked(facts: RunFacts) -> str:
     """The prompt of another engine's first request."""
-    requests = facts.get("requests")
-    first = requests[0] if isinstance(requests, list) and requests else None
-    prompt = first.get("prompt") if isinstance(first, dict) else None
-    return prompt[: 4 * _LONGEST_PROMPT] if isinstance(prompt, str) else ""
+    prompts = [request.prompt for request in (facts.requests or [])[:1]]
+    return "".join(prompt[: 4 * _LONGEST_PROMPT] for prompt in prompts if prompt)
 
 
-def started_at(facts: dict[str, Any]) -> datetime | None:
+def started_at(facts: RunFacts) -> datetime | None:
     """When a run began, None where it is not known."""
     try:
-        return datetime.fromisoformat(str(facts[STARTED])).astimezone()
-    except (KeyError, ValueError, OverflowError, OSError):
+        return datetime.fromisoformat(facts.started or "").astimezone()
+    except (ValueError, OverflowError, OSError):
         return None

@@ -106,13 +106,13 @@ def _drafting(slots: Sequence[Mapping[str, Any]] | None) -> str:
     return "on" if any(slot.get("speculative") for slot in slots) else "off"
 
 
-def _section(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = facts.get(name)
+def _section(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = said.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _number(facts: Mapping[str, Any], name: str) -> int | None:
-    found = facts.get(name)
+def _number(said: Mapping[str, Any], name: str) -> int | None:
+    found = said.get(name)
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         return None
     return found

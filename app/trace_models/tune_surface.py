@@ -91,11 +91,8 @@ def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
 
 def recorded_setting(run: RunRef) -> tuple[int, float]:
     """n_max and p_min in effect, 0 where they are not known."""
-    spec = run.facts.get("options", {}).get("spec", {})
-    n_max, p_min = (spec.get(name) for name in ("n_max", "p_min"))
-    whole = isinstance(n_max, int) and not isinstance(n_max, bool)
-    real = isinstance(p_min, int | float) and 0 <= p_min <= 1
-    return (n_max if whole else 0), (float(p_min) if real else 0.0)
+    spec = run.facts.options.spec if run.facts.options else None
+    return (spec.n_max, min(max(spec.p_min, 0.0), 1.0)) if spec else (0, 0.0)
 
 
 def _lengths(longest: int, own: int) -> list[int]:
@@ -162,7 +159,7 @@ def note(found: TuneSurface) -> str:
 
 def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
-    if found.request.run.facts.get("lane"):
+    if found.request.run.facts.lane:
         return " Lanes draft together: the time of drafting is left out."
     if found.current is None or not found.is_timed or not found.measured:
         return ""

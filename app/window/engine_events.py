@@ -202,7 +202,7 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
-        if listens_at := run.facts.get("listens_at"):
+        if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",
                 f"Programs that use {listens_at} in place of the server are recorded here.",
@@ -281,9 +281,9 @@ class EngineNews(QObject):
         elif bridge.connecting:
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:
-            facts = known_facts(bridge.server.facts)
+            told = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
-            parts = [server_name(bridge.server.facts), facts["model"], facts["build"], state]
+            parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
             parts += self._other_on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")

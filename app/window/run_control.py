@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -215,7 +214,7 @@ class RunControl:
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
         """Put the longest draft and the least confidence into the Run panel, with the drafters of
         the run that they were estimated from."""
-        types = run.facts.get("options", {}).get("spec", {}).get("types", ())
+        types = run.facts.options.spec.types if run.facts.options else ()
         self._docks.reveal("run")
         told = self._panels.run_panel.use_setting(types, n_max, p_min)
         self._panels.status.showMessage(told, _TOLD_MS)
@@ -315,7 +314,7 @@ class RunControl:
 
     def _show_fidelity(self, job: MeasureFidelity) -> None:
         if job.found is not None:
-            text = fidelity_text(asdict(job.found))
+            text = fidelity_text(job.found)
             self._panels.banners.add("info", f"Fidelity: {text}. It is kept with its runs.")
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:

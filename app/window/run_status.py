@@ -128,14 +128,13 @@ class RunEnds(QObject):
 
 
 def _types(run: RunRef) -> object:
-    options = run.facts.get("options")
-    spec = options.get("spec") if isinstance(options, dict) else None
-    return spec.get("types") if isinstance(spec, dict) else None
+    options = run.facts.options
+    return None if options is None else options.spec.types
 
 
 def _lane(run: RunRef) -> str:
     """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
-    return run_title(run.facts) if run.facts.get("lane") else ""
+    return run_title(run.facts) if run.facts.lane else ""
 
 
 _LEAST_S = 2.0
@@ -170,9 +169,8 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
 
 def tokens_asked(run: RunRef) -> int | None:
     """Tokens that all sequences of a run may generate, None without a limit or where not known."""
-    options = run.facts.get("options")
-    limit = options.get("n_predict") if isinstance(options, dict) else None
-    if not isinstance(limit, int) or limit <= 0:
+    limit = run.facts.options.n_predict if run.facts.options else 0
+    if limit <= 0:
         return None
     table = run.store.tokens
     n = len(table)

@@ -15,6 +15,8 @@ from app.looks.theme import Theme, icon
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.position import Position
 from engine.draft.registry import DRAFTERS, meaning
+from engine.options import RunOptions
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -173,28 +175,21 @@ class WhyNotReason:
 
 def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     """All there is to say about a run so far, errors first, then warnings, then the rest."""
-    run = store.runs.get(run_id, {})
-    options = _section(run, "options")
-    found = _invalid(run, options) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
-    if run.get("speculative_types") == ["none"]:
+    run = store.runs.get(run_id, RunFacts())
+    options = run.options
+    found = _invalid(run) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
+    if run.speculative_types == ["none"]:
         sentence = "Speculation is off: the server was started without a drafter."
         found.append(WhyNotReason("off", "info", sentence))
-    drafters = _section(options, "spec").get("types")
-    lane = str(run.get("lane", "")).partition(",")[0]
-    if "spec" in options and not drafters and lane not in (REFERENCE, NOISE):
+    lane = (run.lane or "").partition(",")[0]
+    if options and not options.spec.types and lane not in (REFERENCE, NOISE):
         found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
     return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
 
 
-def _section(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of the facts about a run, which may come from a file; empty if it is not an object."""
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[WhyNotReason]:
+def _invalid(run: RunFacts) -> list[WhyNotReason]:
     found = []
-    if run.get("synthetic"):
+    if run.synthetic:
         found.append(
             WhyNotReason(
                 "synthetic",
@@ -202,7 +197,7 @@ def _invalid(run: dict[str, Any], options: dict[str, Any]) -> list[WhyNotReason]
                 "Synthetic acceptance: chance accepts the drafts, output invalid.",
             )
         )
-    faults = [str(fault) for fault in options.get("faults") or ()]
+    faults = run.options.faults if run.options else ()
     if faults:
         what = "Fault is" if len(faults) == 1 else f"{len(faults)} faults are"
         sentence = f"{what} switched on: {', '.join(faults)}. The output may be wrong."
@@ -236,20 +231,20 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[WhyNotReason]:
     return found
 
 
-def _bound(facts: dict[str, Any]) -> str:
+def _bound(row: dict[str, Any]) -> str:
     """The bound that the depth of a rollback broke."""
-    depth, padded = facts["rollback_depth"], ""
-    if facts["memory_rollback"] is not None and facts["memory_rollback"] != depth:
-        depth, padded = facts["memory_rollback"], " with padding"
-    for name, bound in (("n_rs_seq", facts["n_rs_seq"]), ("valid depth", facts["valid_depth"])):
+    depth, padded = row["rollback_depth"], ""
+    if row["memory_rollback"] is not None and row["memory_rollback"] != depth:
+        depth, padded = row["memory_rollback"], " with padding"
+    for name, bound in (("n_rs_seq", row["n_rs_seq"]), ("valid depth", row["valid_depth"])):
         if depth is not None and bound is not None and depth > bound:
             return f"depth {depth}{padded} > {name} {bound}"
     return ""
 
 
-def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[WhyNotReason]:
+def _drafts(store: TraceStore, run_id: int, options: RunOptions | None) -> list[WhyNotReason]:
     table, n = store.drafts, len(store.drafts)
-    spec = _section(options, "spec")
+    spec = options.spec if options else None
     lengths = table.column("num_draft_tokens", 0, n)
     drafters, reasons = (table.column(name, 0, n) for name in ("drafter", "reason"))
     mine = (table.column("run_id", 0, n) == run_id) & (lengths != MISSING)
@@ -264,8 +259,9 @@ def _drafts(store: TraceStore, run_id: int, options: dict[str, Any]) -> list[Why
         for reason, how in (("p_min", "at length 0"), ("n_min", "as too short")):
             times = by_reason.pop(reason, 0)
             if times:
-                value = _section(spec, known.field) if known and known.field else spec
-                bound = f" {value[reason]}" if reason in value else ""
+                own = getattr(spec, known.field, None) if known and known.field else spec
+                limit = getattr(own, reason, None)
+                bound = "" if limit is None else f" {limit}"
                 verb = "ended" if reason == "p_min" else "discarded"
                 what = f"{times:,} of {n_asked:,} drafts of {name}"
                 row = empty[reasons[empty] == store.text_pool.find(reason)][0]

@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from engine.foreign_numbers import is_whole
+from engine.trace.facts import AuditFacts, RunFacts
 
-FACT, GOING_ON, NOT_AUDITED, STOPPED = "audit", "going on", "not audited", "stopped"
-"""Where the facts of a run have the result of its audit, and its verdict until there is one, where
-there is none, and where it was stopped before it had one."""
+GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"
+"""The verdict of an audit until there is one, where there is none, and where it was stopped before
+it had one."""
 
 
-def audit_goes_on(facts: Mapping[str, Any]) -> bool:
+def audit_goes_on(facts: RunFacts) -> bool:
     """Whether a run has all its tokens and is being compared with plain decoding."""
-    audit = facts.get(FACT)
-    return isinstance(audit, dict) and audit.get("verdict") == GOING_ON
+    return facts.audit is not None and facts.audit.verdict == GOING_ON
 
 
-def audit_text(facts: Mapping[str, Any]) -> Iterator[str]:
+def audit_text(facts: RunFacts) -> Iterator[str]:
     """A line on the audit of a run with these facts, and one for each thing that it did not judge;
     nothing of a run without one."""
-    audit = facts.get(FACT)
-    if not isinstance(audit, dict):
+    audit = facts.audit
+    if audit is None:
         return
-    verdict, seconds = audit.get("verdict"), audit.get("seconds")
-    if verdict == NOT_AUDITED:
+    if audit.verdict == NOT_AUDITED:
         yield audit_sentence(facts)
         return
-    took = f" ({seconds:.1f} s)" if isinstance(seconds, int | float) else ""
-    names = ("n_tokens", "n_text", "n_drawn", "n_rounds_sampled")
-    counted = "{} of {} tokens against plain decoding, {} drawn again, states of {} rounds".format(
-        *(audit.get(name) for name in names)
+    took = "" if audit.seconds is None else f" ({audit.seconds:.1f} s)"
+    yield (
+        f"audit: {audit.verdict}, {audit.n_tokens} of {audit.n_text} tokens against plain "
+        f"decoding, {audit.n_drawn} drawn again, states of {audit.n_rounds_sampled} rounds{took}"
     )
-    yield f"audit: {verdict}, {counted}{took}"
-    reasons = audit.get("not_judged")
-    for reason in reasons if isinstance(reasons, list) else ():
+    for reason in audit.not_judged:
         yield f"  not judged: {reason}"
 
 
-def audit_sentence(facts: Mapping[str, Any]) -> str:
+def audit_sentence(facts: RunFacts) -> str:
     """The result in a few words, empty for a run without an audit and while it goes on.
 
     Raises nothing for facts of an opened trace, whatever they are.
     """
-    audit = facts.get(FACT)
-    if not isinstance(audit, dict):
+    audit = facts.audit
+    if audit is None:
         return ""
-    verdict, reasons = audit.get("verdict"), audit.get("not_judged")
-    why = str(reasons[0]).rstrip(".") if isinstance(reasons, list) and reasons else ""
+    verdict = audit.verdict
+    why = audit.not_judged[0].rstrip(".") if audit.not_judged else ""
     if verdict == "differs":
-        lists = [
-            found for name in ("wrong", "sampler") if isinstance(found := audit.get(name), list)
-        ]
-        wrong = [one for found in lists for one in found if isinstance(one, dict)]
+        wrong = [*audit.wrong, *audit.sampler]
         rounds = [one["round"] for one in wrong if is_whole(one.get("round"))]
         return f"Audit: wrong from round {min(rounds):,}" if rounds else "Audit: wrong"
     if verdict == "agrees":
@@ -65,10 +58,9 @@ def audit_sentence(facts: Mapping[str, Any]) -> str:
     return f"Audit without a verdict: {why}" if why and verdict != GOING_ON else ""
 
 
-def _judged(audit: Mapping[str, Any]) -> str:
+def _judged(audit: AuditFacts) -> str:
     """What agreed: the text or a part of it, and the rounds whose states were compared."""
-    names = ("n_tokens", "n_text", "n_rounds_sampled")
-    n, n_text, n_rounds = (int(audit[name]) if is_whole(audit.get(name)) else 0 for name in names)
+    n, n_text, n_rounds = audit.n_tokens or 0, audit.n_text or 0, audit.n_rounds_sampled or 0
     if not n:
         return "every token is drawn by the rule; there was no time to decode the text again"
     text = f"{n:,} of {n_text:,} tokens" if n < n_text else "text"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
+from engine.sampling.options import SamplerOptions
+from engine.trace.facts import RunFacts
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
@@ -19,8 +20,8 @@ def find_baseline(store: TraceStore, run_id: int) -> int | None:
     Lanes of comparisons are left out: they are timed while other lanes decode too. None where
     there is no such run, or where it did not generate anything yet.
     """
-    facts = store.runs.get(run_id, {})
-    if not facts.get("options"):
+    facts = store.runs.get(run_id)
+    if facts is None or facts.options is None:
         return None
     prompts = _prompts(store, run_id)
     for other in sorted(store.runs, reverse=True):
@@ -31,13 +32,13 @@ def find_baseline(store: TraceStore, run_id: int) -> int | None:
     return None
 
 
-def may_be_baseline(facts: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def may_be_baseline(facts: RunFacts, theirs: RunFacts) -> bool:
     """Whether a run is measured by another as far as facts tell: that is a plain one on the same
     model, with the same compute mode and sampler. Of the prompts `prompt_key` tells."""
     return (
-        bool(facts.get("options"))
+        facts.options is not None
         and _is_plain(theirs)
-        and same_model(facts.get("model"), theirs.get("model"))
+        and same_model(facts.model, theirs.model)
         and _setting(facts) == _setting(theirs)
     )
 
@@ -53,20 +54,13 @@ def speed(store: TraceStore, run_id: int) -> float:
     return float(timings(store, run_id)["predicted_per_second"])
 
 
-def _is_plain(facts: dict[str, Any]) -> bool:
-    spec = facts.get("options", {}).get("spec")
-    return spec is not None and not spec.get("types") and "lane" not in facts
+def _is_plain(facts: RunFacts) -> bool:
+    return facts.options is not None and not facts.options.spec.types and facts.lane is None
 
 
-def _setting(facts: dict[str, Any]) -> tuple[Any, ...]:
-    options = facts["options"]
-    sampler = {name: _plain(value) for name, value in options.get("sampler", {}).items()}
-    return facts.get("compute"), options.get("parallel"), sampler
-
-
-def _plain(value: Any) -> Any:
-    """Tuples and lists alike: a trace that was opened again has lists."""
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+def _setting(facts: RunFacts) -> tuple[str | None, int, SamplerOptions] | None:
+    options = facts.options
+    return (facts.compute, options.parallel, options.sampler) if options else None
 
 
 def _prompts(store: TraceStore, run_id: int) -> np.ndarray:

@@ -169,48 +169,48 @@ class BreakWatch:
         table = self._store.rounds
         if rule.kind == "depth":
             depths = table.column("rollback_depth", rows.start, rows.stop)
-            for row in np.flatnonzero((depths != MISSING) & (depths >= rule.value)).tolist():
-                facts = table.row(rows.start + row)
-                number = f"depth {facts['rollback_depth']}"
-                if facts["n_rs_seq"] is not None:
-                    sign = ">" if facts["rollback_depth"] > facts["n_rs_seq"] else "≤"
-                    number += f" {sign} n_rs_seq {facts['n_rs_seq']}"
-                yield self._hit(rule, facts, number)
+            for i in np.flatnonzero((depths != MISSING) & (depths >= rule.value)).tolist():
+                row = table.row(rows.start + i)
+                number = f"depth {row['rollback_depth']}"
+                if row["n_rs_seq"] is not None:
+                    sign = ">" if row["rollback_depth"] > row["n_rs_seq"] else "≤"
+                    number += f" {sign} n_rs_seq {row['n_rs_seq']}"
+                yield self._hit(rule, row, number)
             return
         paths = (rule.name, "restore_depth") if rule.name == "restore" else (rule.name,)
-        for row, path in enumerate(table.texts("rollback_path", rows.start, rows.stop)):
+        for i, path in enumerate(table.texts("rollback_path", rows.start, rows.stop)):
             if path in paths:
-                facts = table.row(rows.start + row)
-                yield self._hit(rule, facts, f"path {path}, depth {facts['rollback_depth']}")
+                row = table.row(rows.start + i)
+                yield self._hit(rule, row, f"path {path}, depth {row['rollback_depth']}")
 
     def _in_divergence(self, rule: BreakRule, rows: range) -> Iterator[BreakHit]:
         table = self._store.divergence
         nmse = table.column("nmse", rows.start, rows.stop)
         # a difference that is no number comes from logits that are none
-        for row in np.flatnonzero(~(nmse <= rule.value)).tolist():
-            facts = table.row(rows.start + row)
-            if facts["lane"].partition(",")[0] == NOISE:
+        for i in np.flatnonzero(~(nmse <= rule.value)).tolist():
+            row = table.row(rows.start + i)
+            if row["lane"].partition(",")[0] == NOISE:
                 continue
-            size = "not finite" if facts["nmse"] is None else f"{facts['nmse']:.3g}"
-            number = f"NMSE {size} in lane {facts['lane']} at position {facts['pos']}"
-            yield self._hit(rule, facts, number)
+            size = "not finite" if row["nmse"] is None else f"{row['nmse']:.3g}"
+            number = f"NMSE {size} in lane {row['lane']} at position {row['pos']}"
+            yield self._hit(rule, row, number)
 
     def _in_findings(self, rule: BreakRule, rows: range) -> Iterator[BreakHit]:
-        for row in rows:
-            facts = self._store.findings.row(row)
-            if rule.name in ("", facts["rule"]):
-                number = f"{facts['severity']} {facts['rule']} ({facts['evidence']})"
-                yield self._hit(rule, facts, number)
+        for i in rows:
+            row = self._store.findings.row(i)
+            if rule.name in ("", row["rule"]):
+                number = f"{row['severity']} {row['rule']} ({row['evidence']})"
+                yield self._hit(rule, row, number)
 
     def _fallen(self, rows: range, rules: list[BreakRule]) -> Iterator[BreakHit]:
         """Take in the drafts of these rounds, and say whose rate has fallen below a bound."""
         table = self._store.rounds
         drafted = table.column("num_draft_tokens", rows.start, rows.stop)
-        for row in np.flatnonzero(drafted > 0).tolist():
-            facts = table.row(rows.start + row)
-            key = (facts["run_id"], facts["seq_id"])
+        for i in np.flatnonzero(drafted > 0).tolist():
+            row = table.row(rows.start + i)
+            key = (row["run_id"], row["seq_id"])
             steps = self._steps[key]
-            steps.append((facts["num_draft_tokens"], facts["num_accepted_draft_tokens"] or 0))
+            steps.append((row["num_draft_tokens"], row["num_accepted_draft_tokens"] or 0))
             for rule in rules:
                 if len(steps) < rule.steps:
                     continue
@@ -221,9 +221,9 @@ class BreakWatch:
                 elif (rule, key) not in self._low:
                     self._low.add((rule, key))
                     number = f"acceptance {rate:.3g} of the last {rule.steps} steps"
-                    yield self._hit(rule, facts, number)
+                    yield self._hit(rule, row, number)
 
-    def _hit(self, rule: BreakRule, facts: dict[str, int | None], number: str) -> BreakHit:
-        run_id = facts["run_id"]
+    def _hit(self, rule: BreakRule, row: dict[str, int | None], number: str) -> BreakHit:
+        run_id = row["run_id"]
         assert run_id is not None
-        return BreakHit(rule, RunRef(self._store, run_id), facts["round"], facts["seq_id"], number)
+        return BreakHit(rule, RunRef(self._store, run_id), row["round"], row["seq_id"], number)

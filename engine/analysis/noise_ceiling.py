@@ -79,9 +79,9 @@ def tipped_share(mode: str, *, ranks: bool, rounds_states: bool = False) -> floa
     return TIPPED if ranks or is_coarse else 0.0
 
 
-def rows_beyond(nmse: np.ndarray, check: Mapping[str, Any]) -> np.ndarray:
+def rows_beyond(nmse: np.ndarray, ceiling: float, share: float) -> np.ndarray:
     """Indices of the rows with an NMSE [n] that rounding does not explain, empty if it explains
-    them all. check: `ceiling` and `share` of a noise lane's fact noise_check. NaN is beyond."""
-    beyond = np.flatnonzero(~(nmse <= check["ceiling"]))
-    allowed = max(FEW_TIPPED, check["share"] * len(nmse)) if check["share"] else 0
+    them all. share: of the rows that may be beyond the ceiling. NaN is beyond."""
+    beyond = np.flatnonzero(~(nmse <= ceiling))
+    allowed = max(FEW_TIPPED, share * len(nmse)) if share else 0
     return beyond if len(beyond) > allowed else beyond[:0]

@@ -52,12 +52,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from engine.analysis.noise_ceiling import FEW_TIPPED, least_of_types, rows_beyond
+from engine.trace.facts import CheckedBatch, NoiseCheckFacts, RunFacts, WrongRow
 from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
@@ -148,7 +148,7 @@ def band(nmse: float) -> str:
     return next(name for limit, name in BANDS if nmse <= limit)
 
 
-def types_text(facts: dict[str, Any]) -> str:
+def types_text(facts: RunFacts) -> str:
     """Types of a run's states as text, such as "states in bf16, gates in f16"; empty for f32."""
     named = _state_types(facts)
     what = {"s": "states", "r": "windows", "gates": "gates"}
@@ -156,10 +156,8 @@ def types_text(facts: dict[str, Any]) -> str:
     return ", ".join(f"{text} in {type}" for text, type in found.items() if type != "f32")
 
 
-def _state_types(facts: dict[str, Any]) -> dict[str, Any]:
-    options = facts.get("options")
-    types = options.get("state_types") if isinstance(options, dict) else None
-    return types if isinstance(types, dict) else {}
+def _state_types(facts: RunFacts) -> dict[str, str]:
+    return asdict(facts.options.state_types) if facts.options else {}
 
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
@@ -172,8 +170,8 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) -> np.ndarray:
     """Rows of a lane beyond its bound, bool [n], that no tie explains. nmse: [n]; NaN is beyond."""
     beyond: np.ndarray = ~(nmse <= bound)
-    checks = (noise_check(trace, run) for run in noise_of(trace, run_id))
-    share = max((check["share"] for check in checks if check), default=0.0)
+    checks = (trace.runs[run].noise_check for run in noise_of(trace, run_id))
+    share = max((check.share for check in checks if check), default=0.0)
     has_ties = share > 0 and (bound >= UNLIKE or share == 1)
     if has_ties and beyond.sum() <= FEW_TIPPED and np.isfinite(nmse).all():
         return np.zeros_like(beyond)
@@ -183,30 +181,28 @@ def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) ->
 def _ceiling(trace: TraceStore, noise_run: int) -> float:
     """NMSE that no lane may pass by this noise lane, infinite where it has no ceiling. Where ties
     tip a few of its rows, they do so in other lanes."""
-    check = noise_check(trace, noise_run)
+    check = trace.runs[noise_run].noise_check
     if check is None:
         return math.inf
     nmse = RunColumns(trace, "divergence", noise_run)["nmse"]
-    if rows_beyond(nmse, check).size or not check["share"]:
-        return float(check["ceiling"])
+    if rows_beyond(nmse, check.ceiling, check.share).size or not check.share:
+        return check.ceiling
     return max(UNLIKE, float(nmse.max(initial=0.0)))
 
 
-def noise_check(trace: TraceStore, noise_run: int) -> dict[str, Any] | None:
-    """What is known of a noise lane's ceiling and of its texts decoded afresh, see
-    engine.compare.noise_check. None in lanes of another engine, and of older traces."""
-    check = trace.runs[noise_run].get("noise_check")
-    return check if isinstance(check, dict) else None
-
-
-def failed_checks(check: dict[str, Any] | None) -> list[dict[str, Any]]:
+def failed_checks(check: NoiseCheckFacts | None) -> list[CheckedBatch]:
     """The texts of a noise check that had other logits when they were decoded afresh."""
-    return [one for one in (check or {}).get("batches", []) if one.get("first")]
+    return [one for one in check.batches if one.first] if check else []
+
+
+def first_row(failed: Sequence[CheckedBatch]) -> WrongRow:
+    """The first wrong row of checks that failed."""
+    return next(one.first for one in failed if one.first)
 
 
 def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str) -> float:
     worst = [
-        float(trace.runs[run].get("lane_margin", MARGIN))
+        (MARGIN if (margin := trace.runs[run].lane_margin) is None else margin)
         * float(RunColumns(trace, "divergence", run)[column].max(initial=0.0))
         for run in noise_runs
     ]
@@ -228,12 +224,12 @@ def judge_lanes(
 def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> float:
     """The bound that `judge_lanes` judges a lane by."""
     facts = trace.runs[run_id]
-    if facts.get("lane_kind") == REFERENCE:
+    if facts.lane_kind == REFERENCE:
         return math.inf
     if bound is not None:
         return bound
-    if "lane_tolerance" in facts:  # a peer lane of an older trace
-        return float(facts["lane_tolerance"])
+    if facts.lane_tolerance is not None:  # a peer lane of an older trace
+        return facts.lane_tolerance
     found = noise_bound(trace, noise_of(trace, run_id))
     return min(found, max(UNLIKE, found / MARGIN)) if _is_of_peer(facts) else found
 
@@ -247,25 +243,25 @@ def noise_of(trace: TraceStore, run_id: int) -> list[int]:
     """The noise lanes that a lane is judged by."""
     facts = trace.runs[run_id]
     kind = PEER_NOISE if _is_of_peer(facts) else NOISE
-    return _noise_of(trace, facts.get("lane_against"), kind)
+    return _noise_of(trace, facts.lane_against, kind)
 
 
-def _is_of_peer(facts: dict[str, Any]) -> bool:
-    return facts.get("lane_kind") in (PEER, PEER_NOISE)
+def _is_of_peer(facts: RunFacts) -> bool:
+    return facts.lane_kind in (PEER, PEER_NOISE)
 
 
 def _noise_of(trace: TraceStore, leader: int | None, kind: str) -> list[int]:
     return [
         run
         for run, facts in trace.runs.items()
-        if facts.get("lane_kind") == kind and facts.get("lane_against") == leader
+        if facts.lane_kind == kind and facts.lane_against == leader
     ]
 
 
 def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     """The verdict on one lane against an NMSE bound."""
     facts = trace.runs[run_id]
-    error = str(facts.get("lane_error", ""))
+    error = facts.lane_error or ""
     rows, rounds = (RunColumns(trace, name, run_id) for name in ("divergence", "rounds"))
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(is_beyond(trace, run_id, nmse, bound))
@@ -278,14 +274,14 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     first_pos = None if first is None else int(pos[first])
     first_round = None if first is None else int(rows["round"][first])
     first_seq = None if first is None else int(rows["seq_id"][first])
-    if first is None and (failed := failed_checks(noise_check(trace, run_id))):
-        first_seq, first_pos = failed[0]["seq_id"], failed[0]["first"]["pos"] + 1
-    forks = _forks(trace, run_id, rows, rounds) if facts.get("lane_free") else []
+    if first is None and (failed := failed_checks(facts.noise_check)):
+        first_seq, first_pos = failed[0].seq_id, first_row(failed).pos + 1
+    forks = _forks(trace, run_id, rows, rounds) if facts.lane_free else []
     fork = next((f for f in forks if not f.explained), forks[0] if forks else None)
     if fork and not fork.explained and (first_pos is None or fork.pos < first_pos):
         first_pos, first_round, first_seq = fork.pos, fork.round, fork.seq_id
     return LaneVerdict(
-        facts["lane"],
+        facts.lane or "",
         run_id,
         _verdict(trace, run_id, error, first_pos, worst_nmse, fork),
         band(worst_nmse),
@@ -305,7 +301,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
         error,
         first_seq,
         bound,
-        str(facts.get("compute", "")),
+        facts.compute or "",
         types_text(facts),
         fork,
     )
@@ -320,8 +316,8 @@ def _verdict(
     fork: LaneFork | None,
 ) -> str:
     facts = trace.runs[run_id]
-    kind = facts.get("lane_kind", REFERENCE if facts["lane"] == REFERENCE else POLICY)
-    if kind == REFERENCE and facts.get("lane_against") is None:
+    kind = facts.lane_kind or (REFERENCE if facts.lane == REFERENCE else POLICY)
+    if kind == REFERENCE and facts.lane_against is None:
         return REFERENCE
     if error:
         return FAILED
@@ -357,27 +353,18 @@ def _forks(trace: TraceStore, run_id: int, rows: RunColumns, rounds: RunColumns)
 def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bool:
     """Whether noise may have made a sequence fork where the two best logits lay so far apart."""
     facts = trace.runs[run_id]
-    known = [fork for fork in _listed(facts, "lane_forks") if fork.get("seq_id") == seq_id]
-    if any(fork.get("follows") is False for fork in known):
+    known = [fork for fork in facts.lane_forks or () if fork.seq_id == seq_id]
+    if any(not fork.follows for fork in known):
         return False
     noise = noise_of(trace, run_id)
-    by_mode = any(fork.get("by_mode") is True for fork in known)
+    by_mode = any(fork.by_mode for fork in known)
     if not noise or by_mode or not _is_greedy(facts):
         return True  # the gap says nothing
     return bool(gap <= 2 * _largest_of_noise(trace, noise, "max_abs"))
 
 
-def _listed(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The objects in a fact, which may come from a file."""
-    found = facts.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _is_greedy(facts: dict[str, Any]) -> bool:
-    options = facts.get("options")
-    sampler = options.get("sampler") if isinstance(options, dict) else None
-    temp = sampler.get("temp") if isinstance(sampler, dict) else None
-    return isinstance(temp, int | float) and temp <= 0
+def _is_greedy(facts: RunFacts) -> bool:
+    return facts.options is not None and facts.options.sampler.temp <= 0
 
 
 def _undone_before(rounds: RunColumns, seq_id: int | None, number: int | None) -> int | None:

@@ -91,7 +91,7 @@ def audit_lookups(
     Raises LookupCacheError where a file of ngram-cache has gone since.
     """
     names = [name for name in DRAFTERS if name in options.spec.types and not DRAFTERS[name].needs]
-    if not names or trace.runs[run_id].get("lane"):
+    if not names or trace.runs[run_id].lane:
         return []  # lanes are asked in one run and verify in others
     rounds = _Rounds(trace, run_id)
     if rounds.last.keys() - texts.keys():
@@ -125,7 +125,7 @@ class _Rounds:
         tokens = RunColumns(trace, "tokens", run_id)
         asked = RunColumns(trace, "drafts", run_id)
         is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt
-        self.n_ctx = int(trace.runs[run_id]["n_ctx"])
+        self.n_ctx = trace.runs[run_id].n_ctx or 0
         self.parts: dict[int, list[_Part]] = {}
         self.asked: dict[int, list[_Asked]] = {}
         drafted: dict[tuple[int, int], list[int]] = {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.audit_text import FACT, GOING_ON, NOT_AUDITED, STOPPED
+from engine.analysis.audit_text import GOING_ON, NOT_AUDITED, STOPPED
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
 from engine.audit.plain_pass import PlainPass
@@ -79,7 +79,7 @@ def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
 def note_why_not(facts: dict[str, Any], prompts: Sequence[Prompt], options: RunOptions) -> None:
     """Note in the facts of a run in progress why it is not audited by default, if it is not."""
     if why := why_not_by_default(prompts, options):
-        facts[FACT] = {"verdict": NOT_AUDITED, "not_judged": [why]}
+        facts.update(audit={"verdict": NOT_AUDITED, "not_judged": [why]})
 
 
 def audit_of(
@@ -177,7 +177,7 @@ class RunAudit:
 
     def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
         """The audit in small parts; at the end, also an early one, the result is in the facts."""
-        trace.runs[run_id][FACT] = {"verdict": GOING_ON}
+        trace.runs[run_id].update(audit={"verdict": GOING_ON})
         steps = self._steps(trace, run_id)
         next(steps)  # from here on, closing it leaves a result
         return steps
@@ -205,7 +205,7 @@ class RunAudit:
                 yield from self._decide(suspects, rows, found)
             origins = [one["state"].pop("origins") for one in found if "state" in one]
             if origins:
-                facts["state_origins"] = [record for records in origins for record in records]
+                facts.update(state_origins=[one for records in origins for one in records])
             right = {i: rows[i] for i in rows if i not in suspects}
             if self._judges_drafts:
                 for draft in self._drafts(trace, run_id, right):
@@ -222,23 +222,28 @@ class RunAudit:
                 result["verdict"] = STOPPED
                 self._not_judged.append("The audit was stopped.")
             texts = self._texts.tokens.items()
-            facts[FACT] = {
-                **result,
-                "n_rounds_sampled": len({n for one in self._checks.values() for n in one.states}),
-                "n_tokens": sum(len(one.errors) for one in self._checks.values()),
-                "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
-                "n_drawn": self._check.n_tokens,
-                "logits_error": max(
-                    (e for one in self._checks.values() for e in one.errors.values()), default=0.0
-                ),
-                "state_error": max(
-                    (e for one in self._checks.values() for e, _ in one.states.values()),
-                    default=0.0,
-                ),
-                "sampler": self._check.notes,
-                "not_judged": self._not_judged,
-                "seconds": perf_counter() - started,
-            }
+            facts.update(
+                audit={
+                    **result,
+                    "n_rounds_sampled": len(
+                        {n for one in self._checks.values() for n in one.states}
+                    ),
+                    "n_tokens": sum(len(one.errors) for one in self._checks.values()),
+                    "n_text": sum(len(text) - len(self._prompts[i].tokens) for i, text in texts),
+                    "n_drawn": self._check.n_tokens,
+                    "logits_error": max(
+                        (e for one in self._checks.values() for e in one.errors.values()),
+                        default=0.0,
+                    ),
+                    "state_error": max(
+                        (e for one in self._checks.values() for e, _ in one.states.values()),
+                        default=0.0,
+                    ),
+                    "sampler": self._check.notes,
+                    "not_judged": self._not_judged,
+                    "seconds": perf_counter() - started,
+                }
+            )
 
     def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
         """Decode a text in wide passes and compare."""

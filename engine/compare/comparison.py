@@ -121,7 +121,7 @@ class Comparison:
                 session.model,
                 taps=self._chain.taps,
             )
-            self._reference.facts["drafters"] = self._chain.statistics
+            self._reference.facts.drafters = self._chain.statistics
             leaders: dict[LaneMode, Leader] = {self._mode: self._reference}
             for spec, mine in zip(specs, lane_options, strict=True):
                 self._followers.append(self._follower(spec, mine, leaders))
@@ -134,7 +134,7 @@ class Comparison:
             raise
         if draft_accept is not None:
             for lane in self._lanes:
-                lane.facts["draft_accept"] = list(draft_accept)
+                lane.facts.draft_accept = list(draft_accept)
         self._round = 0
 
     @property

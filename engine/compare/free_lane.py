@@ -113,7 +113,7 @@ class FreeLane(EngineFollower):
         if self._samples:
             fork["follows"] = _sampled(other, _logits(own)) == _token(own)
             fork["by_mode"] = _sampled(other, _logits(other)) == _token(own)
-        self.facts["lane_forks"].append(fork)
+        self.facts.add_to("lane_forks", fork)
 
     def _append(
         self, round_: ReferenceRound, seq_id: int, run: list[tuple[int, _Choice, _Choice]]

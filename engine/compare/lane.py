@@ -220,14 +220,14 @@ class Follower(Lane):
 
     def _led_by(self, leader: Leader) -> None:
         """Choose the leader, once."""
-        self.facts["lane_against"] = leader.run_id
+        self.facts.lane_against = leader.run_id
         self._leader = leader
         self._rows = DivergenceRows(self._trace, self.run_id, self.name)
 
     @property
     def error(self) -> str:
         """Why the lane had to stop, empty while it goes on."""
-        return str(self.facts.get("lane_error", ""))
+        return self.facts.lane_error or ""
 
     def follow(self) -> None:
         """Decode the leader's round in this lane's way; one that cannot stops with an error."""
@@ -238,7 +238,7 @@ class Follower(Lane):
             self._follow(self._leader.round)
         except _STOPS as error:
             self._fail(error)
-            self.facts["lane_error"] = str(error)
+            self.facts.lane_error = str(error)
 
     def _fail(self, error: Exception) -> None:
         """The lane stops with an error."""
@@ -259,13 +259,13 @@ class Follower(Lane):
             seqs = [each.seq for each in round_.parts]
             held = round_.held(part.seq).difference(memory, part.seq, seqs)
         measured = round_.measure(part).difference(logits)
-        limit = logits_ceiling(str(self.facts.get("compute", "")))
-        known = self.facts.get("logit_rows", [])
+        limit = logits_ceiling(self.facts.compute or "")
+        known = self.facts.logit_rows or []
         wrong = next((i for i, nmse in enumerate(measured.nmse) if not nmse <= limit), None)
-        if wrong is not None and all(one["seq_id"] != part.seq_id for one in known):
+        if wrong is not None and all(one.seq_id != part.seq_id for one in known):
             of = round_.measure(part).row_of(logits[wrong], limit)
             row = {"round": round_.number, "seq_id": part.seq_id, "row": wrong, "of": of}
-            self.facts["logit_rows"] = [*known, row]
+            self.facts.add_to("logit_rows", row)
         self._rows.append(round_.number, part.seq_id, part.pos_next, part.accepted, measured, held)
         return held
 
@@ -313,11 +313,11 @@ class EngineFollower(EngineLane, Follower):
         earlier = self._text.get(part.seq, [])
         before = earlier if part.pos0 else []
         self._text[part.seq] = [*before, *part.decoded]
-        known = self.facts.get("state_origins", [])
+        known = self.facts.state_origins or []
         layer = held.first_wrong(self._least_wrong) if held else None
         if memory is None or layer is None or len(before) != part.pos0:
             return held
-        if all(one["seq_id"] != part.seq_id for one in known):
+        if all(one.seq_id != part.seq_id for one in known):
             where = {"round": round_.number, "seq_id": part.seq_id, "is_prompt": part.is_prompt}
             seqs = [one.seq for one in round_.parts]
             texts = {one.seq: self._sequence_text(one) for one in round_.parts}
@@ -325,7 +325,7 @@ class EngineFollower(EngineLane, Follower):
             if part.pos0:
                 earlier = []
             found = self._origin.of(text, memory, part.seq, seqs, layer, texts, earlier)
-            self.facts["state_origins"] = [*known, *(where | one for one in found)]
+            self.facts.add_to("state_origins", *(where | one for one in found))
         return held
 
     def _sequence_text(self, part: Round) -> SequenceText:

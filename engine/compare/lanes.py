@@ -115,7 +115,7 @@ class NoiseLane(EngineFollower):
         mode = max(model.compute, "bf16" if rounds_states else "f32", key=logits_ceiling)
         share = tipped_share(mode, ranks=session.config.ranks, rounds_states=rounds_states)
         self._check = NoiseCheck(session, exact, options, logits_ceiling(mode), share)
-        self.facts["noise_check"] = self._check.facts
+        self.facts.update(noise_check=self._check.found)
         holder = self._holders.__getitem__
         self._verify = Forward(model, self._drafting, options, self._recorder, holder)
 

@@ -40,12 +40,12 @@ class _JudgedByPlain(LlamaLane):
     ) -> None:
         super().__init__(setup, spec, options, plain, plain.engine, n_rs_seq)
         self.plain = plain
-        self.facts["lane_margin"] = MARGIN
+        self.facts.lane_margin = MARGIN
 
     def follow(self) -> None:
         """Decode the plain lane's round; without one there is nothing to be measured by."""
         if self.plain.error and not self.error:
-            self.facts["lane_error"] = self.plain.error
+            self.facts.lane_error = self.plain.error
         super().follow()
 
     def _decode_prompts(self, round_: ReferenceRound) -> None:
@@ -80,7 +80,7 @@ class LlamaNoiseLane(_JudgedByPlain):
         self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, plain: PeerLane
     ) -> None:
         super().__init__(setup, spec, options, plain, 0)
-        self.facts["lane_kind"] = NOISE
+        self.facts.lane_kind = NOISE
         self._verifying, _ = self.engine.open_context(
             setup.n_seqs, setup.n_ctx, options.n_ubatch, 0, self.n_threads
         )
@@ -139,13 +139,13 @@ class LlamaRollbackLane(_JudgedByPlain):
                 "Give one prompt, or leave show-planes out.",
             )
         super().__init__(setup, spec, options, plain, n_rs_seq if by_planes else 0)
-        self.facts["lane_kind"] = POLICY
+        self.facts.lane_kind = POLICY
         self._rule = options.spec.accept
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
         # what a plane holds is known by its likeness to the plain lane's states
-        self.facts["columns"] = {"memory": {"state": "derived", "age": "derived"}}
+        self.facts.columns = {"memory": {"state": "derived", "age": "derived"}}
         if by_planes and self.layout and not self.n_rs_seq:
-            self.facts["lane_error"] = str(
+            self.facts.lane_error = str(
                 RollbackRefusedError(
                     "llama.cpp has no snapshot planes for the architecture "
                     f"{setup.session.config.architecture} (n_rs_seq is 0).",

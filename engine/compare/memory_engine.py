@@ -280,13 +280,13 @@ class SessionEngine:
         memory.poison(self._fill)
         context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
         facts = self.trace.runs[context.run_id]
-        facts["lane"] = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        facts.lane = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
         many = f"{spec.n_seqs} sequences, " if spec.n_seqs > 1 else ""
-        facts["lane_about"] = f"{many}n_rs_seq {spec.n_rs_seq}"
+        facts.lane_about = f"{many}n_rs_seq {spec.n_rs_seq}"
         measured = spec.name in self._tolerances
-        facts["lane_kind"] = POLICY if measured else REFERENCE
-        facts["lane_against"] = self._reference.run_id if measured else None
-        facts["lane_tolerance"] = self._tolerances.get(spec.name, 0.0)
+        facts.lane_kind = POLICY if measured else REFERENCE
+        facts.lane_against = self._reference.run_id if measured else None
+        facts.lane_tolerance = self._tolerances.get(spec.name, 0.0)
         return context
 
     def compared(
@@ -324,12 +324,12 @@ class SessionEngine:
             if not places & chosen:
                 self._choose(self._reference.run_id, seq, pos, row, row.right)
             chosen |= places
-            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id]["lane"])
+            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
             states = self._states.pop((name, seq, pos), None)
             rows.append(row.number, seq, pos + 1, [row.token], row.difference, states)
         for (name, seq, pos), states in sorted(self._states.items()):
             run_id = self._contexts[name].run_id
-            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id]["lane"])
+            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
             rows.states(self._last_round, seq, pos, states)
         for context in self._contexts.values():
             TraceWriter(self.trace, context.run_id).end(["end"])

@@ -45,7 +45,7 @@ class _Text:
 class NoiseCheck:
     """Collects what a leader decodes and decodes it afresh when a sequence ends.
 
-    facts: `ceiling` and `share` as in engine.analysis.noise_ceiling, and per way of batching the
+    found: `ceiling` and `share` as in engine.analysis.noise_ceiling, and per way of batching the
     checked rows, those beyond the ceiling and the worst NMSE; first: where the first of them is.
     """
 
@@ -59,7 +59,7 @@ class NoiseCheck:
     ) -> None:
         self._session, self._model = session, model
         self._options = replace(options, kv="per-seq")
-        self.facts: dict[str, Any] = {"ceiling": ceiling, "share": share, "batches": []}
+        self.found: dict[str, Any] = {"ceiling": ceiling, "share": share, "batches": []}
         self._texts: dict[int, _Text] = {}
         self._n_checked = 0
 
@@ -123,7 +123,7 @@ class NoiseCheck:
         batches: list[tuple[int, int]],
         nmse: np.ndarray,
     ) -> None:
-        beyond = rows_beyond(nmse, self.facts)
+        beyond = rows_beyond(nmse, self.found["ceiling"], self.found["share"])
         found: dict[str, Any] = {
             "seq_id": seq_id,
             "batches": name,
@@ -135,7 +135,7 @@ class NoiseCheck:
             pos = positions[int(beyond[0])]
             start, stop = next(batch for batch in batches if batch[0] <= pos < batch[1])
             found["first"] = {"pos": pos, "row": pos - start, "width": stop - start}
-        self.facts["batches"].append(found)
+        self.found["batches"].append(found)
 
 
 def _short(start: int, stop: int) -> Iterator[tuple[int, int]]:

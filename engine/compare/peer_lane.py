@@ -92,7 +92,7 @@ class LlamaLane(Follower):
         try:
             return decode_state(blob, self.layout, self._n_layers)
         except StateBlobError as error:
-            self.facts["lane_unread"] = str(error)
+            self.facts.lane_unread = str(error)
             return None
 
     def decode(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
@@ -196,7 +196,7 @@ class PeerNoiseLane(EngineFollower):
         jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER["f32"]
         model = model.jittered(jitter, spec.seed)
         super().__init__(setup, spec, options, model, leader)
-        self.facts["compute"] = f"{model.compute}, activations rounded as in llama.cpp"
+        self.facts.compute = f"{model.compute}, activations rounded as in llama.cpp"
 
     def _follow(self, round_: ReferenceRound) -> None:
         logits = self._one_by_one(round_)

@@ -151,7 +151,7 @@ class ForkLane(PolicyLane):
         self._n_rounds = -1  # the first copies are made after a draft
         self._largest: dict[int, tuple[float, float]] = {}
         self._notes: list[dict[str, Any]] = []
-        self.facts["lane_copies"] = self._notes
+        self.facts.update(lane_copies=self._notes)
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""

@@ -152,7 +152,7 @@ def _checked(
     found = [
         one for one in recorded(trace) if one.run_id == verdict.run_id and one.severity == "error"
     ]
-    number, about, unread = verdict.first_round, verdict.error, str(facts.get("lane_unread", ""))
+    number, about, unread = verdict.first_round, verdict.error, facts.lane_unread or ""
     if found and not verdict.error:
         number, about = found[0].round, f"{found[0].rule}: {found[0].message}"
     outcome = RIGHT
@@ -160,7 +160,7 @@ def _checked(
         outcome = FAILED
         if "refused" in paths and is_trap:
             outcome = REFUSED
-        elif not facts["n_rs_seq"] and policy not in ("checkpoint", "checkpoint, device"):
+        elif not facts.n_rs_seq and policy not in ("checkpoint", "checkpoint, device"):
             outcome = ABSENT
     elif unread and (is_trap or not verdict.is_beyond):
         outcome, about = UNREAD, unread
@@ -171,7 +171,7 @@ def _checked(
         scenario,
         policy,
         n_draft,
-        int(facts["n_rs_seq"]),
+        facts.n_rs_seq or 0,
         sum(path in ("seq_rm", "restore") for path in paths),
         verdict,
         outcome,

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.conversation.turns import FACT, Message, Turn, TurnTree, content_of, conversations
+import msgspec
+
+from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
 from engine.decode.held_sequences import n_common
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
 from engine.run import Auditor
+from engine.trace.facts import TurnFacts
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -80,18 +83,18 @@ class Conversation:
         number = max(tree.turns, default=-1) + 1
         auditor = audit([prompt], options) if audit else None
         run = self._session.start([prompt], options, self._trace, self._cache, audit=auditor)
-        self._trace.runs[run.run_id][FACT] = {
-            "conversation": self.number,
-            "number": number,
-            "parent": parent,
-            "messages": [dict(message) for message in messages],
-            "answer": answer,
-            "is_recorded": answer is not None,
-            "is_chat": self._rendering.is_chat,
-            "start": prompt.message_starts[-1] if prompt.message_starts else 0,
-            "rewritten_at": self._rewritten_at(parent, prompt),
-            "given": self._given(tree, parent, prompt),
-        }
+        self._trace.runs[run.run_id].turn = TurnFacts(
+            self.number,
+            number,
+            parent,
+            [dict(message) for message in messages],
+            answer,
+            is_recorded=answer is not None,
+            is_chat=self._rendering.is_chat,
+            start=prompt.message_starts[-1] if prompt.message_starts else 0,
+            rewritten_at=self._rewritten_at(parent, prompt),
+            given=self._given(tree, parent, prompt),
+        )
         return TurnRun(run, prompt, self._tokens, number)
 
     def _before(self, tree: TurnTree, parent: int | None) -> list[Message]:
@@ -145,8 +148,7 @@ class TurnRun:
     @property
     def turn(self) -> Turn:
         """The turn as it is known now."""
-        told = self._facts[FACT]
-        return TurnTree.of(self.trace.runs, told["conversation"]).turns[self.number]
+        return TurnTree.of(self.trace.runs, self._noted.conversation).turns[self.number]
 
     def step(self) -> bool:
         """One round (Run.step)."""
@@ -172,16 +174,19 @@ class TurnRun:
         self._close()
 
     @property
-    def _facts(self) -> dict[str, Any]:
-        return self.trace.runs[self.run_id]
+    def _noted(self) -> TurnFacts:
+        turn = self.trace.runs[self.run_id].turn
+        assert turn is not None
+        return turn
 
     def _close(self) -> None:
-        told = self._facts[FACT]
-        if not self.run.done or told["answer"] is not None:
+        turn = self._noted
+        if not self.run.done or turn.answer is not None:
             return
         (result,) = self.run.results()
         self._written[self.number] = [*self.prompt.tokens, *result.tokens]
-        self._facts[FACT] = {**told, "answer": {"role": "assistant", "content": result.text}}
+        answer = {"role": "assistant", "content": result.text}
+        self.trace.runs[self.run_id].turn = msgspec.structs.replace(turn, answer=answer)
 
 
 class Rendering:

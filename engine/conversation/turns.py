@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed, reuse_records
-
-FACT = "turn"
+from engine.trace.facts import RunFacts
+from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 Message = dict[str, Any]
 """A role, a content, and whatever else a chat template reads, as OpenAI's messages have them."""
@@ -61,7 +60,7 @@ class TurnTree:
         self.turns = {turn.number: turn for turn in turns}
 
     @classmethod
-    def of(cls, runs: Mapping[int, Mapping[str, Any]], conversation: int) -> TurnTree:
+    def of(cls, runs: Mapping[int, RunFacts], conversation: int) -> TurnTree:
         """From the facts of a trace's runs. A turn whose parent is not there is left out."""
         found: dict[int, Turn] = {}
         for run_id, facts in list(runs.items()):
@@ -105,7 +104,7 @@ class TurnTree:
         return len(self.turns)
 
 
-def conversations(runs: Mapping[int, Mapping[str, Any]]) -> list[int]:
+def conversations(runs: Mapping[int, RunFacts]) -> list[int]:
     """Numbers of the conversations of a trace, the first one first."""
     turns = (turn_of(run_id, facts) for run_id, facts in list(runs.items()))
     return list(dict.fromkeys(turn.conversation for turn in turns if turn))
@@ -118,24 +117,24 @@ def content_of(message: Message) -> str:
     return text + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
-def turn_of(run_id: int, facts: Mapping[str, Any]) -> Turn | None:
+def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
     """The turn that a run answered, None where it is not a turn's."""
-    told = facts.get(FACT)
-    if not isinstance(told, dict):
+    turn = facts.turn
+    if turn is None:
         return None
     return Turn(
         run_id,
-        told["conversation"],
-        told["number"],
-        told["parent"],
-        tuple(told["messages"]),
-        told.get("answer"),
-        bool(told.get("is_recorded")),
-        bool(told.get("is_chat")),
-        told.get("start", 0),
-        told.get("rewritten_at"),
-        told.get("given", 0),
-        next(reuse_records(facts), None),
+        turn.conversation,
+        turn.number,
+        turn.parent,
+        tuple(turn.messages),
+        turn.answer,
+        turn.is_recorded,
+        turn.is_chat,
+        turn.start,
+        turn.rewritten_at,
+        turn.given,
+        next(iter(facts.prompt_reuse or ()), None),
     )
 
 
@@ -172,13 +171,11 @@ class CheckpointHistory:
     n_erased: int = 0
 
     @classmethod
-    def of(
-        cls, runs: Mapping[int, Mapping[str, Any]], slot: int, last_run: int
-    ) -> CheckpointHistory:
+    def of(cls, runs: Mapping[int, RunFacts], slot: int, last_run: int) -> CheckpointHistory:
         """Of a slot of the memory, from the facts of all runs up to one."""
         found, marks = cls(), dict[int, CheckpointMark]()
         for run_id, facts in list(runs.items()):
-            for record in reuse_records(facts) if run_id <= last_run else ():
+            for record in facts.prompt_reuse or () if run_id <= last_run else ():
                 if record.slot != slot:
                     continue
                 if record.n_held == 0:  # a new memory

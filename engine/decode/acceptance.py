@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState
 from engine.sampling.sampler import RowDistribution, Sampler
+from engine.trace.facts import RunFacts
 
 AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
 """The accepted list: the accepted prefix of the draft and one token of the target's own, 1 ..
@@ -258,7 +258,6 @@ def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
         at.accept(token)
 
 
-def note_grammar_error(facts: dict[str, Any], round_: int, seq_id: int, pos: int, why: str) -> None:
-    """Note under facts["grammar_errors"] why a sequence ended. pos: where a token is missing."""
-    rows = facts.setdefault("grammar_errors", [])
-    rows.append({"round": round_, "seq_id": seq_id, "pos": pos, "why": why})
+def note_grammar_error(facts: RunFacts, round_: int, seq_id: int, pos: int, why: str) -> None:
+    """Note under the fact `grammar_errors` why a sequence ended. pos: where a token is missing."""
+    facts.add_to("grammar_errors", {"round": round_, "seq_id": seq_id, "pos": pos, "why": why})

@@ -6,10 +6,11 @@ import math
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.errors import ContextFullError, DraftscopeError, NonFiniteError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
+from engine.trace.facts import RunFacts
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +26,7 @@ class HeldSequence(NamedTuple):
 
 
 def note_failure(
-    facts: dict[str, Any],
+    facts: RunFacts,
     error: BaseException,
     memory: HybridMemory,
     round_: int,
@@ -47,13 +48,15 @@ def note_failure(
             row["pending"], row["n_rs_seq"] = recurrent.pending(one.seq), recurrent.n_rs_seq
             row["valid_depth"] = recurrent.valid_depth(one.seq)
         rows.append(row)
-    facts["failure"] = {
-        "type": type(error).__name__,
-        "message": str(error),
-        "place": _place(error),
-        "round": round_,
-        "sequences": rows,
-    }
+    facts.update(
+        failure={
+            "type": type(error).__name__,
+            "message": str(error),
+            "place": _place(error),
+            "round": round_,
+            "sequences": rows,
+        }
+    )
 
 
 def _place(error: BaseException) -> str:
@@ -76,17 +79,17 @@ OF_DRAFTER = {
 
 
 def note_non_finite(
-    facts: dict[str, Any], round_: int, seq_id: int, pos: int, where: str, largest: float
+    facts: RunFacts, round_: int, seq_id: int, pos: int, where: str, largest: float
 ) -> NonFiniteError:
-    """Note a row of logits under facts["non_finite"], the first of each sequence; the error that
+    """Note a row of logits under the fact `non_finite`, the first of each sequence; the error that
     ends the run.
 
     pos: of the token that the row is to choose. largest: of the row, NaN if any logit is.
     """
     what = "NaN" if math.isnan(largest) else "infinity"
-    rows = facts.setdefault("non_finite", [])
-    if seq_id not in {row["seq_id"] for row in rows}:
-        rows.append({"round": round_, "seq_id": seq_id, "pos": pos, "where": where, "what": what})
+    if seq_id not in {row.seq_id for row in facts.non_finite or ()}:
+        row = {"round": round_, "seq_id": seq_id, "pos": pos, "where": where, "what": what}
+        facts.add_to("non_finite", row)
     return NonFiniteError(
         f"The {where}'s logits for position {pos} of sequence {seq_id}, in round {round_}, "
         f"contain {what}.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.decode.target_facts import all_target_facts
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
+from engine.trace.facts import RunFacts
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -108,7 +109,7 @@ class Recorder:
             )
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RunFacts:
         """The facts of the run in the trace, which may be added to."""
         return self._writer.facts
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
 from engine.machine.transfer import read, upload
 from engine.model.drafters.dflash import BlockOutput
 from engine.sampling.distribution import softmax
-from engine.trace.records import N_TOP
 
 
 class DraftDflash(BlockDrafter):

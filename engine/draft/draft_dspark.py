@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.machine.transfer import read
 from engine.model.drafters.dflash import BlockOutput
-from engine.trace.records import N_TOP
 
 
 class DraftDspark(BlockDrafter):

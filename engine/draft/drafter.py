@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.model.taps import TargetRows
 
+N_TOP = 5
+"""Alternatives kept per position on each side (target and draft)."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:

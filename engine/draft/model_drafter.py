@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.transfer import read, upload
-from engine.trace.records import N_TOP
 from kernels.rows.top_k import top_k
 
 _N_CANDIDATES = 10

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.ngram_drafter import GROUP
 from engine.draft.spec import DrafterSpec
 from engine.option_fields import FormRow, NumberRange, option
-from engine.trace.records import N_TOP
 
 if TYPE_CHECKING:
     from engine.model.taps import TargetRows

@@ -13,6 +13,7 @@ from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Remark, Section
 from engine.size_text import size_text
+from engine.trace.facts import RunFacts
 
 _MOST_FINDINGS = 50
 _LONGEST_VALUE = 300
@@ -38,10 +39,10 @@ def decimals(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if is_number else "n/a"
 
 
-def name_of(facts: Mapping[str, Any]) -> str:
+def name_of(facts: RunFacts) -> str:
     """What a run is called: its model's name, else the engine that made it."""
-    model, source = _mapping(facts.get("model")), _mapping(facts.get("source"))
-    return str(model.get("name") or source.get("engine") or "run")
+    engine = facts.source.engine if facts.source else ""
+    return str((facts.model or {}).get("name") or engine or "run")
 
 
 def model_section(model: Any, more: Mapping[str, Any] | None = None) -> Section:
@@ -66,14 +67,14 @@ def machine_section(environment: Any, more: Mapping[str, Any] | None = None) -> 
     return Section("Machine and versions", [Facts(_each_shown(known))] if known else [])
 
 
-def settings_section(options: Any, more: Mapping[str, Any] | None = None) -> Section:
+def settings_section(options: RunOptions | None, more: Mapping[str, Any] | None = None) -> Section:
     """Every option of a run that is not at its default, and that the others are."""
     known = {name: shown(value) for name, value in (more or {}).items()} | changed(options)
     parts = [Facts(known)] if known else []
     return Section("Settings", [*parts, Remark("All other options have their defaults.")])
 
 
-def changed(options: Any) -> dict[str, str]:
+def changed(options: RunOptions | None) -> dict[str, str]:
     """The options that are not at their defaults, by name."""
     return {one.option.name: shown(value) for one, value in _changed(options)}
 
@@ -104,7 +105,7 @@ def repeat_section(command: Sequence[str]) -> Section:
     return Section("How to repeat it", [CodeSample(shlex.join(command))] if command else [])
 
 
-def run_command(model: Any, options: Any, prompts: Sequence[str]) -> list[str]:
+def run_command(model: Any, options: RunOptions, prompts: Sequence[str]) -> list[str]:
     """A command line for a run of which options and prompts are known; paths are names only."""
     name = _mapping(model).get("name")
     words = ["draftscope", "run", name if isinstance(name, str) else "MODEL"]
@@ -137,23 +138,19 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _changed(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
+def _changed(options: RunOptions | None) -> Iterator[tuple[PlacedOption, Any]]:
     """Options that differ from their defaults; what is not a value of an option is left out."""
-    for one in options_in(RunOptions):
-        value = options
+    for one in options_in(RunOptions) if options else ():
+        value: Any = options
         for name in one.path:
-            value = _mapping(value).get(name, one.default if name == one.field else None)
-        wanted = (list, tuple) if one.kind is tuple else (int, float, str, bool)
-        if value is None or not isinstance(value, wanted):
-            continue
-        plain = tuple(value) if isinstance(value, list) else value
-        if plain == one.default:
+            value = getattr(value, name)
+        if value is None or value == one.default:
             continue
         try:
-            one.option.check(plain)
-        except (OptionError, TypeError):
+            one.option.check(value)
+        except OptionError:
             continue
-        yield one, plain
+        yield one, value
 
 
 def _each_shown(values: Mapping[str, Any]) -> dict[str, str]:

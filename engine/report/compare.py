@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.analysis.findings.check import recorded
-from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_check
+from engine.analysis.verdict import LaneVerdict, judge_lanes
 from engine.report.common import (
     findings_section,
     machine_section,
@@ -54,7 +54,7 @@ def compare_report(
     beyond = [verdict.lane for verdict in verdicts if verdict.is_beyond]
     ids = {lane.run_id for lane in lanes}
     mine = [one for one in recorded(store) if one.run_id in ids]
-    n_tokens = (facts.get("summary") or {}).get("predicted_n")
+    n_tokens = (facts.summary or {}).get("predicted_n")
     about = f"{len(verdicts)} lanes over {shown(n_tokens)} tokens against plain decoding; "
     return Report(
         f"Rollback compared: {name_of(facts)}",
@@ -62,11 +62,10 @@ def compare_report(
         [
             Section("Lanes", list(_lanes(store, verdicts))),
             findings_section(mine, {v.run_id: v.lane for v in verdicts}),
-            settings_section(facts.get("options")),
-            model_section(facts.get("model"), {"architecture": facts.get("architecture")}),
+            settings_section(facts.options),
+            model_section(facts.model, {"architecture": facts.architecture}),
             machine_section(
-                facts.get("environment") or environment,
-                {"device": facts.get("device"), "compute": facts.get("compute")},
+                facts.environment or environment, {"device": facts.device, "compute": facts.compute}
             ),
             repeat_section(command),
         ],
@@ -104,19 +103,19 @@ def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> I
 def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[str]:
     """A sentence for every noise lane with a ceiling: what its texts, decoded afresh, came to."""
     for verdict in verdicts:
-        check = noise_check(trace, verdict.run_id)
+        check = trace.runs[verdict.run_id].noise_check
         if check is None:
             continue
         worst: dict[str, float] = {}
-        for one in check["batches"]:
-            found = math.inf if one["worst"] is None else one["worst"]
-            worst[one["batches"]] = max(worst.get(one["batches"], 0.0), found)
+        for one in check.batches:
+            found = math.inf if one.worst is None else one.worst
+            worst[one.batches] = max(worst.get(one.batches, 0.0), found)
         figures = ", ".join(f"{nmse:.1e} in {name}" for name, nmse in worst.items())
         yield (
             f"{verdict.lane}: texts decoded afresh differ by NMSE {figures}; "
             if figures
             else f"{verdict.lane}: no text was decoded afresh; "
-        ) + f"rounding reaches {check['ceiling']:.0e}"
+        ) + f"rounding reaches {check.ceiling:.0e}"
 
 
 def _lanes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[Part]:

@@ -45,7 +45,7 @@ def pair_report(
             _settings(runs, names),
             *both(lambda run, _: _findings(run)),
             *both(lambda _, text: Section("Text", shown_texts(text))),
-            *both(lambda run, _: model_section(run.facts.get("model"), model_facts(run.facts))),
+            *both(lambda run, _: model_section(run.facts.model, model_facts(run.facts))),
             *both(lambda run, _: run_machine(run.facts, environment)),
             Section("How to repeat them", list(_commands(runs, texts))),
         ],
@@ -63,7 +63,7 @@ def _findings(run: RunRef) -> Section:
 def _settings(runs: tuple[RunRef, RunRef], names: tuple[str, str]) -> Section:
     """Every option that one of both has not at its default; what an engine does not report is not
     called a default."""
-    options = [run.facts.get("options") for run in runs]
+    options = [run.facts.options for run in runs]
     told = [changed(one) for one in options]
     rest = [_DEFAULT if one else _UNTOLD for one in options]
     rows = [
@@ -78,6 +78,6 @@ def _commands(
     runs: tuple[RunRef, RunRef], texts: Sequence[Sequence[GeneratedText]]
 ) -> Iterator[Part]:
     for run, generated in zip(runs, texts, strict=True):
-        if options := run.facts.get("options"):
+        if options := run.facts.options:
             prompts = [prompt for prompt, _ in generated]
-            yield CodeSample(shlex.join(run_command(run.facts.get("model"), options, prompts)))
+            yield CodeSample(shlex.join(run_command(run.facts.model, options, prompts)))

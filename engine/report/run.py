@@ -24,6 +24,7 @@ from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
 from engine.report.parts import Facts, Part, Plot, Report, ReportTable, Section
 from engine.size_text import size_text
+from engine.trace.facts import RunFacts
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
@@ -39,10 +40,11 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
     store, facts = run.store, run.facts
     figures = summary(store, run.run_id)
     texts = run_texts(run)
-    options = facts.get("options")
+    options = facts.options
     if not command and options:
-        command = run_command(facts.get("model"), options, [text for text, _ in texts])
-    known = {key: shown(facts[key]) for key in ("error", "chat", "stops") if facts.get(key)}
+        command = run_command(facts.model, options, [text for text, _ in texts])
+    told = facts.pick("error", "chat", "stops")
+    known = {key: shown(value) for key, value in told.items() if value}
     if audited := "; ".join(audit_text(facts)):
         known["audit"] = audited.removeprefix("audit: ")
     mine = [one for one in recorded(store) if one.run_id == run.run_id]
@@ -57,7 +59,7 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
             findings_section(mine),
             Section("Text", shown_texts(texts)),
             settings_section(options),
-            model_section(facts.get("model"), model_facts(facts)),
+            model_section(facts.model, model_facts(facts)),
             run_machine(facts, environment),
             repeat_section(command),
         ],
@@ -141,18 +143,21 @@ def _sequences(store: TraceStore, run_id: int) -> ReportTable:
     return ReportTable(heads, rows)
 
 
-def run_machine(facts: Mapping[str, Any], environment: Mapping[str, Any]) -> Section:
+def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
     """Where a run ran; `environment` where it does not report."""
-    names = [name for name in ("device", "compute", "threads") if facts.get(name) is not None]
+    known = facts.pick("device", "compute", "threads")
     return machine_section(
-        facts.get("environment") or environment, {name: facts[name] for name in names}
+        facts.environment or environment,
+        {name: value for name, value in known.items() if value is not None},
     )
 
 
-def model_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def model_facts(facts: RunFacts) -> dict[str, Any]:
     """What a run tells of its model beside the files: architecture and sizes in memory."""
-    known = {"architecture": facts.get("architecture")}
-    for name in ("weight_bytes", "memory_bytes", "snapshot_bytes"):
-        if facts.get(name) is not None:
-            known[name.replace("_bytes", "")] = size_text(facts[name])
-    return {name: value for name, value in known.items() if value is not None}
+    sizes = {
+        "weight": facts.weight_bytes,
+        "memory": facts.memory_bytes,
+        "snapshot": facts.snapshot_bytes,
+    }
+    known = {} if facts.architecture is None else {"architecture": facts.architecture}
+    return known | {name: size_text(size) for name, size in sizes.items() if size is not None}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from engine.errors import OptionError
 from engine.option_fields import FormRow, NumberRange, check, option
@@ -78,7 +80,7 @@ class SamplerOptions:
         FormRow("min_p", 0.0, 1.0),
         metavar="P",
     )
-    seed: int = option(
+    seed: Annotated[int, Meta(ge=0)] = option(
         42,
         "--seed",
         "seed of the sampler",

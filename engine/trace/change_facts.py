@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.files import written_whole
-from engine.trace.export import SESSION_FILE, strict_json
+from engine.trace.export import SESSION_FILE
 from engine.trace.session_file import read_json
+from engine.trace.typed_json import strict_json
 
 
 def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:

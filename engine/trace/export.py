@@ -27,6 +27,7 @@ from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, T
 from engine.trace.replacing import check_room, recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
+from engine.trace.typed_json import strict_json
 from engine.version import version
 
 SESSION_FILE = "session.json"
@@ -255,16 +256,3 @@ def _environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
     }
-
-
-def strict_json(value: Any) -> Any:
-    """A value for strict JSON, which has no NaN and no infinity: they become None, tuples lists."""
-    if isinstance(value, dict):
-        return {str(key): strict_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict_json(item) for item in value]
-    if isinstance(value, (np.integer, np.floating)):
-        value = value.item()
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.facts import RunFacts
 from engine.trace.store import TraceStore
 
 _COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")
@@ -28,19 +29,19 @@ def with_told(
     `told` of the run, and of a request in `requests`: figures by name. `told_timings`: by sequence
     the server's own counters; of sequences without rows they are all that is known.
     """
-    facts = store.runs.get(run_id, {}) if run_id is not None else {}
-    timings = facts.get("told_timings") or []
+    facts = RunFacts() if run_id is None else store.runs.get(run_id, RunFacts())
+    timings, told = facts.told_timings or [], facts.told
     if seq_id is not None:
         timings = timings[seq_id : seq_id + 1]
-        requests = facts.get("requests", [])
-        facts = next((r for r in requests if seq_id in r.get("seq_ids", ())), {})
+        requests = facts.requests or ()
+        told = next((request.told for request in requests if seq_id in request.seq_ids), None)
     elif run_id is not None and timings:
         rowless = set(range(len(timings))) - _sequences(store, run_id)
         return _with_timings(figures, timings, [timings[i] for i in sorted(rowless)])
     if timings and run_id is not None:
         has_rows = seq_id in _sequences(store, run_id)
         return _with_timings(figures, timings, [] if has_rows else timings)
-    return figures | facts.get("told", {})
+    return figures | (told or {})
 
 
 def _sequences(store: TraceStore, run_id: int) -> set[int]:

@@ -6,12 +6,11 @@ The engine notes one record for each sequence of a run with a prompt cache, in t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-FACT = "prompt_reuse"
+from engine.foreign_numbers import Count, Size
 
 
 class ReuseSource(StrEnum):
@@ -67,8 +66,8 @@ _SENTENCES = {
 class ProcessedPart:
     """Tokens start to stop of a prompt, which were processed."""
 
-    start: int
-    stop: int
+    start: Count
+    stop: Count
     why: WhyProcessed
 
 
@@ -77,9 +76,9 @@ class SavedCheckpoint:
     """A context checkpoint. n_tokens: those it is kept for; state_tokens: those that the state
     held when it was copied."""
 
-    n_tokens: int
-    state_tokens: int
-    n_bytes: int
+    n_tokens: Count
+    state_tokens: Count
+    n_bytes: Size
 
 
 @dataclass(slots=True)
@@ -96,25 +95,25 @@ class PromptReuseRecord:
     that did not. held: tokens and bytes of those that were there at its end.
     """
 
-    seq_id: int
-    slot: int
-    n_prompt: int
-    n_held: int
-    n_common: int
-    n_reused: int
+    seq_id: Count
+    slot: Count
+    n_prompt: Count
+    n_held: Count
+    n_common: Count
+    n_reused: Count
     source: ReuseSource
     parts: list[ProcessedPart]
-    depth: int = 0
-    valid_depth: int | None = None
-    checkpoint: int | None = None
-    state_tokens: int | None = None
-    cell_tokens: int | None = None
-    drafters: dict[str, int] = field(default_factory=dict)
+    depth: Count = 0
+    valid_depth: Count | None = None
+    checkpoint: Count | None = None
+    state_tokens: Count | None = None
+    cell_tokens: Count | None = None
+    drafters: dict[str, Count] = field(default_factory=dict)
     created: list[SavedCheckpoint] = field(default_factory=list)
-    evicted: list[int] = field(default_factory=list)
-    erased: list[int] = field(default_factory=list)
-    usable: list[int] = field(default_factory=list)
-    held: list[tuple[int, int]] = field(default_factory=list)
+    evicted: list[Count] = field(default_factory=list)
+    erased: list[Count] = field(default_factory=list)
+    usable: list[Count] = field(default_factory=list)
+    held: list[tuple[Size, Size]] = field(default_factory=list)
 
     @property
     def n_again(self) -> int:
@@ -123,30 +122,8 @@ class PromptReuseRecord:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Put the record into the facts of its run, in place of an earlier state of it."""
-        others = [one for one in facts.get(FACT, ()) if one["seq_id"] != self.seq_id]
-        facts[FACT] = [*others, asdict(self)]
-
-
-def reuse_records(facts: Mapping[str, Any]) -> Iterator[PromptReuseRecord]:
-    """The records of a run, by its facts; those of a later version that cannot be read are left
-    out."""
-    noted = facts.get(FACT)
-    for one in noted if isinstance(noted, list) else ():
-        try:
-            yield PromptReuseRecord(
-                **{
-                    **one,
-                    "source": ReuseSource(one["source"]),
-                    "parts": [
-                        ProcessedPart(part["start"], part["stop"], WhyProcessed(part["why"]))
-                        for part in one["parts"]
-                    ],
-                    "created": [SavedCheckpoint(**saved) for saved in one["created"]],
-                    "held": [(n_tokens, n_bytes) for n_tokens, n_bytes in one["held"]],
-                }
-            )
-        except (TypeError, KeyError, ValueError):
-            continue
+        others = [one for one in facts.get("prompt_reuse", ()) if one["seq_id"] != self.seq_id]
+        facts["prompt_reuse"] = [*others, asdict(self)]
 
 
 def reused_text(record: PromptReuseRecord) -> str:

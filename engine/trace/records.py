@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
+from engine.draft.drafter import N_TOP as N_TOP
 from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
 
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
@@ -27,9 +29,8 @@ SCHEMA_MINOR = 4
 version. Older traces open with those empty, and in newer ones what this program does not know is
 kept and written back."""
 MISSING = int(np.iinfo(np.int32).min)
-N_TOP = 5
-"""Alternatives kept per position on each side (target and draft)."""
-COLUMN_STATES = ("observed", "derived", "absent")
+ColumnState = Literal["observed", "derived", "absent"]
+COLUMN_STATES: tuple[str, ...] = get_args(ColumnState)
 """What a run may say of a column in its fact `columns`: read off the engine, computed from other
 observations, or unknown to this source."""
 

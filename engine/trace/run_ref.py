@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.trace.facts import RunFacts
 from engine.trace.store import TraceStore
 
 
@@ -17,7 +18,7 @@ class RunRef:
     run_id: int
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RunFacts:
         """The facts of the run in its trace. Raises KeyError for a run that the trace lacks."""
         return self.store.runs[self.run_id]
 

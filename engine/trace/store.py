@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, TABLES, Column
 
 _FIRST_CAPACITY = 1024
@@ -208,7 +209,7 @@ class TextPool:
 class TraceStore:
     """All tables of a session, the texts of its tokens, and what is known of its runs.
 
-    runs: run_id -> JSON-able facts (options in effect, model identity, timings when finished).
+    runs: run_id -> its facts (options in effect, model identity, timings when finished).
     pieces: token id -> bytes, for every token id that occurs in the tables.
     more_facts: of session.json of an opened trace, what this program knows nothing of.
     """
@@ -216,7 +217,7 @@ class TraceStore:
     def __init__(self) -> None:
         pool = TextPool()
         self._hold(pool, {name: Table(name, cols, pool) for name, cols in TABLES.items()})
-        self.runs: dict[int, dict[str, Any]] = {}
+        self.runs: dict[int, RunFacts] = {}
         self.pieces: dict[int, bytes] = {}
         self.more_facts: dict[str, Any] = {}
 
@@ -231,10 +232,10 @@ class TraceStore:
         self.states = tables["states"]
         self.findings = tables["findings"]
 
-    def begin_run(self, facts: dict[str, Any]) -> int:
+    def begin_run(self, facts: Mapping[str, Any]) -> int:
         """Register a run before its first row; ids count from 0 in order of starting."""
         run_id = len(self.runs)
-        self.runs[run_id] = facts
+        self.runs[run_id] = RunFacts(facts)
         return run_id
 
     def add_table(self, name: str) -> Table:

@@ -145,13 +145,14 @@ def summary(
     for name in ("per_step_drafted", "per_step_accepted"):
         del fared[name]
     depth = rows.rollback_depth[later]
-    facts = store.runs.get(run_id, {}) if run_id is not None and seq_id is None else {}
+    facts = store.runs.get(run_id) if run_id is not None and seq_id is None else None
+    drafters = facts.drafters if facts is not None else None
     figures = {
         **timings(store, run_id, seq_id),
         **fared,
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
-        "drafters": deepcopy(facts.get("drafters", {})),
+        "drafters": deepcopy(drafters or {}),
     }
     return with_told(figures, store, run_id, seq_id)
 

@@ -107,8 +107,8 @@ class TraceWriter:
         """The run is over. stops: for each sequence end, limit, context, grammar, stopped or what
         the source calls it. The first end counts; later ones change nothing."""
         if not self.ended:
-            self.facts["summary"] = summary(self.store, self.run_id)
-            self.facts["stops"] = list(stops)
+            self.facts.summary = summary(self.store, self.run_id)
+            self.facts.stops = list(stops)
 
     def fail(self, error: str) -> None:
         """The run is over because of an error, which is kept beside an end that was told before.

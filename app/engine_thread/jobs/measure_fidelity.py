@@ -38,7 +38,7 @@ class MeasureFidelity(EngineJob):
             fact = {"fidelity": asdict(self.found)}
             worker.more_facts.update(fact)
             for facts in worker.store.runs.values():
-                if facts.get("compute") == worker.session.compute:
+                if facts.compute == worker.session.compute:
                     facts.update(fact)
         return worker.rest()
 

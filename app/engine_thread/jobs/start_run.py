@@ -30,5 +30,5 @@ class StartRun(DecodingJob):
         facts = worker.store.runs[run.run_id]
         facts.update(worker.more_facts)
         if self.request.chat is not None:
-            facts["chat"] = json.dumps(self.request.chat.kwargs)
+            facts.chat = json.dumps(self.request.chat.kwargs)
         return run

@@ -37,7 +37,7 @@ class WriteReport(SideJob):
         first = self._runs[0]
         if self._overlaid is not None:
             report = _report_on_two((first, self._overlaid), self._environment)
-        elif first.facts.get("lane"):
+        elif first.facts.lane:
             report = compare_report(self._runs, self._environment)
         else:
             report = run_report(first, self._environment)

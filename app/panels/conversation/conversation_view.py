@@ -119,16 +119,16 @@ class ConversationView(QWidget):
     def show_run(self, run: RunRef | None) -> None:
         """The conversation that a run is a turn of; else the newest one of its trace."""
         store = None if run is None else run.store
-        turn = None if run is None else run.facts.get("turn")
+        turn = None if run is None else run.facts.turn
         before = self._store, self._number
         if store is not self._store:
             known = [] if store is None else conversations(store.runs)
             self._store, self._number, self._leaf = store, known[-1] if known else None, None
-        if isinstance(turn, dict):
+        if turn is not None:
             if self._left is not None:
                 self._drop_change()
-            self._number, self._leaf = turn["conversation"], turn["number"]
-            if turn["messages"][-1:] == [{"role": "user", "content": self.box.toPlainText()}]:
+            self._number, self._leaf = turn.conversation, turn.number
+            if turn.messages[-1:] == [{"role": "user", "content": self.box.toPlainText()}]:
                 self._begun()
         if before != (self._store, self._number):  # turns have the numbers of another one
             self._drop_change()

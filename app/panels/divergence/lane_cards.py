@@ -58,7 +58,7 @@ class LaneCard(QAbstractButton):
         self.verdict: LaneVerdict | None = None
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
-        told = lanes.store.runs[run_id].get("lane_about")
+        told = lanes.store.runs[run_id].lane_about
         self._title, self._about = policy, settings or told or _ABOUT.get(policy, "")
         is_reference = run_id == lanes.reference
         self.setCheckable(not is_reference)

@@ -286,18 +286,18 @@ class FindingTable(ColumnTable):
 
     def _finding(self, row: int) -> ListedFinding:
         store = self._runs[0].store
-        facts = store.findings.row(row)
-        run = RunRef(store, facts["run_id"])
+        found = store.findings.row(row)
+        run = RunRef(store, found["run_id"])
         return ListedFinding(
             run,
-            facts["round"],
-            facts["seq_id"],
-            facts["rule"],
-            facts["severity"],
-            facts["message"],
-            facts["evidence"],
-            in_window(facts.get("suggestion", "")),
-            str(run.facts.get("lane", "")),
+            found["round"],
+            found["seq_id"],
+            found["rule"],
+            found["severity"],
+            found["message"],
+            found["evidence"],
+            in_window(found.get("suggestion", "")),
+            run.facts.lane or "",
         )
 
 

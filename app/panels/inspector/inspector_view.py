@@ -232,7 +232,7 @@ class InspectorView(QStackedWidget):
         self._columns.hide_empty(self.tokens_model.empty_columns())
         self.facts_model.show_facts([] if step is None else step_facts(step))
         self.facts.clearSpans()
-        for row, fact in enumerate(self.facts_model.facts):
+        for row, fact in enumerate(self.facts_model.lines):
             if fact.is_heading:
                 self.facts.setSpan(row, 0, 1, 2)
         self.facts.resizeColumnToContents(0)

@@ -27,7 +27,7 @@ class Step:
     """
 
     store: TraceStore
-    facts: TraceRow
+    row: TraceRow
     tokens: tuple[TraceRow, ...]
     drafts: tuple[TraceRow, ...]
     ubatches: tuple[TraceRow, ...]
@@ -36,11 +36,11 @@ class Step:
 
     @property
     def round(self) -> int:
-        return int(self.facts["round"])
+        return int(self.row["round"])
 
     @property
     def seq_id(self) -> int:
-        return int(self.facts["seq_id"])
+        return int(self.row["seq_id"])
 
     @cached_property
     def title(self) -> str:
@@ -48,8 +48,8 @@ class Step:
         return f"Round {self.round:,} · sequence {self.seq_id}"
 
     def is_derived(self, column: str) -> bool:
-        """Whether a value of `facts` was derived from what the engine reported."""
-        columns = self.store.runs[self.facts["run_id"]].get("columns")
+        """Whether a value of `row` was derived from what the engine reported."""
+        columns = self.store.runs[self.row["run_id"]].columns
         states = columns.get("rounds") if isinstance(columns, dict) else None
         return isinstance(states, dict) and states.get(column) == "derived"
 

@@ -60,8 +60,8 @@ def step_facts(step: Step) -> list[FactLine]:
         ("Draft", _draft(step)),
         ("Verification", _verification(step)),
         ("Rollback", _rollback(step)),
-        ("State and cells", _memory(step.facts)),
-        ("Time", _times(step.facts)),
+        ("State and cells", _memory(step.row)),
+        ("Time", _times(step.row)),
     )
     lines = []
     for title, facts in sections:
@@ -72,17 +72,17 @@ def step_facts(step: Step) -> list[FactLine]:
 
 def outcome(step: Step) -> str:
     """The round's result in one sentence: tokens drafted, accepted and put out."""
-    facts = step.facts
+    row = step.row
     if step.n_prompt:
         chosen = "then the first token" if step.tokens else "nothing chosen yet"
         return f"{step.n_prompt:,} tokens of the prompt, {chosen}."
-    drafted, accepted = facts["num_draft_tokens"], facts["num_accepted_draft_tokens"]
+    drafted, accepted = row["num_draft_tokens"], row["num_accepted_draft_tokens"]
     if not drafted:
         reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
         return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
-    emitted = whole_text(facts["num_emitted"])
+    emitted = whole_text(row["num_emitted"])
     counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} out"
-    judge = f" by {facts['accept_rule']}" if facts["accept_rule"] else ""
+    judge = f" by {row['accept_rule']}" if row["accept_rule"] else ""
     rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
     if rejected is None or own is None:
@@ -119,7 +119,7 @@ def _draft(step: Step) -> list[FactLine]:
 
 def _block(step: Step, n: int) -> FactLine:
     """The rows of a block: the newest token at its place, and a mask for each one after it."""
-    first = step.facts["pos0"]
+    first = step.row["pos0"]
     where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
     return FactLine(
         "block",
@@ -129,14 +129,14 @@ def _block(step: Step, n: int) -> FactLine:
 
 
 def _verification(step: Step) -> list[FactLine]:
-    facts = step.facts
-    untold = NOT_OBSERVED if facts["num_draft_tokens"] else "none: nothing drafted"
-    rule = facts["accept_rule"] or untold
+    row = step.row
+    untold = NOT_OBSERVED if row["num_draft_tokens"] else "none: nothing drafted"
+    rule = row["accept_rule"] or untold
     lines = [
         FactLine("rule", rule, "What judged the draft"),
-        FactLine("ended by", facts["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        FactLine("ended by", row["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
         FactLine(
-            "verify width", whole_text(facts["verify_width"]), "Tokens of this sequence, unpadded"
+            "verify width", whole_text(row["verify_width"]), "Tokens of this sequence, unpadded"
         ),
     ]
     for one in step.ubatches:
@@ -149,11 +149,11 @@ def _verification(step: Step) -> list[FactLine]:
 
 
 def _rollback(step: Step) -> list[FactLine]:
-    facts = step.facts
-    path = facts["rollback_path"]
-    untold = "" if facts["num_draft_tokens"] is None else "The engine did not tell"
+    row = step.row
+    path = row["rollback_path"]
+    untold = "" if row["num_draft_tokens"] is None else "The engine did not tell"
     derived = " (derived)" if step.is_derived("rollback_path") and path else ""
-    in_memory, depth = facts["memory_rollback"], facts["rollback_depth"]
+    in_memory, depth = row["memory_rollback"], row["rollback_depth"]
     deep = whole_text(depth)
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
@@ -162,26 +162,24 @@ def _rollback(step: Step) -> list[FactLine]:
         FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
         FactLine(
             "valid depth / n_rs_seq",
-            f"{whole_text(facts['valid_depth'])} / {whole_text(facts['n_rs_seq'])}",
+            f"{whole_text(row['valid_depth'])} / {whole_text(row['n_rs_seq'])}",
             "Deepest valid rollback after this batch / snapshot planes",
         ),
         FactLine(
             "rs_idx",
-            f"{whole_text(facts['rs_idx_before'])} → {whole_text(facts['rs_idx_after'])}",
+            f"{whole_text(row['rs_idx_before'])} → {whole_text(row['rs_idx_after'])}",
             "Pending plane that the batch read → pending plane after the rollback",
         ),
-        FactLine(
-            "replays", whole_text(facts["replay_index"]), "Restores and replays in this round"
-        ),
+        FactLine("replays", whole_text(row["replay_index"]), "Restores and replays in this round"),
     ]
 
 
-def _memory(facts: TraceRow) -> list[FactLine]:
-    if all(facts[name] is None for name in _OF_MEMORY):
+def _memory(row: TraceRow) -> list[FactLine]:
+    if all(row[name] is None for name in _OF_MEMORY):
         return [FactLine("all of it", "not observed", "The engine did not tell")]
-    lines = [FactLine(label, _bytes(facts[name]), tip) for label, name, tip in _BYTES]
-    used, twice = facts["kv_cells_used"], facts["kv_cells_duplicate"]
-    attention, recurrent = facts["attention_pos_max"], facts["recurrent_pos_max"]
+    lines = [FactLine(label, _bytes(row[name]), tip) for label, name, tip in _BYTES]
+    used, twice = row["kv_cells_used"], row["kv_cells_duplicate"]
+    attention, recurrent = row["attention_pos_max"], row["recurrent_pos_max"]
     return [
         *lines,
         FactLine(
@@ -195,11 +193,11 @@ def _memory(facts: TraceRow) -> list[FactLine]:
     ]
 
 
-def _times(facts: TraceRow) -> list[FactLine]:
-    spent = [(phase, facts[f"{phase}_ms"]) for phase in PHASES]
+def _times(row: TraceRow) -> list[FactLine]:
+    spent = [(phase, row[f"{phase}_ms"]) for phase in PHASES]
     known = [(phase, ms) for phase, ms in spent if ms is not None]
     if not known:
-        whole, n = facts["total_ms"], facts["n_merged"]
+        whole, n = row["total_ms"], row["n_merged"]
         if whole is None:
             return [FactLine("all phases", "not observed", "The engine did not tell")]
         merged = f", {n} rounds together" if n else ""
@@ -226,16 +224,16 @@ class FactTable(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.muted_colour = QColor()
-        self.facts: list[FactLine] = []
+        self.lines: list[FactLine] = []
 
-    def show_facts(self, facts: list[FactLine]) -> None:
+    def show_facts(self, lines: list[FactLine]) -> None:
         """Show other lines."""
         self.beginResetModel()
-        self.facts = facts
+        self.lines = lines
         self.endResetModel()
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.facts)
+        return 0 if parent.isValid() else len(self.lines)
 
     def columnCount(self, parent: _Index = _NOWHERE) -> int:
         return 0 if parent.isValid() else 2
@@ -243,7 +241,7 @@ class FactTable(QAbstractTableModel):
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
-        fact, is_value = self.facts[index.row()], index.column() == 1
+        fact, is_value = self.lines[index.row()], index.column() == 1
         if role == Qt.ItemDataRole.DisplayRole:
             return fact.value if is_value else fact.label
         if role == Qt.ItemDataRole.ToolTipRole:

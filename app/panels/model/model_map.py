@@ -59,7 +59,7 @@ class ModelMapView(QStackedWidget):
         self._files: OpenedFiles | None = None
         self._compute = ""
         self._options, self._n_slots = RunOptions(), 1
-        self._facts = {name: _fact_label() for name in _FACTS}
+        self._labels = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
         self._legend = _muted("")
         self._legend.setWordWrap(True)
@@ -86,7 +86,7 @@ class ModelMapView(QStackedWidget):
     @property
     def facts(self) -> dict[str, str]:
         """The facts on show, by name."""
-        return {name: label.text() for name, label in self._facts.items()}
+        return {name: label.text() for name, label in self._labels.items()}
 
     @property
     def legend(self) -> str:
@@ -120,9 +120,9 @@ class ModelMapView(QStackedWidget):
             "llama.cpp": info.llama_cpp,
         }
         for name, text in texts.items():
-            self._facts[name].setText(visible(text))
-        self._facts["target"].setToolTip(plain_tip(str(files.target)))
-        self._facts["draft"].setToolTip(
+            self._labels[name].setText(visible(text))
+        self._labels["target"].setToolTip(plain_tip(str(files.target)))
+        self._labels["draft"].setToolTip(
             plain_tip("\n".join(str(draft.path) for draft in files.drafts))
         )
         self._strip.set_layers(info.layers)
@@ -173,7 +173,7 @@ class ModelMapView(QStackedWidget):
         form.setHorizontalSpacing(10)
         form.setVerticalSpacing(2)
         form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
-        for name, label in self._facts.items():
+        for name, label in self._labels.items():
             heading = _muted(name)
             heading.setAlignment(Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)

@@ -95,7 +95,7 @@ class AcceptanceView(OverlaidView):
 
     def _told(self, run: RunRef | None) -> dict[str, Any]:
         """Figures reported for a run without rounds, if rates by index are among them."""
-        told = {} if run is None or len(self.curves) else run.facts.get("told", {})
+        told = {} if run is None or len(self.curves) else run.facts.told or {}
         return told if told.get("acceptance_per_position") else {}
 
     def _draw(self) -> None:

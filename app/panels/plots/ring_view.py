@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, QRectF, Qt
@@ -17,6 +15,7 @@ from app.trace_models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import draw_nothing
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
 from engine.trace.run_ref import RunRef
 
@@ -299,13 +298,13 @@ class RingView(RoundView):
         return f"rounds: {self._n_rounds}{slots}, stale: {self._n_stale}"
 
 
-def _reads_stale(facts: dict[str, Any]) -> bool:
+def _reads_stale(facts: RunFacts) -> bool:
     """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
     fault that is about it; of others, and where the options are not known, it cannot be known."""
-    options = facts.get("options")
-    if options is None or not is_ours(facts) or facts.get("lane_kind") in (PEER, PEER_NOISE):
+    options = facts.options
+    if options is None or not is_ours(facts) or facts.lane_kind in (PEER, PEER_NOISE):
         return True
-    return "stale-plane" in options.get("faults", ())
+    return "stale-plane" in options.faults
 
 
 def _ink_on(colour: QColor) -> QColor:

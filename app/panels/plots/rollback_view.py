@@ -206,13 +206,13 @@ class RollbackView(BarView):
         row = self._row_at(round_, self._seq_at(x, y))
         if row is None or self._run is None:
             return ""
-        facts = self._run.store.rounds.row(row)
-        lines = [f"round {round_} · sequence {facts['seq_id']}"]
-        path, depth = facts["rollback_path"], facts["rollback_depth"]
-        drafted = facts["num_draft_tokens"]
+        found = self._run.store.rounds.row(row)
+        lines = [f"round {round_} · sequence {found['seq_id']}"]
+        path, depth = found["rollback_path"], found["rollback_depth"]
+        drafted = found["num_draft_tokens"]
         if path and path != "none":
             lines.append(
-                f"{path}, depth {whole_text(depth)}, n_rs_seq {whole_text(facts['n_rs_seq'])}"
+                f"{path}, depth {whole_text(depth)}, n_rs_seq {whole_text(found['n_rs_seq'])}"
             )
         elif path or not drafted:
             lines.append("no rollback")
@@ -220,7 +220,7 @@ class RollbackView(BarView):
             lines.append(f"rollback path not observed, depth {whole_text(depth)}")
         if drafted:
             lines.append(
-                f"{drafted} drafted, {whole_text(facts['num_accepted_draft_tokens'])} accepted"
+                f"{drafted} drafted, {whole_text(found['num_accepted_draft_tokens'])} accepted"
             )
         return "\n".join(lines)
 

@@ -57,14 +57,12 @@ def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
     """What is said of a run whose rows are in memory; None while it goes on, and of a lane, which
     the comparison speaks for. plain: what it is measured by."""
     facts = run.facts
-    if not run.ended or facts.get("lane"):
+    if not run.ended or facts.lane:
         return None
-    numbers = LiveNumbers.told(facts.get("summary") or summary(run.store, run.run_id))
+    numbers = LiveNumbers.told(facts.summary or summary(run.store, run.run_id))
     speed, baseline = numbers.tokens_per_second, plain and plain_speed(plain)
     ratio = speed / baseline if speed and baseline else None
-    options = facts.get("options")
-    spec = options.get("spec") if isinstance(options, dict) else None
-    is_plain = isinstance(spec, dict) and not spec.get("types")
+    is_plain = facts.options is not None and not facts.options.spec.types
     figures = (
         None if numbers.tokens is None else f"{numbers.tokens:,} tokens",
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
@@ -86,9 +84,9 @@ def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
 def why_it_ended(run: RunRef) -> str:
     """Why a run ended, in one sentence."""
     facts = run.facts
-    if error := facts.get("error"):
-        return f"The run failed: {str(error).rstrip('.')}."
-    stops = [str(stop) for stop in facts.get("stops", ())]
+    if error := facts.error:
+        return f"The run failed: {error.rstrip('.')}."
+    stops = facts.stops or []
     kinds = Counter(stops)
     if not kinds:
         return "The run has ended."
@@ -107,16 +105,15 @@ def why_it_ended(run: RunRef) -> str:
 
 
 def _end(run: RunRef, stop: str, seq_id: int) -> str:
-    options = run.facts.get("options")
-    asked = options.get("n_predict") if isinstance(options, dict) else None
-    if stop == "limit" and isinstance(asked, int) and asked > 0:
+    asked = run.facts.options.n_predict if run.facts.options else 0
+    if stop == "limit" and asked > 0:
         return f"came to its limit of {asked:,} tokens"
     if stop != "context":
         return _ENDS.get(stop, f"ended: {stop}")
-    n_ctx = run.facts.get("n_ctx")
+    n_ctx = run.facts.n_ctx
     delivered = f"{_n_emitted(run, seq_id):,}"
-    of = f" of {asked:,} tokens asked for" if isinstance(asked, int) and asked > 0 else " tokens"
-    room = f" of {n_ctx:,} tokens" if isinstance(n_ctx, int) and n_ctx else ""
+    of = f" of {asked:,} tokens asked for" if asked > 0 else " tokens"
+    room = f" of {n_ctx:,} tokens" if n_ctx else ""
     return f"filled the context{room}: {delivered}{of} came; a larger Context takes more"
 
 
@@ -134,7 +131,7 @@ def _next_step(
     found = _gravest_finding(run)
     if found is not None:
         return found
-    if run.facts.get("error") or not is_ours(run.facts) or not numbers.tokens or is_plain:
+    if run.facts.error or not is_ours(run.facts) or not numbers.tokens or is_plain:
         return None
     if ratio is not None and ratio < 1:
         return NextStep(TUNE, "Drafting costs more than it brings here; other settings may not.")

@@ -330,25 +330,25 @@ class TokenArea(TokenScroll):
 
 def token_tip(stream: TokenStream, index: int) -> str:
     """Rich text for one token of a stream."""
-    facts = stream.facts(index)
-    kind = facts["kind"]
+    row = stream.facts(index)
+    kind = row["kind"]
     piece = pieces_at(stream.store, np.array([stream.rows[index]]))[0]
     lines = [f"<b>{escape(kind)}</b>: {MEANING[kind]}"]
     if stream.replayed[index]:
         lines.append(f"<b>replayed</b>: {MEANING['replayed']}")
     cells = [
         ("text", escape(repr(piece.decode("utf-8", "backslashreplace")), quote=False)),
-        ("id", _whole(facts["token_id"]) or "not observed"),
-        ("round", _whole(facts["round"])),
-        ("position", _whole(facts["pos"])),
-        ("draft index", _whole(facts["draft_index"])),
-        ("target p", _real(facts["target_p"])),
-        ("rule p", _real(facts["rule_p"])),
-        ("rule q", _real(facts["rule_q"])),
-        ("target rank", _whole(facts["target_rank"])),
-        ("target entropy", _real(facts["target_entropy"], " nats")),
-        ("draft q", _real(facts["draft_p"])),
-        ("draft confidence", _real(facts["draft_conf"])),
+        ("id", _whole(row["token_id"]) or "not observed"),
+        ("round", _whole(row["round"])),
+        ("position", _whole(row["pos"])),
+        ("draft index", _whole(row["draft_index"])),
+        ("target p", _real(row["target_p"])),
+        ("rule p", _real(row["rule_p"])),
+        ("rule q", _real(row["rule_q"])),
+        ("target rank", _whole(row["target_rank"])),
+        ("target entropy", _real(row["target_entropy"], " nats")),
+        ("draft q", _real(row["draft_p"])),
+        ("draft confidence", _real(row["draft_conf"])),
     ]
     rows = "".join(
         f"<tr><td style='padding-right:10px'>{name}</td><td>{value}</td></tr>"
@@ -360,11 +360,11 @@ def token_tip(stream: TokenStream, index: int) -> str:
 
 def token_summary(stream: TokenStream, index: int) -> str:
     """One plain line for a screen reader."""
-    facts: dict[str, Any] = stream.facts(index)
+    row: dict[str, Any] = stream.facts(index)
     replayed = ", replayed" if stream.replayed[index] else ""
     return (
-        f"{stream.texts[index]!r}, {facts['kind']}{replayed}, "
-        f"round {_whole(facts['round'])}, position {_whole(facts['pos'])}"
+        f"{stream.texts[index]!r}, {row['kind']}{replayed}, "
+        f"round {_whole(row['round'])}, position {_whole(row['pos'])}"
     )
 
 

@@ -273,10 +273,8 @@ class TuneView(WholeRunView):
 
 def drafter_name(run: RunRef) -> str:
     """The drafters of a run, empty for a lane of a comparison and for none."""
-    types = run.facts.get("options", {}).get("spec", {}).get("types", ())
-    if run.facts.get("lane") or not isinstance(types, list | tuple):
-        return ""
-    return ", ".join(map(str, types))
+    options = run.facts.options
+    return "" if run.facts.lane or options is None else ", ".join(options.spec.types)
 
 
 def _choice(name: str) -> QComboBox:

@@ -33,15 +33,15 @@ _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")
 
 def environment() -> dict[str, str]:
     """Versions and machine; reads package metadata, imports nothing."""
-    facts = {
+    found = {
         "Draftscope": version(),
         "Python": platform.python_version(),
         "PySide6": f"{PySide6.__version__} (Qt {qVersion()})",
     }
     for name in _PACKAGES:
-        facts[name] = metadata.version(name)
-    facts["system"] = f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs"
-    return facts
+        found[name] = metadata.version(name)
+    found["system"] = f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs"
+    return found
 
 
 def environment_text() -> str:

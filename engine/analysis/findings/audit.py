@@ -142,11 +142,9 @@ _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 
 
 def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
-    reasons = run.audit.get("not_judged")
-    if isinstance(reasons, list) and reasons and run.audit.get("verdict") != NOT_AUDITED:
-        yield RuleHit(
-            None, None, "The audit did not judge everything.", "; ".join(map(str, reasons))
-        )
+    if run.audit.not_judged and run.audit.verdict != NOT_AUDITED:
+        evidence = "; ".join(run.audit.not_judged)
+        yield RuleHit(None, None, "The audit did not judge everything.", evidence)
 
 
 RULES = (

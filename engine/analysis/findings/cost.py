@@ -60,13 +60,13 @@ def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _planes_exceed_weights(run: ExaminedRun) -> Iterator[RuleHit]:
-    planes, weights = run.facts.get("snapshot_bytes"), run.facts.get("weight_bytes")
+    planes, weights = run.facts.snapshot_bytes, run.facts.weight_bytes
     if planes and weights and planes > weights:
         yield RuleHit(
             None,
             None,
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",
-            f"{planes} bytes of snapshots for n_rs_seq {run.facts.get('n_rs_seq')} and "
+            f"{planes} bytes of snapshots for n_rs_seq {run.facts.n_rs_seq} and "
             f"{run.option('parallel')} sequences, {weights} bytes of weights",
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from engine.analysis.findings.rule import LOGITS, WARNING, LaneErrors, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
+from engine.options import RunOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import same_model
 
@@ -71,19 +73,19 @@ def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
 
 def _is_twin(run: ExaminedRun, other: int) -> bool:
     facts = run.trace.runs[other]
-    options = facts.get("options")
+    options = facts.options
     return (
         other != run.run_id
         and ("lane" in facts) == bool(run.lane)
-        and isinstance(options, dict)
-        and options.get("kv") == "per-seq"
-        and same_model(facts.get("model"), run.facts.get("model"))
-        and _but_cells(options) == _but_cells(run.facts["options"])
+        and options is not None
+        and options.kv == "per-seq"
+        and same_model(facts.model, run.facts.model)
+        and _but_cells(options) == _but_cells(run.facts.options)
     )
 
 
-def _but_cells(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ("kv", "parallel")}
+def _but_cells(options: RunOptions | None) -> dict[str, Any] | None:
+    return asdict(options) | {"kv": None, "parallel": None} if options else None
 
 
 def _texts(run: ExaminedRun) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.ndarray]]:

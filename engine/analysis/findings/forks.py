@@ -3,78 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from engine.analysis.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
+from engine.trace.facts import CopyFacts
 
-_Note = dict[str, Any]
 
-
-def _first_wrong(run: ExaminedRun) -> Iterator[tuple[int, _Note]]:
+def _first_wrong(run: ExaminedRun) -> Iterator[tuple[int, CopyFacts]]:
     """Per sequence the first round that it or a copy got wrong, and what is noted of the first
     pass that did: one that started from a wrong state, so that its logits are wrong, too."""
-    notes = run.facts.get("lane_copies")
+    notes = run.facts.lane_copies
     errors = LaneErrors.of(run) if notes else None
     if errors is None or run.bound is None:
         return
     wrong = [
         note
         for note in notes or ()
-        if _is_beyond(note["nmse"], run.bound) or _is_beyond(note["state_error"], errors.limit)
+        if _is_beyond(note.nmse, run.bound) or _is_beyond(note.state_error, errors.limit)
     ]
-    for seq in sorted({note["seq_id"] for note in wrong}):
-        mine = [note for note in wrong if note["seq_id"] == seq]
-        if _is_beyond(mine[0]["nmse"], run.bound):
-            yield min(note["round"] for note in mine), mine[0]
+    for seq in sorted({note.seq_id for note in wrong}):
+        mine = [note for note in wrong if note.seq_id == seq]
+        if _is_beyond(mine[0].nmse, run.bound):
+            yield min(note.round for note in mine), mine[0]
 
 
 def _is_beyond(error: float | None, limit: float) -> bool:
     return error is None or error > limit
 
 
-def _is_carried(note: _Note) -> bool:
-    return bool(note["again"])
+def _is_carried(note: CopyFacts) -> bool:
+    return bool(note.again)
 
 
-def _is_fork(note: _Note) -> bool:
-    first = note["source"] is not None and not note["n_verified"] and not note["n_idle"]
+def _is_fork(note: CopyFacts) -> bool:
+    first = note.source is not None and not note.n_verified and not note.n_idle
     return first and not _is_carried(note)
 
 
-def _is_neighbour(note: _Note) -> bool:
+def _is_neighbour(note: CopyFacts) -> bool:
     other = _is_fork(note) or _is_carried(note)
-    return not other and bool(note["n_idle"] or len(note["together"]) > 1)
+    return not other and bool(note.n_idle or len(note.together) > 1)
 
 
 def _hits(
-    applies: Callable[[_Note], bool], message: str
+    applies: Callable[[CopyFacts], bool], message: str
 ) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         for since, note in _first_wrong(run):
             if applies(note):
                 policy = run.option("rollback") or "unknown"
-                yield RuleHit(since, note["seq_id"], message, f"{_text(note)}; policy {policy}")
+                yield RuleHit(since, note.seq_id, message, f"{_text(note)}; policy {policy}")
 
     return check
 
 
-def _text(note: _Note) -> str:
+def _text(note: CopyFacts) -> str:
     nmse, state = (
-        "not finite" if note[name] is None else f"{note[name]:.1e}"
-        for name in ("nmse", "state_error")
+        "not finite" if error is None else f"{error:.1e}" for error in (note.nmse, note.state_error)
     )
-    whose = f"sequence {note['sequence']}"
-    if note["source"] is not None:
+    whose = f"sequence {note.sequence}"
+    if note.source is not None:
         whose += (
-            f", a copy of {note['source']} made in round {note['made_in']} with "
-            f"{note['pending']} tokens pending"
+            f", a copy of {note.source} made in round {note.made_in} with "
+            f"{note.pending} tokens pending"
         )
-    idle = f", idle in {note['n_idle']} passes before" if note["n_idle"] else ""
-    beside = " ".join(map(str, note["together"]))
+    idle = f", idle in {note.n_idle} passes before" if note.n_idle else ""
+    beside = " ".join(map(str, note.together))
     return (
-        f"{whose}: NMSE {nmse} in round {note['round']}, verified in round "
-        f"{note['verified_in']} in a pass of sequences {beside}{idle}; state off by {state}"
+        f"{whose}: NMSE {nmse} in round {note.round}, verified in round "
+        f"{note.verified_in} in a pass of sequences {beside}{idle}; state off by {state}"
     )
 
 

@@ -63,17 +63,17 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
         if seq in stale or (mine & (states | cells)).any():
             continue
         number = int(rows["round"][first])
-        noted = [r for r in run.logit_rows if (r["seq_id"], r["round"]) == (seq, number)]
+        noted = [r for r in run.facts.logit_rows or () if (r.seq_id, r.round) == (seq, number)]
         if not noted:
             continue  # no more than rounding may come to
-        origins = (r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number))
-        if any(r["kind"].startswith(("from ", "first ", "no ")) for r in origins):
+        origins = (r for r in run.state_origins if (r.seq_id, r.round) == (seq, number))
+        if any(r.kind.startswith(("from ", "first ", "no ")) for r in origins):
             continue  # the pass started from a wrong state, or computed it wrong
-        of = next((r["of"] for r in noted if r["of"] is not None), None)
+        of = next((r.of for r in noted if r.of is not None), None)
         said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
         said += "the pass started from right states and cells."
         if of is not None:
-            said = f"Row {noted[0]['row']} of round {number} has the logits of row {of}."
+            said = f"Row {noted[0].row} of round {number} has the logits of row {of}."
         evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
         yield RuleHit(number, seq, said, evidence), of is not None
 
@@ -108,7 +108,7 @@ def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
 
 def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
     """Any other emitted token that the sampler could not have chosen where it stands."""
-    if run.lane and not run.facts.get("lane_free"):
+    if run.lane and not run.facts.lane_free:
         return  # lanes are given their tokens
     tokens = run.tokens
     impossible = _impossible(run)
@@ -130,12 +130,12 @@ def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _non_finite(run: ExaminedRun) -> Iterator[RuleHit]:
-    for row in run.non_finite:
+    for row in run.facts.non_finite or ():
         yield RuleHit(
-            row["round"],
-            row["seq_id"],
-            f"The {row['where']}'s logits contain {row['what']}.",
-            f"for the token at position {row['pos']}; compute mode {run.facts.get('compute', '')}",
+            row.round,
+            row.seq_id,
+            f"The {row.where}'s logits contain {row.what}.",
+            f"for the token at position {row.pos}; compute mode {run.facts.compute or ''}",
         )
 
 
@@ -144,10 +144,10 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
     tokens = run.tokens
     impossible = np.zeros(tokens.n, bool)
     sampler = run.option("sampler")
-    if not isinstance(sampler, dict) or not _is_plain(sampler):
+    if sampler is None or not _is_plain(sampler):
         return impossible
     # by synthetic acceptance the target has no say in a draft
-    kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.get("synthetic") else set())
+    kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.synthetic else set())
     known = tokens.is_text("kind", *kinds) & observed(tokens["target_rank"])
     known &= ~np.isnan(tokens["target_p"])  # a rank among numbers
     if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
@@ -156,34 +156,27 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
     rows = np.flatnonzero(known)
     p, rank = tokens["target_p"][rows], tokens["target_rank"][rows]
     top_id, top_p = tokens["target_top_id"][rows], tokens["target_top_p"][rows]
-    banned = np.isin(top_id, run.facts.get("banned_tokens", ()))
+    banned_ids = run.facts.banned_tokens or []
+    banned = np.isin(top_id, banned_ids)
     # by place and not by p, in which two logits may look equal;
     # of tokens further down only the best five are known: assume that all banned ones are ahead
     ahead = (banned & (np.arange(top_id.shape[1]) < rank[:, None] - 1)).sum(1)
-    ahead = np.where(rank > top_id.shape[1], len(run.facts.get("banned_tokens", ())), ahead)
-    if sampler["temp"] <= 0:
+    ahead = np.where(rank > top_id.shape[1], len(banned_ids), ahead)
+    if sampler.temp <= 0:
         wrong = rank - ahead > 1
     else:
         best = np.where(banned, 0.0, top_p).max(1)
-        wrong = p < sampler["min_p"] * best * (1 - _ROUNDING)
-        if sampler["top_k"]:
-            wrong |= rank - ahead > sampler["top_k"]
+        wrong = p < sampler.min_p * best * (1 - _ROUNDING)
+        if sampler.top_k:
+            wrong |= rank - ahead > sampler.top_k
     impossible[rows] = wrong
     return impossible
 
 
-def _is_plain(sampler: dict[str, object]) -> bool:
+def _is_plain(sampler: SamplerOptions) -> bool:
     """Whether the chain is top-k, top-p, min-p and temperature, and all else at its default."""
-    plain = _listed(asdict(SamplerOptions()))
-    return all(
-        name in _KNOWN or (name in plain and value == plain[name])
-        for name, value in _listed(sampler).items()
-    )
-
-
-def _listed(options: dict[str, object]) -> dict[str, object]:
-    """Tuples as lists, as they come back from an exported trace."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    plain = asdict(SamplerOptions())
+    return all(name in _KNOWN or value == plain[name] for name, value in asdict(sampler).items())
 
 
 def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:

@@ -7,35 +7,35 @@ from collections.abc import Iterator
 from engine.analysis.findings.rule import ERROR, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
 from engine.analysis.noise_ceiling import rows_beyond
-from engine.analysis.verdict import failed_checks, noise_check
+from engine.analysis.verdict import failed_checks, first_row
 
 
 def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
-    check = noise_check(run.trace, run.run_id)
+    check = run.facts.noise_check
     failed = failed_checks(check)
-    for seq in sorted({one["seq_id"] for one in failed}):
-        mine = [one for one in failed if one["seq_id"] == seq]
-        first = mine[0]["first"]
+    for seq in sorted({one.seq_id for one in failed}):
+        mine = [one for one in failed if one.seq_id == seq]
+        first = first_row(mine)
         yield RuleHit(
             None,
             seq,
             "Decoded afresh in batches, the text has other logits than token by token.",
             "; ".join(
-                f"{one['batches']}: {one['beyond']} of {one['rows']} positions, NMSE up to "
-                + ("not finite" if one["worst"] is None else f"{one['worst']:.1e}")
+                f"{one.batches}: {one.beyond} of {one.rows} positions, NMSE up to "
+                + ("not finite" if one.worst is None else f"{one.worst:.1e}")
                 for one in mine
             )
-            + f"; the first after position {first['pos']}, row {first['row']} of a batch of "
-            f"{first['width']}; rounding reaches {check['ceiling'] if check else 0:.0e}",
+            + f"; the first after position {first.pos}, row {first.row} of a batch of "
+            f"{first.width}; rounding reaches {check.ceiling if check else 0:.0e}",
         )
 
 
 def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
-    check = noise_check(run.trace, run.run_id)
+    check = run.facts.noise_check
     if check is None or failed_checks(check):
         return
     rows = run.divergence
-    beyond = rows_beyond(rows["nmse"], check)
+    beyond = rows_beyond(rows["nmse"], check.ceiling, check.share)
     if beyond.size:
         first = beyond[0]
         yield RuleHit(
@@ -44,10 +44,10 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
             "The noise lane, which rolls nothing back, has other logits than rounding explains.",
             f"{rounds_text(rows['round'][beyond])}; {len(beyond)} of {rows.n} positions, the first "
             f"{rows['pos'][first]} with NMSE {rows['nmse'][first]:.1e}; rounding reaches "
-            f"{check['ceiling']:.0e}; "
+            f"{check.ceiling:.0e}; "
             + (
                 "texts decoded afresh in batches are right"
-                if check["batches"]
+                if check.batches
                 else "no text was decoded afresh"
             ),
         )

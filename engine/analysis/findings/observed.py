@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from engine.analysis.findings.rule import ERROR, WARNING, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
-
-FACT = "observed_findings"
-"""The fact of a run: a list of objects with rule, message, evidence, seq_id and round."""
 
 
 def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
@@ -17,29 +13,13 @@ def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
 
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         found: dict[int | None, RuleHit] = {}
-        for one in _listed(run.facts.get(FACT)):
-            if one.get("rule") == rule:
-                seq_id = _number(one.get("seq_id"))
-                hit = RuleHit(
-                    _number(one.get("round")),
-                    seq_id,
-                    str(one.get("message", "")),
-                    str(one.get("evidence", "")),
-                )
-                found.setdefault(seq_id, hit)
+        for one in run.facts.observed_findings or ():
+            if one.rule == rule:
+                hit = RuleHit(one.round, one.seq_id, one.message, one.evidence)
+                found.setdefault(one.seq_id, hit)
         yield from found.values()
 
     return check
-
-
-def _listed(value: Any) -> list[dict[str, Any]]:
-    """The objects of a fact, which may come from a file."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int | None:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and 0 <= value <= 2**31 - 1 else None
 
 
 RULES = (

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from engine.analysis.findings.rule import CACHE, DRAFTS, ERROR, WARNING, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
-from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, reuse_records
+from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource
 
 
 def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
-    for record in reuse_records(run.facts):
+    for record in run.facts.prompt_reuse or ():
         wrong = [one for one in record.created if one.n_tokens != one.state_tokens]
         if wrong:
             first = wrong[0]
@@ -27,7 +27,7 @@ def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[RuleHit]:
-    for record in reuse_records(run.facts):
+    for record in run.facts.prompt_reuse or ():
         lost = [at for at in record.usable if at > record.n_reused]
         if not lost:
             continue
@@ -48,7 +48,7 @@ def _times_processed(run: ExaminedRun, record: PromptReuseRecord, token: int) ->
     same text in the slot, back to the one that brought it."""
     times = 1
     for run_id in range(run.run_id - 1, -1, -1):
-        earlier = [r for r in reuse_records(run.trace.runs[run_id]) if r.slot == record.slot]
+        earlier = [r for r in run.trace.runs[run_id].prompt_reuse or () if r.slot == record.slot]
         if len(earlier) != 1:
             break
         parts = [p for p in earlier[0].parts if p.start <= token < p.stop]
@@ -59,7 +59,7 @@ def _times_processed(run: ExaminedRun, record: PromptReuseRecord, token: int) ->
 
 
 def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
-    for record in reuse_records(run.facts):
+    for record in run.facts.prompt_reuse or ():
         state = record.state_tokens
         if record.source is not ReuseSource.ROLLBACK or state is None or not record.depth:
             continue
@@ -74,7 +74,7 @@ def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _drafter_carried(run: ExaminedRun) -> Iterator[RuleHit]:
-    for record in reuse_records(run.facts):
+    for record in run.facts.prompt_reuse or ():
         carried = {name: n for name, n in record.drafters.items() if n > record.n_reused}
         for name, n in carried.items():
             yield RuleHit(

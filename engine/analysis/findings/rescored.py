@@ -2,63 +2,54 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from engine.analysis.findings.rule import ERROR, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, observed
+from engine.trace.facts import ChangedTokenFacts, RescoredSequenceFacts
 
 TEXT_CHANGED = "text-changed"
-_COUNTS, _REALS = (
-    ("round", "pos", "token_id", "rank", "best_id"),
-    ("p", "best_p", "gap", "top2_gap"),
-)
-_MOST = 10**9
 
 
 def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
     """The first token of each sequence that is not what the target chooses there."""
-    rescored = run.facts.get("rescored")
-    if not isinstance(rescored, dict):
+    rescored = run.facts.rescored
+    if rescored is None:
         return
-    sequences = rescored.get("sequences")
-    for sequence in sequences if isinstance(sequences, list | tuple) else ():
-        changed = sequence.get("changed") if isinstance(sequence, dict) else None
-        if not isinstance(changed, dict) or not _is_count(sequence.get("seq_id"), 2**16):
-            continue
-        if not all(_is_count(changed.get(name)) for name in _COUNTS):
-            continue
-        if not all(_is_real(changed.get(name)) for name in _REALS):
+    for sequence in rescored.sequences:
+        changed = sequence.changed
+        if changed is None:
             continue
         drafted = (run.rounds["num_draft_tokens"] > 0).any()
         yield RuleHit(
-            changed["round"],
-            sequence["seq_id"],
+            changed.round,
+            sequence.seq_id,
             ("Speculation changed the text: " if drafted else "The text is not the target's: ")
-            + f"the token at position {changed['pos']} is "
-            + ("not what the target chooses" if sequence.get("greedy") else "none that it can draw")
+            + f"the token at position {changed.pos} is "
+            + ("not what the target chooses" if sequence.greedy else "none that it can draw")
             + " there.",
-            "; ".join(_evidence(run, sequence, changed, rescored.get("noise"))),
+            "; ".join(_evidence(run, sequence, changed, rescored.noise)),
         )
 
 
 def _evidence(
-    run: ExaminedRun, sequence: dict[str, Any], changed: dict[str, Any], noise: Any
+    run: ExaminedRun,
+    sequence: RescoredSequenceFacts,
+    changed: ChangedTokenFacts,
+    noise: float | None,
 ) -> Iterator[str]:
     yield (
-        f"{sequence.get('n_changed')} of {sequence.get('n_tokens')} tokens; the first, "
-        f"{changed.get('kind')} {changed['token_id']} of rank {changed['rank']}, "
-        f"p {changed['p']:.3g}, for {changed['best_id']}, p {changed['best_p']:.3g}"
+        f"{sequence.n_changed} of {sequence.n_tokens} tokens; the first, "
+        f"{changed.kind} {changed.token_id} of rank {changed.rank}, "
+        f"p {changed.p:.3g}, for {changed.best_id}, p {changed.best_p:.3g}"
     )
-    measured = f", noise moves such a gap by up to {noise:.2g}" if _is_real(noise) else ""
+    measured = f", noise moves such a gap by up to {noise:.2g}" if noise is not None else ""
     yield (
-        f"its logit {changed['gap']:.3g} below the best, top-2 gap {changed['top2_gap']:.3g}"
-        f"{measured}"
+        f"its logit {changed.gap:.3g} below the best, top-2 gap {changed.top2_gap:.3g}{measured}"
     )
-    rounds, seq_id, number = run.rounds, sequence["seq_id"], changed["round"]
+    rounds, seq_id, number = run.rounds, sequence.seq_id, changed.round
     mine = rounds["seq_id"] == seq_id
     undone = np.flatnonzero(mine & (rounds["rollback_depth"] > 0) & (rounds["round"] < number))
     if len(undone):
@@ -72,15 +63,6 @@ def _evidence(
     width = rounds["verify_width"][mine & (rounds["round"] == number)]
     if len(width) and observed(width).all():
         yield f"chosen in a pass of width {width[0]}"
-
-
-def _is_count(value: Any, most: int = _MOST) -> bool:
-    """Facts may come from a file."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 RULES = (

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
-from engine.analysis.verdict import failed_checks, noise_bound, noise_check, types_text
+from engine.analysis.verdict import failed_checks, noise_bound, types_text
+from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.round_rows import RoundRows
 from engine.trace.run_columns import RunColumns
@@ -26,7 +27,7 @@ class ExaminedRun:
     def __init__(self, trace: TraceStore, run_id: int) -> None:
         self.trace, self.run_id = trace, run_id
         self.facts = trace.runs[run_id]
-        self.lane, self.kind = str(self.facts.get("lane", "")), _kind(self.facts)
+        self.lane, self.kind = self.facts.lane or "", lane_kind(self.facts)
 
     @cached_property
     def rounds(self) -> RunColumns:
@@ -69,9 +70,9 @@ class ExaminedRun:
 
     def option(self, *path: str) -> Any:
         """An option in effect, such as option("spec", "n_min"); None if it was not recorded."""
-        value: Any = self.facts.get("options")
+        value: Any = self.facts.options
         for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
+            value = getattr(value, name, None)
         return value
 
     @cached_property
@@ -79,7 +80,7 @@ class ExaminedRun:
         """The runs of the comparison that this run is a lane of, the reference first."""
         if not self.lane:
             return []
-        names = [str(facts.get("lane", "")) for facts in list(self.trace.runs.values())]
+        names = [facts.lane or "" for facts in list(self.trace.runs.values())]
         start = self.run_id
         while names[start] != REFERENCE and start and names[start - 1]:
             start -= 1
@@ -91,11 +92,11 @@ class ExaminedRun:
     @cached_property
     def noise_runs(self) -> list[int]:
         """The noise lanes of that comparison that are measured as this lane is."""
-        mine = self.facts.get("lane_against")
+        mine = self.facts.lane_against
         return [
             i
             for i in self.lanes
-            if _kind(facts := self.trace.runs[i]) == NOISE and facts.get("lane_against") == mine
+            if lane_kind(facts := self.trace.runs[i]) == NOISE and facts.lane_against == mine
         ]
 
     @cached_property
@@ -108,14 +109,15 @@ class ExaminedRun:
         """Relative error of a state that a lane may have, infinite while its noise lanes are as
         they should be."""
         wrong = (ExaminedRun(self.trace, i).noise_is_wrong for i in self.noise_runs)
-        return state_ceiling(str(self.facts.get("compute", ""))) if any(wrong) else math.inf
+        return state_ceiling(self.facts.compute or "") if any(wrong) else math.inf
 
     @cached_property
     def noise_is_wrong(self) -> bool:
         """Whether this is a noise lane with more noise than rounding makes."""
-        check = noise_check(self.trace, self.run_id)
+        check = self.facts.noise_check
         return check is not None and bool(
-            failed_checks(check) or rows_beyond(self.divergence["nmse"], check).size
+            failed_checks(check)
+            or rows_beyond(self.divergence["nmse"], check.ceiling, check.share).size
         )
 
     @cached_property
@@ -130,83 +132,39 @@ class ExaminedRun:
         return max((float(np.nanmax(found, initial=0.0)) for found in errors), default=0.0)
 
     @property
-    def audit(self) -> dict[str, Any]:
-        """What the audit of the run found (engine.audit.run_audit), {} without one."""
-        found = self.facts.get("audit")
-        return found if isinstance(found, dict) else {}
+    def audit(self) -> AuditFacts:
+        """What the audit of the run found (engine.audit.run_audit)."""
+        return self.facts.audit or AuditFacts()
 
     @cached_property
     def audited(self) -> list[dict[str, Any]]:
         """What the audit found wrong with a sequence, as it comes from a file that may be
         damaged."""
-        return [one for one in _objects(self.audit, "wrong") if _is_audited(one)]
+        return [one for one in self.audit.wrong if _is_audited(one)]
 
     @cached_property
     def audit_notes(self) -> list[dict[str, Any]]:
         """What the audit found wrong with the sampler, likewise."""
         named = {"round": int, "seq_id": int, "what": str}
-        notes = _objects(self.audit, "sampler")
-        return [note for note in notes if _has(note, named)]
+        return [note for note in self.audit.sampler if _has(note, named)]
 
     @cached_property
     def audited_drafts(self) -> list[dict[str, Any]]:
         """What the audit of drafts found (engine.audit.drafts), likewise."""
         named = {"seq_id": int, "drafter": str, "what": str, "evidence": str}
-        rows = [one for one in _objects(self.audit, "drafts") if _has(one, named)]
+        rows = [one for one in self.audit.drafts if _has(one, named)]
         return [one for one in rows if isinstance(one.get("round"), int | None)]
 
     @property
-    def failure(self) -> dict[str, Any] | None:
-        """The error that ended the run, with what memory held (engine.decode.failure)."""
-        found = self.facts.get("failure")
-        named = {"type": str, "message": str, "place": str, "round": int, "sequences": list}
-        if not isinstance(found, dict) or not _has(found, named):
-            return None
-        ints = ("seq_id", "n_tokens", "attention_pos", "cells", "duplicates")
-        rows = [row for row in _objects(found, "sequences") if _has(row, dict.fromkeys(ints, int))]
-        return found | {"sequences": [r for r in rows if isinstance(r.get("drafters"), dict)]}
-
-    @property
-    def logit_rows(self) -> list[dict[str, Any]]:
-        """The first wrong row of logits of each sequence, and the row that it is of
-        (engine.compare.lane)."""
-        rows = [
-            r for r in _objects(self.facts, "logit_rows") if isinstance(r.get("of"), int | None)
-        ]
-        return [r for r in rows if _has(r, {"round": int, "seq_id": int, "row": int})]
-
-    @property
-    def state_origins(self) -> list[dict[str, Any]]:
-        """What explains the first wrong states of each sequence (engine.compare.state_origin)."""
-        rows = self.facts.get("state_origins")
-        named = {"round": int, "seq_id": int, "pos": int, "layer": int, "name": str}
-        named |= {"is_window": bool, "kind": str, "number": int, "holds": list}
-        return [
-            row
-            for row in (rows if isinstance(rows, list) else ())
-            if isinstance(row, dict)
-            and isinstance(row.get("rows"), list | None)
-            and all(isinstance(row.get(name), kind) for name, kind in named.items())
-        ]
-
-    @property
-    def non_finite(self) -> list[dict[str, Any]]:
-        """Rows of logits that were not finite, as engine.decode.failure notes them."""
-        rows = self.facts.get("non_finite")
-        named = {"round": int, "seq_id": int, "pos": int, "where": str, "what": str}
-        return [
-            row
-            for row in (rows if isinstance(rows, list) else ())
-            if isinstance(row, dict)
-            and all(isinstance(row.get(name), kind) for name, kind in named.items())
-        ]
+    def state_origins(self) -> list[StateOriginFacts]:
+        """What explains the first wrong states of each sequence."""
+        return self.facts.state_origins or []
 
     @property
     def drafters(self) -> list[str]:
         """Names of the drafters, as options or the server of another engine have them."""
-        told = self.facts.get("speculative_types")
-        types = self.option("spec", "types") or (told if isinstance(told, list) else [])
-        return [str(name) for name in types if name != "none"]
+        types = self.option("spec", "types") or self.facts.speculative_types or ()
+        return [name for name in types if name != "none"]
 
     @cached_property
     def drafts(self) -> bool:
@@ -214,13 +172,8 @@ class ExaminedRun:
         for all; the reference and noise lanes do not verify any."""
         if not self.lane:
             return bool(self.drafters)
-        policy = (i for i in self.lanes if _kind(self.trace.runs[i]) == POLICY)
+        policy = (i for i in self.lanes if lane_kind(self.trace.runs[i]) == POLICY)
         return next(policy, None) == self.run_id
-
-
-def _objects(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = facts.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _has(row: dict[str, Any], named: dict[str, type]) -> bool:
@@ -253,10 +206,10 @@ def _is_audited(one: dict[str, Any]) -> bool:
     )
 
 
-def _kind(facts: dict[str, Any]) -> str:
-    lane = str(facts.get("lane", ""))
-    plain = lane if lane in ("", REFERENCE, NOISE) else POLICY
-    return str(facts.get("lane_kind", plain))
+def lane_kind(facts: RunFacts) -> str:
+    """The kind of a lane, by its name in traces that do not say; "" for a run on its own."""
+    lane = facts.lane or ""
+    return facts.lane_kind or (lane if lane in ("", REFERENCE, NOISE) else POLICY)
 
 
 def observed(values: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from engine.analysis.findings.rule import ERROR, SAMPLER, WARNING, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
@@ -36,19 +35,14 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
-    rows = run.facts.get("grammar_errors")
-    told: set[Any] = set()
-    for row in rows if isinstance(rows, list) else ():
-        if not isinstance(row, dict) or row.get("seq_id") in told:
-            continue
-        if all(isinstance(row.get(name), int) for name in ("round", "seq_id", "pos")):
-            told.add(row["seq_id"])
-            yield RuleHit(
-                row["round"],
-                row["seq_id"],
-                f"The grammar ended the sequence: {row.get('why', '')}.",
-                f"before the token at position {row['pos']}",
-            )
+    first = {row.seq_id: row for row in reversed(run.facts.grammar_errors or ())}
+    for row in reversed(first.values()):
+        yield RuleHit(
+            row.round,
+            row.seq_id,
+            f"The grammar ended the sequence: {row.why}.",
+            f"before the token at position {row.pos}",
+        )
 
 
 RULES = (

@@ -121,8 +121,8 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
             continue
-        origins = [r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number)]
-        if origins and all(r["kind"] != "rejected" for r in origins):
+        origins = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
+        if origins and all(r.kind != "rejected" for r in origins):
             continue  # it is of other tokens
         has_state = not np.isnan(rows["state_error"][first])
         # later on everything that is computed from a wrong window is wrong as well

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from engine.analysis.findings import drift, forks
 from engine.analysis.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
+from engine.trace.facts import StateOriginFacts
 
 _NAMED = (*drift.NAMED, *drift.RULES, *forks.RULES)
 _RESTORES = ("restore", "restore_depth")
@@ -29,7 +29,7 @@ class _WrongState:
     what: str
     where: str
     measured: list[str]
-    records: list[dict[str, Any]]
+    records: list[StateOriginFacts]
     depth: int
     path: str
     since: str
@@ -40,13 +40,13 @@ class _WrongState:
         if not self.records:
             return "state-wrong"
         record = self.records[0]
-        kind, holds, pos = record["kind"], record["holds"], record["pos"]
+        kind, holds, pos = record.kind, record.holds, record.pos
         if kind in ("earlier", "rejected", "ahead"):
             if pos in holds:
                 if self.run.option("rollback") == "replay":
                     return "wrong-fold"
                 return "wrong-snapshot-read" if holds[0] == pos else "wrong-snapshot-index"
-            if record["is_window"] and len(self.records) == 1:
+            if record.is_window and len(self.records) == 1:
                 return _WINDOW_BY_CONTENT.get(kind, _BY_CONTENT[kind])
             return _BY_CONTENT[kind]
         if kind.startswith("from ") and self._is_prompt:
@@ -58,7 +58,7 @@ class _WrongState:
             return "wrong-checkpoint-restored" if restored else "batch-from-wrong-state"
         if not kind and self.run.option("rollback") == "replay" and any(_known(holds[1:2])):
             return "log-entry-wrong"
-        if not kind and record["is_window"] and _is_mixed(record):
+        if not kind and record.is_window and _is_mixed(record):
             return "window-rows-wrong"
         return _BY_CONTENT.get(kind, "gates-of-another-token" if kind else "state-wrong")
 
@@ -77,11 +77,11 @@ class _WrongState:
 
     @property
     def _is_prompt(self) -> bool:
-        return any(record.get("is_prompt") for record in self.records)
+        return any(record.is_prompt for record in self.records)
 
-    def _explained(self, record: dict[str, Any]) -> str:
-        n, pos, rows = record["number"], record["pos"], record["rows"]
-        tensor = "the window" if record["is_window"] else f"the {record['name']}"
+    def _explained(self, record: StateOriginFacts) -> str:
+        n, pos, rows = record.number, record.pos, record.rows
+        tensor = "the window" if record.is_window else f"the {record.name}"
         said = {
             "empty": "is zero, as of a sequence without tokens",
             "earlier": f"is that of position {pos - n}, {_tokens(n)} too old",
@@ -95,9 +95,9 @@ class _WrongState:
             "from nothing": "was computed from zero instead of the state before these tokens",
             "from earlier": f"was computed from a state {_tokens(n)} too old",
             "from rejected": f"was computed from a state with {n} rejected tokens",
-        }.get(record["kind"], "")
-        if not said and record["kind"]:
-            which, gate = record["kind"].split()
+        }.get(record.kind, "")
+        if not said and record.kind:
+            which, gate = record.kind.split()
             said = f"was computed {'with' if which == 'first' else 'without'} {gate}"
             said += " of the batch's first token for all of them" if which == "first" else ""
         if not said and rows is not None and _is_mixed(record):
@@ -106,9 +106,9 @@ class _WrongState:
             said = f"has the rows of positions {have} instead of {should}"
         return f"{tensor} {said}" if said else "no state of the text explains it"
 
-    def _snapshots(self, record: dict[str, Any]) -> str:
+    def _snapshots(self, record: StateOriginFacts) -> str:
         """What storage holds: says whether a read, an index or the content is wrong."""
-        holds, pos = record["holds"], record["pos"]
+        holds, pos = record.holds, record.pos
         if not holds:
             return "storage holds nothing of the sequence"
         have = ", ".join("?" if one is None else str(one) for one in holds)
@@ -144,8 +144,8 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
             named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
         if any(whose in (seq, None) and since <= number for whose, since in named):
             continue
-        mine = [r for r in run.state_origins if (r["seq_id"], r["round"]) == (seq, number)]
-        mine.sort(key=lambda r: (not r["kind"] and not _is_mixed(r), r["is_window"]))
+        mine = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
+        mine.sort(key=lambda r: (not r.kind and not _is_mixed(r), r.is_window))
         yield _WrongState(
             run, seq, number, what, where, measured, mine, *_rollback(run, seq, number)
         )
@@ -197,9 +197,9 @@ def _named(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
     return check
 
 
-def _is_mixed(record: dict[str, Any]) -> bool:
+def _is_mixed(record: StateOriginFacts) -> bool:
     """Whether most rows of a window are those of known tokens."""
-    rows = record["rows"]
+    rows = record.rows
     return rows is not None and 2 * len(_known(rows)) > len(rows)
 
 

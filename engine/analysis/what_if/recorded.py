@@ -148,9 +148,8 @@ def _from_rows(
     verified = np.maximum(pick("num_draft_tokens"), 0)
     accepted = np.clip(pick("num_accepted_draft_tokens"), 0, verified)
     drafts = DraftedTokens(run, rows, order, verified)
-    spec = run.facts.get("options", {}).get("spec", {}) or {}
-    independent = bool(run.facts.get("synthetic"))
-    matched = spec.get("accept", "match") == "match" and not independent
+    options, independent = run.facts.options, bool(run.facts.synthetic)
+    matched = not independent and (options is None or options.spec.accept == "match")
     low, cut = (_ended_by(run, rows, order, reason) for reason in ("p_min", "limit"))
     asked_for = drafts.length.max(initial=0)
     steps = drafts.length + (low & (drafts.length < asked_for))
@@ -164,7 +163,7 @@ def _from_rows(
     width = np.maximum(pick("verify_width"), 0)
     phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
     phases["other"] = _other_ms(rows, order)
-    stops = run.facts.get("stops") or []
+    stops = run.facts.stops or []
     at_limit = [int(i) < len(stops) and stops[int(i)] == "limit" for i in seq_ids]
     undone = pick("rollback_depth") > 0
     return RecordedRounds(

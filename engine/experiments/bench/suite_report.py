@@ -19,6 +19,7 @@ from engine.report.common import (
     shown,
 )
 from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
+from engine.trace.facts import recorded_options
 
 
 def options_of(configurations: Sequence[Configuration]) -> dict[str, dict[str, Any]]:
@@ -109,12 +110,12 @@ def _configuration(
 
 
 def _row(request: RequestResult, plain: RequestResult | None) -> dict[str, Any]:
-    facts = asdict(request)
-    del facts["configuration"]
+    known = asdict(request)
+    del known["configuration"]
     timed = plain is not None and plain.predicted_per_second > 0
     return {
-        "name": facts.pop("prompt"),
-        **facts,
+        "name": known.pop("prompt"),
+        **known,
         "accept_rate": request.draft_n_accepted / request.draft_n if request.draft_n else None,
         "speed_up": request.predicted_per_second / plain.predicted_per_second
         if plain is not None and timed
@@ -146,7 +147,9 @@ def suite_page(result: Mapping[str, Any], command: Sequence[str] = ()) -> Report
         [
             Section("Configurations", list(_overview(configurations))),
             Section("Prompts", list(_prompts(configurations))),
-            settings_section(last["options"], {"runs of each request": result["repeat"]}),
+            settings_section(
+                recorded_options(last["options"]), {"runs of each request": result["repeat"]}
+            ),
             model_section(model),
             machine_section(
                 result["environment"], {"device": result["device"], "compute": result["compute"]}

@@ -26,7 +26,7 @@ from engine.experiments.results.table import ExperimentResults
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.files import user_text
 from engine.foreign_json import JsonError, parse_json
-from engine.trace.export import strict_json
+from engine.trace.typed_json import strict_json
 
 SUITE_KIND = "draftscope bench suite"
 SUITE_VERSION = 1

@@ -15,7 +15,7 @@ from engine.errors import OptionError
 from engine.experiments.results import schema
 from engine.experiments.results.reader import check_tables, is_database
 from engine.experiments.results.schema import DONE, FAILED, FIGURES, RESULTS_FILE
-from engine.trace.export import strict_json
+from engine.trace.typed_json import strict_json
 
 _LOCK_FILE = "sweep.lock"
 

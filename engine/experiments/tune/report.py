@@ -16,6 +16,7 @@ from engine.report.common import (
 )
 from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
 from engine.size_text import size_text
+from engine.trace.facts import recorded_options
 
 _HEADS = ("configuration", "tok/s", "low", "high", "speed-up", "estimate", "memory", "same text")
 _MOST_TRIALS = 5
@@ -40,7 +41,7 @@ def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
             Section("Speed against memory", list(_pareto(data))),
             Section("Rules, simulated", list(_rules(data))),
             Section("Search by real runs", list(_trials(data))),
-            settings_section(data["options"]),
+            settings_section(recorded_options(data["options"])),
             model_section(data["model"]),
             machine_section(
                 data["environment"], {"device": data["device"], "compute": data["compute"]}

@@ -38,7 +38,7 @@ from engine.machine.device import device_name
 from engine.machine.environment import environment
 from engine.machine.huge_pages import wait_for_huge_pages
 from engine.options import Prompt, RunOptions
-from engine.trace.export import strict_json
+from engine.trace.typed_json import strict_json
 
 if TYPE_CHECKING:
     from engine.session import Session

@@ -197,11 +197,12 @@ def capture_of(run: ObservedRun, name: str = "") -> Capture:
 
 def write_capture(path: Path, capture: Capture) -> None:
     """Write a capture as a whole, gzipped where the name ends with .gz. Raises TraceFileError."""
+    known = capture.facts
     said: dict[str, Any] = {
         "format": _FORMATS[0],
         "version": 1,
         "name": capture.name,
-        **{key: capture.facts[name] for key, name in _FACTS.items() if name in capture.facts},
+        **{key: known[name] for key, name in _FACTS.items() if name in known},
         "props": capture.props,
         "models": capture.models,
         "requests": [_written(one) for one in capture.requests],

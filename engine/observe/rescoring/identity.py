@@ -24,6 +24,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.observe.server.address import is_loopback
 from engine.sampling.distribution import softmax
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import same_model
 from engine.trace.writer import this_engine
 
@@ -76,7 +77,7 @@ class LiveServer:
 
 def identify(
     session: Session,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     server: LiveServer | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Identity:
@@ -84,8 +85,8 @@ def identify(
 
     Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
     """
-    model = facts.get("model")
-    if not is_observed(facts) or (isinstance(model, dict) and "sha256" in model):
+    model = facts.model
+    if not is_observed(facts) or (model and "sha256" in model):
         return _by_identity(model, session)
     if session.path is None:
         return Identity(UNKNOWN, "The opened model came from no file.")
@@ -107,21 +108,15 @@ def identify(
     return found
 
 
-def _prompt(facts: Mapping[str, Any]) -> str:
+def _prompt(facts: RunFacts) -> str:
     """The text that was asked first."""
-    requests = facts.get("requests")
-    texts = (
-        one.get("prompt")
-        for one in (requests if isinstance(requests, list) else ())
-        if isinstance(one, dict)
-    )
-    return next((text for text in texts if isinstance(text, str)), "")
+    prompts = (request.prompt for request in facts.requests or ())
+    return next((prompt for prompt in prompts if prompt is not None), "")
 
 
-def is_observed(facts: Mapping[str, Any]) -> bool:
+def is_observed(facts: RunFacts) -> bool:
     """Whether another engine made a run."""
-    source = facts.get("source")
-    return isinstance(source, dict) and source.get("engine") != this_engine().engine
+    return facts.source is not None and facts.source.engine != this_engine().engine
 
 
 def _by_identity(model: Any, session: Session) -> Identity:

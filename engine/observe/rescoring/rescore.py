@@ -29,7 +29,7 @@ from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
 from engine.observe.rescoring.texts import RescoredText, TextReader
 from engine.progress import ReportProgress
 from engine.session import Session
-from engine.trace.records import MISSING, N_TOP
+from engine.trace.records import MISSING, N_TOP, ColumnState
 from engine.trace.store import Table, TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
@@ -338,12 +338,9 @@ def _write(
             for top in facts.top_ids:
                 writer.learn(top, session.tokenizer.piece)
             tokens.fill(rows, _columns(facts))
-    states = writer.facts.get("columns")
-    states = dict(states) if isinstance(states, dict) else {}
-    of_tokens = states.get("tokens")
-    states["tokens"] = (dict(of_tokens) if isinstance(of_tokens, dict) else {}) | dict.fromkeys(
-        sorted(derived), "derived"
-    )
+    states = dict(writer.facts.columns or {})
+    more: dict[str, ColumnState] = dict.fromkeys(sorted(derived), "derived")
+    states["tokens"] = states.get("tokens", {}) | more
     writer.set_facts(columns=states, rescored=asdict(result))
     record_findings(store, [run_id])
 

@@ -9,8 +9,7 @@ whose logit is within twice that of the best one is a near tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from engine.model.parts import CellKey
 from engine.observe.rescoring.identity import is_observed
 from engine.progress import ReportProgress
 from engine.session import Session
+from engine.trace.facts import RunFacts
 
 _LONGEST_PASS = 512
 _MOST_LOGITS = 1 << 26
@@ -101,7 +101,7 @@ class Teacher:
 
 def noise_of_gaps(
     session: Session,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     texts: Sequence[Sequence[int]],
     progress: ReportProgress,
     cancelled: Callable[[], bool],
@@ -133,10 +133,10 @@ def noise_of_gaps(
     return 2 * worst
 
 
-def _models_like(session: Session, facts: Mapping[str, Any]) -> list[HybridModel]:
+def _models_like(session: Session, facts: RunFacts) -> list[HybridModel]:
     """Models with the arithmetic of the engine that made the run, a little off in several ways."""
     if not is_observed(facts):
-        compute = str(facts.get("compute", session.compute))
+        compute = facts.compute or session.compute
         model = session.model_in(compute)
         jitters = [JITTER.get(model.compute, JITTER_ROUNDED)] * len(_SEEDS)
     else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import DraftscopeError
+from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 
@@ -29,36 +30,22 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def asked_of(facts: Mapping[str, Any], seq_id: int) -> Asked:
+def asked_of(facts: RunFacts, seq_id: int) -> Asked:
     """The request of a sequence. facts: of its run, which may come from a file."""
-    options = facts.get("options")
-    if isinstance(options, dict) and isinstance(sampler := options.get("sampler"), dict):
-        settings = {_OURS.get(str(name), str(name)): value for name, value in sampler.items()}
-        return Asked(settings=settings | {"ignore_eos": options.get("ignore_eos")})
-    requests = _listed(facts.get("requests"))
-    if seq_id < len(requests) and isinstance(requests[seq_id], dict):
-        return _asked(requests[seq_id])
-    return Asked()
+    if (options := facts.options) is not None:
+        sampler = asdict(options.sampler)
+        settings = {_OURS.get(name, name): value for name, value in sampler.items()}
+        return Asked(settings=settings | {"ignore_eos": options.ignore_eos})
+    requests = facts.requests or []
+    return _asked(requests[seq_id]) if seq_id < len(requests) else Asked()
 
 
-def _asked(request: Mapping[str, Any]) -> Asked:
+def _asked(request: RequestFacts) -> Asked:
     """What was sent, and what the server said it took of it."""
-    prompt, messages = request.get("prompt"), _listed(request.get("messages"))
-    if isinstance(prompt, str) and str(request.get("path")).endswith("/responses"):
+    prompt, messages = request.prompt, request.messages
+    if prompt is not None and request.path.endswith("/responses"):
         prompt, messages = None, [{"role": "user", "content": prompt}]
-    settings: dict[str, Any] = {}
-    for name in ("settings", "generation_settings"):
-        if isinstance(told := request.get(name), dict):
-            settings |= told
-    return Asked(
-        prompt if isinstance(prompt, str) else None,
-        [message for message in messages if isinstance(message, dict)],
-        settings,
-    )
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return Asked(prompt, messages, request.settings | request.generation_settings)
 
 
 @dataclass(frozen=True, slots=True)

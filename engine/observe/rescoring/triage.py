@@ -175,36 +175,31 @@ class _Side:
 
     def has_other_model(self, other: _Side) -> bool:
         """Whether the two runs are known to be of different models."""
-        one, another = self._facts.get("model"), other._facts.get("model")
-        if not (isinstance(one, dict) and isinstance(another, dict)):
+        one, another = self._facts.model, other._facts.model
+        if one is None or another is None:
             return False
         known = bool(one.get("sha256") and another.get("sha256"))
         return known and not same_model(one, another)
 
     def ended_by_itself(self, seq_id: int) -> bool:
         """Whether an end token closed the text."""
-        stops = self._facts.get("stops")
-        return isinstance(stops, list) and seq_id < len(stops) and stops[seq_id] == "end"
+        return (self._facts.stops or [])[seq_id : seq_id + 1] == ["end"]
 
     @property
     def noise(self) -> float | None:
         """What re-scoring found rounding to do to a gap."""
-        rescored = self._facts.get("rescored")
-        noise = rescored.get("noise") if isinstance(rescored, dict) else None
-        return noise if isinstance(noise, int | float) else None
+        return self._facts.rescored.noise if self._facts.rescored else None
 
     def is_choice(self, seq_id: int, pos: int) -> bool | None:
         """Whether re-scoring found the token at a position to be the sampler's choice, None where
         it did not judge it, or names an earlier one that is not."""
-        rescored = self._facts.get("rescored")
-        sequences = rescored.get("sequences") if isinstance(rescored, dict) else None
-        for one in sequences if isinstance(sequences, list | tuple) else ():
-            if not isinstance(one, dict) or one.get("seq_id") != seq_id:
+        rescored = self._facts.rescored
+        for one in rescored.sequences if rescored else ():
+            if one.seq_id != seq_id:
                 continue
-            changed = one.get("changed")
-            if isinstance(changed, dict) and isinstance(at := changed.get("pos"), int):
-                return None if at < pos else at > pos
-            return True if isinstance(one.get("greedy"), bool) else None
+            if one.changed:
+                return None if one.changed.pos < pos else one.changed.pos > pos
+            return None if one.greedy is None else True
         return None
 
     def sampler(self, seq_id: int) -> SamplerOptions | None:

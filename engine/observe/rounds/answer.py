@@ -82,7 +82,7 @@ class Answer:
     ) -> None:
         self._run, self._body, self._index, self._sent_ms = run, body, index, sent_ms
         self.seq_id = seq_id
-        self.facts: dict[str, Any] = {}
+        self.known: dict[str, Any] = {}
         self.texts: list[str] = []
         self.stop = ""
         self.is_last = self.is_broken = False
@@ -148,7 +148,7 @@ class Answer:
             return
         if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
             self._told = chunk.timings  # sums at the end: no rounds can be read
-            self.facts["no_rounds"] = "The reply has no per-token timings."
+            self.known["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
             return
@@ -163,7 +163,7 @@ class Answer:
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
             if self._told is not None:
-                self.facts["told"] = told_figures([self._told], self.has_rows, self.has_rows)
+                self.known["told"] = told_figures([self._told], self.has_rows, self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             join = self._run.new_join() if self._zero_ms is None else None

@@ -69,8 +69,8 @@ def fill_log(store: TraceStore, text: str | bytes, file: str) -> int:
             "complete": one.is_over,
         }
         if sums is not None:
-            facts["told"] = told_figures([sums], has_rows=True, has_times=True)
-        writer.facts["requests"].append(facts)
+            facts |= {"told": told_figures([sums], has_rows=True, has_times=True)}
+        writer.facts.add_to("requests", facts)
     ready = [
         row
         for seq_id, request in enumerate(reader.requests)

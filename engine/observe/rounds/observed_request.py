@@ -34,7 +34,7 @@ class ObservedRequest:
         self._status: int | None = None
         self._is_over = False
         self._answers: dict[int, Answer] = {}
-        self.facts: dict[str, Any] = {
+        self.known: dict[str, Any] = {
             "number": number,
             "path": path,
             "sent_ms": at_ms,
@@ -127,10 +127,10 @@ class ObservedRequest:
         if self._status is not None and self._status >= 400:
             self._fail(f"The server answered {self._status}.")
         elif open_ones:
-            reason = self.facts.get("error", "The reply ended before the answer was complete.")
+            reason = self.known.get("error", "The reply ended before the answer was complete.")
             self._cut(reason, open_ones)
         else:
-            self.learn(complete="error" not in self.facts)
+            self.learn(complete="error" not in self.known)
         self._end(at_ms)
 
     def broke(self, reason: str, at_ms: float) -> None:
@@ -158,13 +158,13 @@ class ObservedRequest:
 
     def learn(self, **facts: Any) -> None:
         """Add to what is known of the request, and so of each of its sequences."""
-        self.facts.update(facts)
+        self.known.update(facts)
         for answer in self._answers.values():
-            answer.facts.update(facts)
+            answer.known.update(facts)
 
     def _fail(self, error: str) -> None:
         """The first error counts."""
-        if "error" not in self.facts:
+        if "error" not in self.known:
             self.learn(error=error)
 
     def _cut(self, reason: str, answers: Iterable[Answer]) -> None:
@@ -190,7 +190,7 @@ class ObservedRequest:
         while len(self._answers) <= index:
             number = len(self._answers)
             answer = Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
-            answer.facts.update(self.facts, index=number, seq_ids=[answer.seq_id])
+            answer.known.update(self.known, index=number, seq_ids=[answer.seq_id])
             self._run.join(answer)
             self._answers[number] = answer
         return self._answers[index]
@@ -239,7 +239,7 @@ class ObservedRequest:
         answer.stop = answer.stop or stop_of(final)
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
-                answer.facts[name] = as_fact(final[name])
+                answer.known[name] = as_fact(final[name])
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")

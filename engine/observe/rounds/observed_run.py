@@ -207,14 +207,15 @@ class ObservedRun:
         round: int | None = None,
     ) -> None:
         """Keep what was found while observing; the rule of that name shows it."""
-        self._writer.facts["observed_findings"].append(
+        self._writer.facts.add_to(
+            "observed_findings",
             {
                 "rule": rule,
                 "message": message,
                 "evidence": evidence,
                 "seq_id": seq_id,
                 "round": round,
-            }
+            },
         )
 
     def end(self, error: str | None = None) -> None:
@@ -228,7 +229,7 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         if self._log is not None:
-            self._writer.facts["observed_findings"] += self._log.unread
+            self._writer.facts.add_to("observed_findings", *self._log.unread)
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:
@@ -253,7 +254,7 @@ class ObservedRun:
         """A sequence more."""
         self._answers.append(answer)
         self._current.append(answer)
-        self._writer.facts["requests"].append(answer.facts)
+        self._writer.facts.add_to("requests", answer.known)
 
     def learn_drafters(self, types: str) -> None:
         """The server's drafters, as `speculative.types` names them."""
@@ -273,8 +274,8 @@ class ObservedRun:
 
     def leave_out(self) -> None:
         """A request is not recorded for want of room."""
-        facts = self._writer.facts
-        facts["requests_left_out"] = facts.get("requests_left_out", 0) + 1
+        n = self._writer.facts.requests_left_out or 0
+        self._writer.set_facts(requests_left_out=n + 1)
 
     @property
     def drafters(self) -> list[str]:

@@ -329,18 +329,17 @@ class ServerRun:
             one.observed.done(at_ms)
             self._over(one)
         else:
-            if one.observed.facts.get("status", 200) == 200:
+            if one.observed.known.get("status", 200) == 200:
                 one.observed.broke(arrival.reason, at_ms)
             else:  # refused: nothing was cut short
-                one.observed.facts["error"] = arrival.reason
+                one.observed.known["error"] = arrival.reason
                 one.observed.done(at_ms)
             self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
 
     def _over(self, one: _Sent, error: ServerError | None = None) -> None:
         """Nothing more comes of a request. error: what broke it, if the connection did."""
         one.end = None
-        facts = one.observed.facts
-        said = facts.get("error")
+        said = one.observed.known.get("error")
         if error is None and isinstance(said, str):
             error = ServerError(said if said.endswith(".") else f"{said}.", _SEND_AGAIN)
         if error is not None:
@@ -412,7 +411,7 @@ class ServerRun:
             self.counted = movement(first, last)
             if self.counted.restarted:
                 self.uncounted = "The server's counters went backwards."
-            elif all(one.observed.facts.get("complete") for one in self._sent):
+            elif all(one.observed.known.get("complete") for one in self._sent):
                 self.observed.counters(before[0], after[0])
 
     def _look_at_slots(self, seconds: float) -> None:

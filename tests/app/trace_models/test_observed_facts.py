@@ -10,6 +10,7 @@ from app.trace_models.observed_facts import observed_text
 from app.trace_models.run_facts import effective, engine_name, is_ours, run_names
 from app.trace_models.server_facts import known_facts, server_name, slot_lines
 from engine.observe.rounds.observed_run import ServerFacts
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -34,7 +35,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
         "phase times, checkpoint bytes, attention cells, target probabilities, "
         "draft probabilities, snapshot slots"
     )
-    assert effective(FACTS).splitlines() == [
+    assert effective(RunFacts(FACTS)).splitlines() == [
         "source: llama-server b1-0c1e570, asked by this window, http://127.0.0.1:8080",
         "model: demo.gguf",
         "drafting: draft-mtp",
@@ -49,7 +50,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
 @pytest.mark.parametrize("wrong", [None, 7, "text", ["a"], {"a": 1}, [None], {"rounds": 3}])
 def test_facts_of_any_type_are_survived(wrong: Any) -> None:
     for name in FACTS:
-        facts = FACTS | {name: wrong}
+        facts = RunFacts(FACTS | {name: wrong})
         assert observed_text(facts)
         assert engine_name(facts)
     server = ServerFacts("http://h:1", props={"model_path": wrong, "total_slots": wrong})

@@ -12,6 +12,7 @@ from app.trace_models import run_comparison
 from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_comparison import FigurePair, compare_runs
 from app.trace_models.run_facts import run_row
+from engine.trace.facts import RunFacts
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -127,7 +128,7 @@ def test_of_several_sequences_the_first_that_parts_is_named() -> None:
 # -- figures of a run that ends while they are read ----------------------------------------
 
 
-class EndsWhenAsked(dict[str, Any]):
+class EndsWhenAsked(RunFacts):
     """Facts of a run that ends, with one more round, just before somebody learns of its end."""
 
     def __init__(self, builder: TraceBuilder) -> None:

@@ -17,6 +17,7 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_marks, run_title
 from app.window.window import MainWindow
 from engine.analysis.breaks import EXAMPLES, BreakRule
+from engine.trace.facts import RunFacts
 from resources import DEMO_DRAFT
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import settle, wait
@@ -187,17 +188,19 @@ def test_what_a_run_is_in_words() -> None:
         "n_batch": 2048,
         "n_ubatch": 512,
     }
-    facts = {"options": options, "synthetic": True, "n_ctx": 2048, "n_rs_seq": 3}
+    facts = RunFacts({"options": options, "synthetic": True, "n_ctx": 2048, "n_rs_seq": 3})
     assert run_title(facts) == "draft-mtp · ring"
-    assert run_title({**facts, "lane": "planes,split=seq"}) == "lane planes,split=seq"
-    assert run_title({}) == "no drafter"
+    assert run_title(RunFacts({**facts, "lane": "planes,split=seq"})) == "lane planes,split=seq"
+    assert run_title(RunFacts()) == "no drafter"
     assert run_marks(facts) == ("invalid: synthetic acceptance", "fault stale-plane")
-    assert run_marks({}) == ()
+    assert run_marks(RunFacts()) == ()
     text = effective(facts)
     assert "n_ctx 2,048" in text and "rollback ring" in text and "greedy" in text
     assert "batch-invariant" not in text
-    assert "batch-invariant" in effective({"options": {**options, "batch_invariant": True}})
-    assert effective({}) == ""
+    assert "batch-invariant" in effective(
+        RunFacts({"options": {**options, "batch_invariant": True}})
+    )
+    assert effective(RunFacts()) == ""
 
 
 def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:

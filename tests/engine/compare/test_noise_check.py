@@ -211,13 +211,12 @@ def test_figures_of_the_check_are_facts_of_the_lane() -> None:
 
 
 def test_ties_may_tip_a_few_rows_where_a_model_ranks() -> None:
-    strict = {"ceiling": 1e-5, "share": tipped_share("f32", ranks=False)}
-    ranks = {"ceiling": 1e-5, "share": tipped_share("f32", ranks=True)}
-    assert tipped_share("bf16", ranks=False) == ranks["share"] > 0
+    strict, ranks = (tipped_share("f32", ranks=ranks) for ranks in (False, True))
+    assert tipped_share("bf16", ranks=False) == ranks > 0
     nmse = np.full(20, 1e-9)
-    assert not rows_beyond(nmse, strict).size
+    assert not rows_beyond(nmse, 1e-5, strict).size
     nmse[[3, 7]] = 0.1
-    assert rows_beyond(nmse, strict).tolist() == [3, 7]
-    assert not rows_beyond(nmse, ranks).size
+    assert rows_beyond(nmse, 1e-5, strict).tolist() == [3, 7]
+    assert not rows_beyond(nmse, 1e-5, ranks).size
     nmse[10:] = np.nan
-    assert rows_beyond(nmse, ranks).size == 12
+    assert rows_beyond(nmse, 1e-5, ranks).size == 12

@@ -4,7 +4,6 @@ trace from anyone make no report fail."""
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from engine.report.markdown import markdown
 from engine.report.page import html_page
 from engine.report.run import run_report
 from engine.report.write import write_report
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.lane_traces import faulty_comparison
@@ -71,7 +71,7 @@ def test_a_character_of_several_tokens_is_whole() -> None:
 
 
 def test_a_command_has_the_options_that_are_not_defaults() -> None:
-    words = run_command({"name": "a.gguf", "draft": {"name": "d.gguf"}}, asdict(OPTIONS), ["x y"])
+    words = run_command({"name": "a.gguf", "draft": {"name": "d.gguf"}}, OPTIONS, ["x y"])
     assert words == [
         *("draftscope", "run", "a.gguf", "-md", "d.gguf", "-p", "x y", "-n", "7", "--temp", "0.5"),
         *("--logit-bias", "3+1.5", "--spec-type", "draft-mtp"),
@@ -92,7 +92,7 @@ def test_a_command_has_the_options_that_are_not_defaults() -> None:
 )
 def test_facts_from_anyone(facts: dict) -> None:
     store = sample_trace(rounds=4).store
-    store.runs[0] = facts
+    store.runs[0] = RunFacts(facts)
     assert "</html>" in html_page(run_report(RunRef(store, 0), HERE))
 
 

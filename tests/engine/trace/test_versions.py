@@ -13,6 +13,7 @@ import pytest
 from engine.errors import TraceFileError
 from engine.trace import records
 from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -80,7 +81,7 @@ def test_what_a_newer_minor_version_wrote_is_kept_and_written_back(
 ) -> None:
     with one_version_later():
         newer = TraceStore()
-        newer.runs.update({0: {"later_fact": [1, {"deep": "ü"}]}})
+        newer.runs.update({0: RunFacts({"later_fact": [1, {"deep": "ü"}]})})
         newer.pieces.update(small_trace.pieces)
         for number in range(3):
             newer.rounds.append(

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from engine.trace.facts import RunFacts
 from engine.trace.store import TraceStore
 from engine.trace.writer import FAILED, RunSource, TraceWriter, this_engine
 from engine.version import version
@@ -70,7 +71,7 @@ def test_a_run_ends_once_with_its_figures() -> None:
 def test_whoever_sees_the_end_sees_the_figures() -> None:
     writer, order = begun(), []
 
-    class Facts(dict[str, object]):
+    class Facts(RunFacts):
         def __setitem__(self, key: str, value: object) -> None:
             order.append(key)
             super().__setitem__(key, value)

@@ -13,6 +13,7 @@ import numpy as np
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import Shape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
+from engine.trace.facts import RequestFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -45,12 +46,12 @@ def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, 
     told = {
         (run_id, seq_id): request
         for run_id, facts in store.runs.items()
-        for request in facts.get("requests", [])
-        for seq_id in request.get("seq_ids", ())
+        for request in facts.requests or ()
+        for seq_id in request.seq_ids
     }
     for run_id, seq_id in sorted(rows.keys() | told.keys()):
         key = run_id, seq_id
-        yield run_id, seq_id, _record(store, key, told.get(key, {}), rows.get(key))
+        yield run_id, seq_id, _record(store, key, told.get(key, RequestFacts()), rows.get(key))
 
 
 def _rows_by_sequence(store: TraceStore) -> dict[tuple[int, int], np.ndarray]:
@@ -67,30 +68,30 @@ def _rows_by_sequence(store: TraceStore) -> dict[tuple[int, int], np.ndarray]:
 
 
 def _record(
-    store: TraceStore, key: tuple[int, int], request: dict[str, Any], rows: np.ndarray | None
+    store: TraceStore, key: tuple[int, int], request: RequestFacts, rows: np.ndarray | None
 ) -> dict[str, Any] | None:
     facts = store.runs[key[0]]
-    shape = facts.get("record", {}).get("shape")
+    shape = facts.record.shape if facts.record else ""
     lists = {} if rows is None else _lists(store, rows, least=0 if shape else 1)
     if shape == AIPERF.name:
-        return request["record"] | lists if "record" in request else None
+        return request.record | lists if request.record else None
     if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
         return None  # rows of an unknown number of steps each
-    figures = request.get("told") or summary(store, *key)
+    figures = request.told or summary(store, *key)
     steps, drafted = figures.get("num_spec_steps"), figures.get("draft_n")
     if not steps or not drafted:
         return None
     histogram = figures["acceptance_histogram"]
     sparse = {str(j): n for j, n in enumerate(histogram or ()) if n}
     return {
-        "engine": request.get("engine") or facts.get("source", {}).get("engine", _OURS),
+        "engine": request.engine or (facts.source.engine if facts.source else None) or _OURS,
         "mean_acceptance_length": figures["mean_acceptance_length"],
         "draft_acceptance_rate": figures["draft_acceptance_rate"],
         "acceptance_histogram": sparse if histogram is not None else None,
         "num_accepted_draft_tokens": figures["draft_n_accepted"],
         "num_draft_tokens": drafted,
         "num_spec_steps": steps,
-        "num_spec_tokens": request.get("record", {}).get("num_spec_tokens"),
+        "num_spec_tokens": request.record.get("num_spec_tokens"),
         "completion_tokens": figures["predicted_n"],
         **(lists or dict.fromkeys(("per_step_accepted", "per_step_drafted"))),
     }

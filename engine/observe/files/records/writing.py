@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from engine.analysis.findings.check import record_findings
-from engine.analysis.findings.observed import FACT
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError, real
 from engine.observe.files.records.document import MOST_STEPS, Node
@@ -62,13 +61,15 @@ def write_requests(
         "requests": _facts(requests),
         "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
         "told": sum_figures(requests),
-        FACT: [_contradiction(i, r) for i, r in enumerate(requests) if r.contradictions],
+        "observed_findings": [
+            _contradiction(i, r) for i, r in enumerate(requests) if r.contradictions
+        ],
         "derived": sorted({name for request in requests for name in request.derived}),
     }
     if unknown:
-        facts["unknown"] = dict(unknown)
+        facts |= {"unknown": dict(unknown)}
     if models:
-        facts["model"] = {"name": ", ".join(models)}
+        facts |= {"model": {"name": ", ".join(models)}}
     if len(json.dumps(facts)) > _MOST_FACTS:
         raise TraceFileError(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",

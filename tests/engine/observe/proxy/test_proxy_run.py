@@ -196,7 +196,7 @@ def test_nothing_is_on_the_trace_but_what_was_generated(
     run.stop()
     assert len(run.requests) == 1
     assert "secret" not in repr(run.trace.runs)
-    assert "secret" not in repr(run.requests[0].facts)
+    assert "secret" not in repr(run.requests[0].known)
 
 
 def test_a_proxy_that_fails_ends_the_run(

@@ -24,6 +24,7 @@ from engine.observe.rescoring.identity import (
     identify,
 )
 from engine.session import Session
+from engine.trace.facts import RunFacts
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.support.observed_texts import META, PROMPT, observed_run
 
@@ -128,8 +129,11 @@ def test_what_a_text_tells() -> None:
 
 
 def test_a_run_of_our_own_names_its_file(session) -> None:
-    assert identify(session, {"model": session.identity}).verdict == SAME
+    assert identify(session, RunFacts({"model": session.identity})).verdict == SAME
     with_draft = session.identity | {"draft": {"name": "d", "size": 1, "sha256": ""}}
-    assert identify(session, {"model": with_draft}).verdict == SAME
-    assert identify(session, {"model": session.identity | {"sha256": "0"}}).verdict == DIFFERENT
-    assert identify(session, {}).verdict == DIFFERENT
+    assert identify(session, RunFacts({"model": with_draft})).verdict == SAME
+    assert (
+        identify(session, RunFacts({"model": session.identity | {"sha256": "0"}})).verdict
+        == DIFFERENT
+    )
+    assert identify(session, RunFacts({})).verdict == DIFFERENT

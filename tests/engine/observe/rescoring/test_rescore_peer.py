@@ -24,6 +24,7 @@ from engine.observe.rescoring.triage import triage
 from engine.observe.rounds.observed_run import ObservedRun
 from engine.observe.server.client import ServerClient
 from engine.session import Session
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
@@ -91,7 +92,7 @@ def test_a_running_server_is_known_by_its_file_and_by_what_it_computes(
     session = Session.open(DEMO_TARGET, compute="f32")
     with ServerClient(speculating) as client:
         live = LiveServer(client.address, client.ask)
-        facts = json.loads(json.dumps(observed(speculating, GREEDY).facts))
+        facts = RunFacts(json.loads(json.dumps(observed(speculating, GREEDY).facts)))
         assert identify(session, facts, live).verdict == SAME
         tokens = session.tokenizer.encode(PROMPTS[1])
         assert by_probe(client.ask, tokens, session).verdict == LIKELY

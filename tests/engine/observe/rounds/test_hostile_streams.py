@@ -272,7 +272,7 @@ def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     for piece in token_events(400):
         request.data(piece, 10.0)
     assert request.is_over and len(request.text) <= 1000
-    assert "more than 1,000 characters" in request.facts["error"]
+    assert "more than 1,000 characters" in request.known["error"]
     run.end()
     assert "stream-unreadable" in {one.rule for one in find(store)}
 

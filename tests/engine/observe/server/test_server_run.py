@@ -193,7 +193,7 @@ def test_a_failed_reply_is_one_sentence_and_what_came_is_kept(
     error = finish(run)
     assert error is not None and said in error.message and run.errors == [error]
     assert run.done and run.trace.runs[run.run_id]["error"] == error.message
-    failed = next(i for i in (0, 1) if not run._sent[i].observed.facts["complete"])
+    failed = next(i for i in (0, 1) if not run._sent[i].observed.known["complete"])
     assert sums(run, failed)[0] <= n_tokens
     assert sums(run, failed)[0] >= n_tokens - 4  # the last round is not settled
     assert sums(run, 1 - failed)[0] == 96, "the other request went on"

@@ -1,0 +1,445 @@
+"""Facts of a run: what its trace keeps of it next to the rows, each with its type.
+
+They stay the JSON object that session.json has, so that what this program does not know is kept
+and written back; the attributes of `RunFacts` read and write that object. A trace may come from
+anyone: `problems` says what is wrong in a file, and what cannot be read nevertheless is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine.foreign_numbers import Count, Size
+from engine.options import RunOptions
+from engine.trace.prompt_reuse import PromptReuseRecord
+from engine.trace.records import ColumnState
+from engine.trace.typed_json import Lenient, read_or, within, wrong
+
+Share = Annotated[float, Meta(ge=0)]
+
+
+# -- parts of the facts ------------------------------------------------------------------------
+
+
+class SourceFacts(Struct, frozen=True):
+    """What made a run. engine: early versions do not name their own."""
+
+    engine: str | None = None
+    version: str = ""
+
+
+class FidelityFacts(Struct, frozen=True):
+    """engine.compare.fidelity.Fidelity; None is not finite."""
+
+    compute: str
+    n_tokens: Count
+    nmse: float | None
+    kl: float | None
+    top1: float | None
+
+
+class PositionRates(Struct, frozen=True):
+    """Shares of drafted tokens that were accepted, by position in the draft."""
+
+    OTHERS: ClassVar[Any] = list[float | None]
+    unconditional: list[float | None]
+    unconditional_given_drafted: list[float | None]
+    conditional: list[float | None]
+
+
+class ToldFigures(Struct, frozen=True):
+    """Figures by name as engine.trace.timings.summary has them; all others are numbers."""
+
+    OTHERS: ClassVar[Any] = float | None
+    acceptance_histogram: list[Size] | None = None
+    num_draft_tokens_per_pos: list[Size] | None = None
+    num_accepted_tokens_per_pos: list[Size] | None = None
+    acceptance_per_position: PositionRates | None = None
+
+
+class ToldTimings(Struct, frozen=True):
+    """Counters of a server for one sequence."""
+
+    OTHERS: ClassVar[Any] = Share
+    cache_n: Share
+    prompt_n: Share
+    prompt_ms: Share
+    predicted_n: Share
+    predicted_ms: Share
+    draft_n: Share
+    draft_n_accepted: Share
+
+
+Told = Annotated[dict[str, Any], Meta(extra={"form": ToldFigures})]
+Timings = Annotated[dict[str, Any], Meta(extra={"form": ToldTimings})]
+
+
+class RecordFacts(Struct, frozen=True):
+    """The file that a run was read from, and whose records it has."""
+
+    file: str = ""
+    shape: str = ""
+
+
+class RequestFacts(Struct, frozen=True):
+    """A request to another engine: what was sent, and what came of it. settings: as sent,
+    generation_settings: as the server took them."""
+
+    seq_ids: list[Count] = []
+    told: Told = {}
+    record: dict[str, Any] = {}
+    engine: str = ""
+    place: str = ""
+    path: Lenient[str] = ""
+    prompt: Lenient[str | None] = None
+    messages: Lenient[list[dict[str, Any]]] = []
+    settings: Lenient[dict[str, Any]] = {}
+    generation_settings: Lenient[dict[str, Any]] = {}
+
+
+class ServerFacts(Struct, frozen=True):
+    """A server that was observed."""
+
+    address: str = ""
+
+
+class TurnFacts(Struct, frozen=True):
+    """A turn of a conversation, see engine.conversation.turns.Turn."""
+
+    conversation: Count
+    number: Count
+    parent: Count | None
+    messages: list[dict[str, Any]]
+    answer: dict[str, Any] | None = None
+    is_recorded: bool = False
+    is_chat: bool = False
+    start: Count = 0
+    rewritten_at: Count | None = None
+    given: Count = 0
+
+
+class WrongRow(Struct, frozen=True):
+    """A row of logits in its batch."""
+
+    pos: Count
+    row: Count
+    width: Count
+
+
+class CheckedBatch(Struct, frozen=True):
+    """A text decoded afresh in other batches; first: the first row beyond the ceiling."""
+
+    seq_id: Count
+    rows: Count
+    beyond: Count
+    batches: str
+    worst: Share | None
+    first: WrongRow | None = None
+
+
+class NoiseCheckFacts(Struct, frozen=True):
+    """The ceiling of a noise lane, see engine.compare.noise_check."""
+
+    ceiling: Share
+    share: Share
+    batches: list[CheckedBatch]
+
+
+class CopyFacts(Struct, frozen=True):
+    """A pass of a copied sequence, see engine.compare.fork_lane."""
+
+    round: Count
+    seq_id: Count
+    verified_in: Count
+    sequence: Count
+    source: Count | None
+    made_in: Count
+    pending: Count
+    n_verified: Count
+    n_idle: Count
+    together: list[Count]
+    again: Any
+    nmse: Share | None
+    state_error: Share | None
+
+
+class ForkFacts(Struct, frozen=True):
+    """Where a free lane left the reference: whether its token follows from its logits, and from
+    the reference's logits in its compute mode."""
+
+    seq_id: int
+    pos: int = 0
+    follows: bool = True
+    by_mode: bool = False
+
+
+class LogitRowFacts(Struct, frozen=True):
+    """The first wrong row of logits of a sequence, and the row that it is of."""
+
+    round: int
+    seq_id: int
+    row: int
+    of: int | None = None
+
+
+class StateOriginFacts(Struct, frozen=True):
+    """What explains a wrong state, see engine.compare.state_origin."""
+
+    round: int
+    seq_id: int
+    pos: int
+    layer: int
+    name: str
+    is_window: bool
+    kind: str
+    number: int
+    holds: list[Any]
+    rows: list[Any] | None = None
+    is_prompt: bool = False
+
+
+class NonFiniteFacts(Struct, frozen=True):
+    """A row of logits that was not finite, see engine.decode.failure."""
+
+    round: int
+    seq_id: int
+    pos: int
+    where: str
+    what: str
+
+
+class GrammarErrorFacts(Struct, frozen=True):
+    """Why a grammar ended a sequence, see engine.decode.grammar_limits."""
+
+    round: int
+    seq_id: int
+    pos: int
+    why: str = ""
+
+
+class FileChangeFacts(Struct, frozen=True):
+    """What has become of a model file, see engine.gguf.model_files."""
+
+    file: str = ""
+    change: str = ""
+    mapped: bool = False
+    round: int | None = None
+    after: int | None = None
+
+
+class ObservedFinding(Struct, frozen=True):
+    """What was found while another engine was observed."""
+
+    rule: str
+    message: str = ""
+    evidence: str = ""
+    seq_id: Count | None = None
+    round: Count | None = None
+
+
+class HeldFacts(Struct, frozen=True):
+    """What memory held of a sequence when its run failed; drafters: tokens in theirs."""
+
+    seq_id: int
+    n_tokens: int
+    attention_pos: int
+    cells: int
+    duplicates: int
+    drafters: dict[str, Any]
+    recurrent_pos: int | None = None
+    pending: int | None = None
+    n_rs_seq: int | None = None
+    valid_depth: int | None = None
+
+
+class FailureFacts(Struct, frozen=True):
+    """The error that ended a run, see engine.decode.failure."""
+
+    type: str
+    message: str
+    place: str
+    round: int
+    sequences: list[HeldFacts]
+
+
+class ChangedTokenFacts(Struct, frozen=True):
+    """engine.observe.rescoring.rescore.ChangedToken."""
+
+    round: Count
+    pos: Count
+    token_id: Count
+    rank: Count
+    best_id: Count
+    p: float
+    best_p: float
+    gap: float
+    top2_gap: float
+    kind: str = ""
+
+
+class RescoredSequenceFacts(Struct, frozen=True):
+    """engine.observe.rescoring.rescore.RescoredSequence."""
+
+    seq_id: Annotated[int, Meta(ge=0, lt=2**16)]
+    n_tokens: int | None = None
+    n_changed: int | None = None
+    greedy: bool | None = None
+    changed: ChangedTokenFacts | None = None
+
+
+class RescoredFacts(Struct, frozen=True):
+    """engine.observe.rescoring.rescore.Rescored."""
+
+    by: str = ""
+    compute: str = ""
+    noise: float | None = None
+    sequences: list[RescoredSequenceFacts] = []
+
+
+class AuditFacts(Struct, frozen=True):
+    """What the audit of a run found, see engine.audit.run_audit; wrong, sampler, drafts: one
+    object for each, which the rules of audits read."""
+
+    verdict: str = ""
+    wrong: list[dict[str, Any]] = []
+    sampler: list[dict[str, Any]] = []
+    drafts: list[dict[str, Any]] = []
+    n_tokens: int | None = None
+    n_text: int | None = None
+    n_drawn: int | None = None
+    n_rounds_sampled: int | None = None
+    not_judged: list[str] = []
+    seconds: float | None = None
+
+
+class RunNotes(Struct, frozen=True):
+    """What the user and the window keep of a run. name: empty for a run that is called by its
+    number. prompt: the beginning of the first one. prompt_key: see engine.analysis.baseline."""
+
+    name: str = ""
+    starred: bool = False
+    deleted: bool = False
+    prompt: str = ""
+    prompt_key: str = ""
+
+
+# -- all of them -------------------------------------------------------------------------------
+
+
+class RunFacts(dict[str, Any]):
+    """The facts of one run. None: not known; of a list, entries that cannot be read are left out.
+
+    `stops` comes last, when all rows and figures are in place. options: as recorded and not
+    checked, since what ran may not be allowed any more; those that a trace lacks have their
+    defaults.
+    """
+
+    source: SourceFacts | None
+    columns: dict[str, dict[str, ColumnState]] | None
+    options: RunOptions | None
+    stops: list[str] | None
+    told: Told | None
+    told_timings: list[Timings | None] | None
+    record: RecordFacts | None
+    requests: list[RequestFacts] | None
+    derived: list[str] | None
+    speculative_types: list[str] | None
+    fidelity: FidelityFacts | None
+    banned_tokens: list[Count] | None
+    environment: dict[str, Any] | None
+    summary: dict[str, Any] | None
+    drafters: dict[str, Any] | None
+    model: dict[str, Any] | None
+    n_ctx: Count | None
+    n_rs_seq: Count | None
+    weight_bytes: Size | None
+    snapshot_bytes: Size | None
+    memory_bytes: Size | None
+    compute: str | None
+    device: str | None
+    architecture: str | None
+    chat: str | None
+    error: str | None
+    prompt_reuse: list[PromptReuseRecord] | None
+    turn: TurnFacts | None
+    lane: str | None
+    lane_kind: str | None
+    lane_against: Count | None
+    lane_error: str | None
+    lane_tolerance: float | None
+    lane_margin: float | None
+    lane_copies: list[CopyFacts] | None
+    noise_check: NoiseCheckFacts | None
+    lane_about: Lenient[str | None]
+    lane_free: Lenient[bool | None]
+    lane_forks: Lenient[list[ForkFacts] | None]
+    lane_unread: Lenient[str | None]
+    logit_rows: Lenient[list[LogitRowFacts] | None]
+    state_origins: Lenient[list[StateOriginFacts] | None]
+    draft_accept: Lenient[list[int] | None]
+    synthetic: Lenient[bool | None]
+    threads: Lenient[int | None]
+    started: Lenient[str | None]
+    library: Lenient[RunNotes | None]
+    audit: Lenient[AuditFacts | None]
+    failure: Lenient[FailureFacts | None]
+    non_finite: Lenient[list[NonFiniteFacts] | None]
+    grammar_errors: Lenient[list[GrammarErrorFacts] | None]
+    file_changes: Lenient[list[FileChangeFacts] | None]
+    observed_findings: Lenient[list[ObservedFinding] | None]
+    rescored: Lenient[RescoredFacts | None]
+    attachment: Lenient[str | None]
+    server: Lenient[ServerFacts | None]
+    listens_at: Lenient[str | None]
+    requests_left_out: Lenient[int | None]
+    unknown_keys: Lenient[list[str] | None]
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """These facts as they are in JSON; None for one that is not there."""
+        return {name: self.get(name) for name in names}
+
+    def add_to(self, name: str, *entries: Mapping[str, Any]) -> None:
+        """Add entries to a fact that is a list, which may not be there yet."""
+        self.setdefault(name, []).extend(entries)
+
+
+class _Fact:
+    """An attribute of RunFacts: reads and writes one key of it."""
+
+    def __init__(self, name: str, hint: Any) -> None:
+        self._name, self._hint = name, hint
+
+    def __get__(self, facts: RunFacts | None, _owner: type) -> Any:
+        if facts is None:
+            return self
+        value = facts.get(self._name)
+        return None if value is None else read_or(self._hint, value, None)
+
+    def __set__(self, facts: RunFacts, value: Any) -> None:
+        facts[self._name] = msgspec.to_builtins(value) if isinstance(value, Struct) else value
+
+
+_HINTS = get_type_hints(RunFacts, include_extras=True)
+for _name, _hint in _HINTS.items():
+    setattr(RunFacts, _name, _Fact(_name, _hint))
+
+
+def recorded_options(value: Any) -> RunOptions | None:
+    """Options as a file has them, not checked; those that are missing or cannot be read have their
+    defaults. None for anything but an object."""
+    options: RunOptions | None = read_or(RunOptions, value, None)
+    return options
+
+
+def problems(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """For whatever is wrong in the facts of a run, its place inside and what is wrong."""
+    for name, value in facts.items():
+        if name in _HINTS and value is not None:
+            hint = _HINTS[name]
+            is_union = get_origin(hint) in (Union, UnionType)
+            yield from within(name, wrong(get_args(hint)[0] if is_union else hint, value))
