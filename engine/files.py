@@ -85,7 +85,7 @@ def file_bytes(path: Path, most_bytes: int, kind: type[DraftscopeError] = Option
 
 
 def file_head(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a file; nothing of one that cannot be read or is no regular file."""
+    """The first bytes of a file; nothing of one that cannot be read or is not a regular file."""
     try:
         with opened_file(path) as file:
             return file.read(n_bytes) or b""
@@ -242,7 +242,7 @@ def _target(path: Path) -> Path:
 
 
 def _part_name(path: Path) -> str:
-    """A name beside any other; its suffix is the same, for what is written as that says."""
+    """A name next to any other; its suffix is the same, for what is written as that says."""
     return f"{PART}{uuid.uuid4().hex[:8]}{path.suffix[:_LONGEST_SUFFIX]}"
 
 

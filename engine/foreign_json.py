@@ -22,7 +22,8 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """A text that is no JSON, or more than is read. what: a clause. line, column: where, from 1."""
+    """A text that is not JSON, or more than is read. what: a clause. line, column: where, from
+    1."""
 
     def __init__(self, what: str, text: str = "", at: int = 0) -> None:
         self.what = what
@@ -37,8 +38,8 @@ def parse_json(
     """The value of a text. unique: an object may not have a key twice, which costs some time.
     whole_texts: halves of characters, which cannot be written, are replaced.
 
-    Raises JsonError for what is no JSON, as NaN and Infinity are; for reals beyond float64, nesting
-    deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
+    Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
+    nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
     n_inside = text.count("{") + text.count("[")
     if n_inside > MOST_OBJECTS:
@@ -80,7 +81,7 @@ def _real(text: str) -> float:
 
 
 def _constant(text: str) -> NoReturn:
-    raise _RefusedError(f"{text} is no number", text)
+    raise _RefusedError(f"{text} is not a number", text)
 
 
 class _UniqueKeys:

@@ -29,7 +29,7 @@ class OutOfRangeError(ValueError):
 def whole(text: str, most: int = COUNT) -> int:
     """A number of decimal digits, from 0 to `most`. Raises OutOfRangeError."""
     if not (text.isascii() and text.isdigit()):
-        raise OutOfRangeError(f"{text[:40]!r} is no whole number")
+        raise OutOfRangeError(f"{text[:40]!r} is not a whole number")
     digits = text.lstrip("0") or "0"
     if len(digits) > 20 or int(digits) > most:
         raise OutOfRangeError(f"{digits[:20]}{'…' * (len(digits) > 20)} is more than {most:,}")
@@ -39,7 +39,7 @@ def whole(text: str, most: int = COUNT) -> int:
 def real(text: str, most: float = LONGEST_PART_MS) -> float:
     """A decimal number from 0 to `most`. Raises OutOfRangeError."""
     if _REAL.fullmatch(text) is None:
-        raise OutOfRangeError(f"{text[:40]!r} is no number that is read")
+        raise OutOfRangeError(f"{text[:40]!r} is not a number that is read")
     if (value := float(text)) > most:
         raise OutOfRangeError(f"{text[:40]} is more than {most:,.0f}")
     return value

@@ -44,10 +44,10 @@ class NumberRange:
 class FormRow:
     """How a form shows an option.
 
-    label: before the field, or beside a tick. low, high: of a field for numbers. special: shown for
-    the lowest number, which stands for None where the default is None. start: what a form begins
-    with instead of the default. text: an example, in an empty line. short: the option's name among
-    several in one row.
+    label: before the field, or next to a tick. low, high: of a field for numbers. special: shown
+    for the lowest number, which stands for None where the default is None. start: what a form
+    begins with instead of the default. text: an example, in an empty line. short: the option's name
+    among several in one row.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""One run of a session: stepped by whoever started it, looked at at any time."""
+"""One run of a session: stepped by the one who started it, looked at at any time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Run:
             try:
                 more = self._scheduler.step()
             except BaseException as error:
-                self._cached = self._memories = None  # nobody knows how far the round came
+                self._cached = self._memories = None  # no one knows how far the round came
                 self._scheduler.note_failure(error)
                 self.stop()
                 if isinstance(error, NonFiniteError):

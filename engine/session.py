@@ -81,7 +81,7 @@ class Session:
         files: ModelFiles | None = None,
         mmap: bool | None = None,
     ) -> None:
-        """drafts: what was opened beside the model, by the drafter that uses it. files: all that
+        """drafts: what was opened next to the model, by the drafter that uses it. files: all that
         was read. mmap: as for `open`, for models that are loaded again."""
         self._model, self.info, self.path = model, info, path
         self.files, self._mmap = files or ModelFiles(), mmap
@@ -257,7 +257,7 @@ class Session:
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory
-        that nobody counts. A fault may leave anything behind."""
+        that no one counts. A fault may leave anything after."""
         lends = self.device.type == "cpu" and graphs_are_on() and uses_llvm()
         return LentMemories(self._shelf if lends and not options.faults else None)
 
@@ -482,7 +482,7 @@ def _loaded_beside(
     cancelled: Callable[[], bool],
     mmap: bool | None,
 ) -> LoadedDrafter:
-    """See load_drafter; beside a large target it is then ready to be measured."""
+    """See load_drafter; next to a large target it is then ready to be measured."""
     drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
     if not info.is_small:
         warm_up_drafter(drafter)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 
 TEXT = "\n\t\u200c\u200d"
-"""What text of several lines may hold besides printable characters: its lines, and the joiners
-that Persian, Indic scripts and emoji need."""
+"""What text of several lines may hold in addition to printable characters: its lines, and the
+joiners that Persian, Indic scripts and emoji need."""
 
 
 def terminal_text(text: str, keep: str = "") -> str:

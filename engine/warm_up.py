@@ -1,7 +1,7 @@
 """Forward passes ahead of the first run, so that its first rounds do not wait for kernels.
 
 Kernels are compiled, or read from disk, when they are first called, some for every number of rows;
-the clock of a run stands meanwhile (engine.machine.clock), but its reader waits. What the passes
+the clock of a run is meanwhile (engine.machine.clock), but its reader waits. What the passes
 compute is not wanted: on the processor no kernel is started.
 """
 

@@ -1,4 +1,4 @@
-"""The check of words: what it reads in a file, what it finds, and that a count cannot rise."""
+"""The check of words: what it reads in a file, and what it finds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_words_of_prose(tmp_path: Path) -> None:
     assert words.found(path) == [(1, "Nobody"), (3, "stands")]
 
 
-def test_a_count_that_rises_fails(tmp_path: Path) -> None:
+def test_a_word_anywhere_fails(tmp_path: Path) -> None:
     """In a repository of its own, with the script as it is."""
     (tmp_path / ".ci").mkdir()
     script = tmp_path / ".ci" / "words"
@@ -57,19 +57,12 @@ def test_a_count_that_rises_fails(tmp_path: Path) -> None:
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
         command = [sys.executable, str(script), *more]
-        return subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    page.write_text("told\n")
-    assert run().returncode == 1
-    assert run("--write").returncode == 0
-    assert (tmp_path / ".ci" / "words.txt").read_text() == "1 a.md\n"
-    assert run().returncode == 0
     page.write_text("told behind\n")
     failed = run()
     assert failed.returncode == 1 and "a.md:1: behind" in failed.stdout
-    assert run("--write").returncode == 1, "the list cannot be made longer"
+    assert run("a.md").stdout == failed.stdout
     page.write_text("after\n")
     assert run().returncode == 0
-    assert run("--write").returncode == 0
-    assert (tmp_path / ".ci" / "words.txt").read_text() == ""

@@ -148,7 +148,7 @@ class Feed(QObject):
         if self._run is None or self._run.store.size() == self._size_shown:
             return
         self._begun = time.thread_time()
-        self._painted.start(0)  # which comes behind the painting of what has changed
+        self._painted.start(0)  # which comes after the painting of what has changed
         self._size_shown = self._run.store.size()
         for view in self._views:
             view.refresh()

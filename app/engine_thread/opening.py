@@ -204,7 +204,7 @@ class LocalSession:
         del self._session
 
     def _learn_content(self, decoding: Run | Comparison | TurnRun) -> None:
-        """Hash the tensors beside the run, but not in front of its first token."""
+        """Hash the tensors next to the run, but not in front of its first token."""
         if self._session.content is not None:
             self._session.content.start(lambda: decoding.done or any(decoding.emitted))
 

@@ -78,7 +78,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What a comparison is made of: prompts as text, common options, lanes beside the reference.
+    """What a comparison is made of: prompts as text, common options, lanes next to the reference.
 
     draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
     llama_library: a build of llama.cpp for its lanes, None = that of llama-cpp-python.

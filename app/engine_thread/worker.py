@@ -82,7 +82,7 @@ class DecodingJob(EngineJob):
         self.decoding: Decoding | None = None
         self._store: TraceStore | None = None
         self._first = 0
-        """One that fails while it begins may have begun runs already: all from here on are its
+        """One that fails while it begins may have started runs already: all from here on are its
         own."""
         self.ref: RunRef | None = None
         """Its run; of a comparison, the reference lane."""

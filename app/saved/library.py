@@ -1,7 +1,7 @@
 """The runs of earlier sessions: traces that windows left in the data folder, whatever their end.
 
-Each is an exported trace in a folder of its own, beside those that windows write now. What a list
-says of its runs stands in session.json; the rows are read when one of them is to be shown.
+Each is an exported trace in a folder of its own, next to those that windows write now. What a list
+says of its runs is in session.json; the rows are read when one of them is to be shown.
 """
 
 from __future__ import annotations

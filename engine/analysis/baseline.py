@@ -50,7 +50,7 @@ def prompt_key(store: TraceStore, run_id: int) -> str:
 
 
 def speed(store: TraceStore, run_id: int) -> float:
-    """Tokens per second behind the prompt, 0 where none were generated."""
+    """Tokens per second after the prompt, 0 where none were generated."""
     return float(timings(store, run_id)["predicted_per_second"])
 
 

@@ -186,7 +186,7 @@ class BreakWatch:
     def _in_divergence(self, rule: BreakRule, rows: range) -> Iterator[BreakHit]:
         table = self._store.divergence
         nmse = table.column("nmse", rows.start, rows.stop)
-        # a difference that is no number comes from logits that are none
+        # a difference that is not a number comes from logits that are none
         for i in np.flatnonzero(~(nmse <= rule.value)).tolist():
             row = table.row(rows.start + i)
             if row["lane"].partition(",")[0] == NOISE:

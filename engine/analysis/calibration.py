@@ -1,7 +1,7 @@
 """Whether a drafter's confidence can be trusted: how often tokens were accepted of which it was
 so sure (a reliability diagram), and how far the two are apart on average (ECE).
 
-Only tokens that the target judged count: of a token behind a rejected one nobody knows. A p_min
+Only tokens that the target judged count: of a token after a rejected one no one knows. A p_min
 leaves out the tokens below it, so that their bins stay empty.
 """
 

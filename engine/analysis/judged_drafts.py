@@ -16,7 +16,7 @@ from engine.trace.run_ref import RunRef
 
 ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2
 """Fates of a drafted token. An end token that the target chose too is emitted as the target's own,
-and accepted here; behind a rejected token none is judged."""
+and accepted here; after a rejected token none is judged."""
 BEYOND, UNKNOWN = 0, -1
 """Ranks of a target's token that is not among the candidates, and of one without candidates."""
 
@@ -62,11 +62,11 @@ class DraftReader:
     def read(self) -> JudgedDrafts | None:
         """The drafts that were verified since the last call; None without any.
 
-        The row of a round is written behind the rows of its tokens.
+        The row of a round is written after the rows of its tokens.
         """
         store, run_id = self._run.store, self._run.run_id
         start, stop = self._rounds_read, len(store.rounds)
-        stop_tokens = len(store.tokens)  # behind the rounds: their tokens are complete
+        stop_tokens = len(store.tokens)  # after the rounds: their tokens are complete
         self._rounds_read = stop
         rounds = store.rounds
 
@@ -130,7 +130,7 @@ class _Tokens:
         self._rows, self._stop = mine[found], stop
         self.step: np.ndarray = order[at[found]]
         self.end = int(self._rows[-1]) + 1 if len(self._rows) else start
-        """Behind the last of them."""
+        """After the last of them."""
 
     def column(self, name: str) -> np.ndarray:
         values: np.ndarray = self._table.column(name, 0, self._stop)[self._rows]

@@ -1,6 +1,6 @@
 """How far drafts come: the part that is accepted up to each index.
 
-A draft that ended early says nothing of the indices behind its end, so it is left out of them
+A draft that ended early says nothing of the indices after its end, so it is left out of them
 (the product-limit estimate of Kaplan and Meier, JASA 1958). That takes for granted that drafts cut
 short would have fared like the others; where p_min cuts them, they would have fared worse.
 """

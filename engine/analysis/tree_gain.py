@@ -1,10 +1,10 @@
 """What trees of drafts would have gained, estimated from the candidates of a recorded chain.
 
-The tree has the recorded chain and beside it single tokens: at a place (index in the draft, rank
+The tree has the recorded chain and next to it single tokens: at a place (index in the draft, rank
 among the drafter's candidates) it holds that candidate as well. Where the chain was rejected at
 this index and the target chose that candidate, the tree's step emits one token more: the
-candidate is accepted and the target's token behind it follows. What is assumed beyond that is
-told in words by `ASSUMPTIONS`. Trees of this program's drafters are not drafted.
+candidate is accepted and the target's token after it follows. What is assumed beyond that is
+listed in `ASSUMPTIONS`. Trees of this program's drafters are not drafted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.trace.records import N_TOP
 
 LEAVES = (2, 4, 8)
 ASSUMPTIONS = (
-    "the chain and beside it single candidates, at the same places in every step",
+    "the chain and next to it single candidates, at the same places in every step",
     "the places that would have helped most in this run",
-    "nothing is drafted behind such a candidate",
+    "nothing is drafted after such a candidate",
     f"candidates beyond the first {N_TOP} are not recorded and count as missed",
     "every branch of a recurrent layer keeps a state of its own, which costs nothing here",
 )
@@ -29,7 +29,7 @@ ASSUMPTIONS = (
 @dataclass(frozen=True, slots=True)
 class TreeGain:
     """A tree of n_leaves. tokens_per_step: with the tree. places: (index in the draft, rank) of
-    the candidates beside the chain; fewer where no other would ever have helped."""
+    the candidates next to the chain; fewer where no other would ever have helped."""
 
     n_leaves: int
     tokens_per_step: float
@@ -44,7 +44,7 @@ class TreeGain:
 def tree_gains(
     ranks: np.ndarray, n_steps: int, n_accepted: int, leaves: Sequence[int] = LEAVES
 ) -> list[TreeGain]:
-    """Estimates for trees of so many leaves.
+    """Estimates for trees of this many leaves.
 
     ranks[i, r - 1]: steps rejected at index i in which the target chose the candidate of rank r,
     int64 [K, N_TOP]; n_steps: steps that could be counted so, accepted or not; n_accepted: tokens

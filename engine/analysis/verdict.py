@@ -31,8 +31,8 @@ rounding has a ceiling in every compute mode (engine.analysis.noise_ceiling). A 
 is suspect itself, as is one whose texts, decoded afresh in other batches (fact noise_check), have
 other logits than token by token; then the bound of the others is the ceiling.
 
-A fork is no fault if the lane's logits give its token when the reference samples from them, and if
-at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
+A fork is not a fault if the lane's logits give its token when the reference samples from them, and
+if at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
 Otherwise the lane is suspect, as it is beyond its bound.
 
 A peer lane rounds activations as we do not. It has noise lanes of its own, which round as it does
@@ -45,7 +45,7 @@ noise lane: the kernels are the same, so a smaller margin (fact lane_margin) doe
 
 Lanes of another compute mode or of other types of states are measured against that mode's own
 reference lane and judged by that mode's noise, so a rollback is right or wrong whatever the mode
-costs. How far the mode itself is from the reference lane stands in the row of its reference lane.
+costs. How far the mode itself is from the reference lane is in the row of its reference lane.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class DraftModel(ABC):
         in_place: bool = False,
         steady: bool = False,
     ) -> list[Candidates]:
-        """What each of n tokens was chosen from behind what is in memory.
+        """What each of n tokens was chosen from after what is in memory.
 
         newest: the entry that a draft goes on from. first: position of the first drafted one.
         tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
@@ -149,7 +149,7 @@ class _Stepwise(DraftModel):
     def _step(
         self, ubatch: UBatch, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [1, n_drafted] behind an entry, and the row of the next one, [1, n_row]."""
+        """Logits [1, n_drafted] after an entry, and the row of the next one, [1, n_row]."""
 
     def n_true(self, n_accepted: int, n_drafted: int) -> int:
         return 1

@@ -62,15 +62,15 @@ class Deviation:
     draft needs in order, the newest one last.
 
     n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
-    text's. token_shift, row_shift: entries have the token, the row of so many positions on;
+    text's. token_shift, row_shift: entries have the token, the row of this many positions on;
     round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
     has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
-    and the drafted entries, or only these, are so many positions on. newest: its token is that of
-    so many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired with
-    one row. drift: positions that entries are moved by in each round. other: another text is
-    "instead" of the beginning, "before" this one, "beside" it in the same positions, leaves a
+    and the drafted entries, or only these, are this many positions on. newest: its token is that of
+    this many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired
+    with one row. drift: positions that entries are moved by in each round. other: another text is
+    "instead" of the beginning, "before" this one, "next to" it in the same positions, leaves a
     "gap", or there are its "rows".
     """
 
@@ -361,7 +361,7 @@ class _DrafterAudit:
         if not self._model.reads_rows:
             return ""
         known = self._recorded.target_tops(text.seq_id)
-        # those behind it, too: what a replay gave drafters is not what the trace has
+        # those after it, too: what a replay gave drafters is not what the trace has
         first, last = max(1, draft.pos0 - _N_LOOKED), draft.pos0 + 1 + len(draft.tokens)
         places = [place for place in range(first, last + 1) if place in known]
         if not places:
@@ -393,7 +393,7 @@ class _DrafterAudit:
 
 
 class _Replay:
-    """Drafts one after the other, each behind what the ones before left in memory."""
+    """Drafts one after the other, each after what the ones before left in memory."""
 
     def __init__(
         self, model: DraftModel, text: _Text, deviation: Deviation, other: _Text | None = None
@@ -472,7 +472,7 @@ class _Replay:
 
 
 def _window(drafts: Sequence[RecordedDraft], suspect: RecordedDraft) -> Sequence[RecordedDraft]:
-    """The drafts before a suspect, and some behind it."""
+    """The drafts before a suspect, and some after it."""
     at = next(i for i, draft in enumerate(drafts) if draft.round == suspect.round)
     return drafts[max(0, at + 1 - _N_REPLAYED) : at + 1 + _N_REPLAYED // 2]
 

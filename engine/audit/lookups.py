@@ -61,7 +61,7 @@ class _Asked(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
-    ones; n_lost: without so many of the newest; forgets: they forget when a sequence ends."""
+    ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends."""
 
     what: str = ""
     about: str = ""

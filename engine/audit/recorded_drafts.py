@@ -31,7 +31,7 @@ JUDGED, NOT_JUDGED = "judged", "not-judged"
 @dataclass(frozen=True, slots=True)
 class DraftAudit:
     """What the audit says of one drafter's drafts for one sequence. round: the first wrong one,
-    None where nothing is wrong. what: one of the above. evidence: the numbers behind it."""
+    None where nothing is wrong. what: one of the above. evidence: the numbers after it."""
 
     seq_id: int
     round: int | None

@@ -107,7 +107,7 @@ class SamplerCheck:
         return {} if round_.n_replays or self._rates else _wrong_p(round_, seen)
 
     def _before(self, seq_id: int, plain: Sampler, n_accepted: int, n_draws: int) -> Sampler:
-        """The plain sampler as it was after so many tokens and random numbers."""
+        """The plain sampler as it was after this many tokens and random numbers."""
         sampler = self._make(seq_id)
         for token in plain.accepted[:n_accepted]:
             sampler.accept(token)

@@ -48,7 +48,7 @@ class _Thinned:
 
 class StateSamples:
     """Up to n rounds, fewer where they would take more than MOST_BYTES: half of them after a
-    rollback, the others anywhere; besides, the last round of every sequence."""
+    rollback, the others anywhere; as well, the last round of every sequence."""
 
     def __init__(self, memory: HybridMemory, n: int) -> None:
         recurrent = memory.recurrent

@@ -2,7 +2,7 @@
 
 Rollbacks, restores, copies and verify batches are what a noise lane shares with the lanes that it
 bounds. Here an empty memory takes a text from position 0 on, in one batch and again in short
-batches of several widths beside another sequence. Nothing is ever removed, restored or copied.
+batches of several widths next to another sequence. Nothing is ever removed, restored or copied.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class NoiseCheck:
             self._note(seq_id, name, positions, batches, nmse)
 
     def _decode(self, text: _Text, batches: list[tuple[int, int]]) -> torch.Tensor:
-        """Logits [n, n_vocab] after the wanted positions; short batches are decoded beside the
+        """Logits [n, n_vocab] after the wanted positions; short batches are decoded next to the
         same text from its second token on, so that rows of another sequence would show."""
         tokens, model, n_seqs = text.tokens, self._model, min(len(batches), 2)
         other = [*tokens[1:], tokens[0]]

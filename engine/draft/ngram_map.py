@@ -77,7 +77,7 @@ class NgramKey:
 
 @dataclass(slots=True)
 class _Map:
-    """State of one sequence. begun, checked: lengths at `begin` and at the latest look-up."""
+    """State of one sequence. started, checked: lengths at `begin` and at the latest look-up."""
 
     table: FirstOccurrences
     keys: dict[tuple[int, ...], NgramKey] = field(default_factory=dict)

@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<Q")
 _FIRST_READ = 1 << 16
 """Bytes of a head, which may be any number; each further read doubles what is there."""
 _LONGEST_TEXT = 32 * 2**20
-"""Bytes of one string: a tokenizer's JSON may take some, and what is no text takes most memory,
+"""Bytes of one string: a tokenizer's JSON may take some, and what is not a text takes most memory,
 several times its bytes, while it is decoded."""
 
 

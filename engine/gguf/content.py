@@ -1,7 +1,7 @@
 """What is in a model's tensors, as one hash: found in the background and kept for the next time.
 
 The head of a file does not tell a model from the same model trained on. Hashing all the data takes
-half a second per GiB (SHA-256, which processors have instructions for), so nobody waits for it.
+half a second per GiB (SHA-256, which processors have instructions for), so no one waits for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get th
 
 @dataclass(frozen=True, slots=True)
 class ModelFilePart:
-    """One file of a model as it was when opened; its tensors begin behind `head` bytes."""
+    """One file of a model as it was when opened; its tensors begin after `head` bytes."""
 
     path: Path
     stamp: FileStamp
@@ -44,7 +44,7 @@ class ModelFilePart:
 def hash_tensors(
     parts: Sequence[ModelFilePart], cancelled: Callable[[], bool] = never
 ) -> str | None:
-    """SHA-256 of everything behind the heads, in order; None if a file is not the one opened.
+    """SHA-256 of everything after the heads, in order; None if a file is not the one opened.
 
     Raises OSError and, soon after `cancelled` returns True, Cancelled. The interpreter lock is
     free while bytes are read and hashed.

@@ -282,7 +282,9 @@ def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
     unknown = set(types).difference(TokenType)
     if unknown:
-        raise ModelFileError(file.path, f"key {key}", f"{min(unknown)} is no token type", _REMEDY)
+        raise ModelFileError(
+            file.path, f"key {key}", f"{min(unknown)} is not a token type", _REMEDY
+        )
     return types
 
 

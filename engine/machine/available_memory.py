@@ -50,7 +50,7 @@ def _left(root: Path, own: str, kind: str, free: int) -> int:
     limit, use, cache = _LIMITS[kind]
     for folder in (root / own, *(root / own).parents):
         if folder.is_relative_to(root):
-            with suppress(OSError, ValueError):  # the root has no files, "max" is no number
+            with suppress(OSError, ValueError):  # the root has no files, "max" is not a number
                 most = int((folder / limit).read_text())
                 stat = _numbers(folder / "memory.stat")
                 cached = sum(stat.get(name, 0) for name in cache)

@@ -37,7 +37,7 @@ log = logging.getLogger("draftscope.graphs")
 
 
 class PassInputs(NamedTuple):
-    """What a pass looks at beside weights and storage.
+    """What a pass looks at next to weights and storage.
 
     key: all that cannot change without another recording. inputs: tensors, used for this pass
     alone, whose values may change; of one number, shapes and dtypes for equal keys.
@@ -59,9 +59,9 @@ class StepGraphs:
     """The recorded passes of one model over one memory.
 
     A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
-    and those behind it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
+    and those after it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
     one. If recording fails, every pass runs as it is from then on. most_tokens: of a pass that is
-    to be recorded. from_first: record new keys, too, where that works, behind the very first one.
+    to be recorded. from_first: record new keys, too, where that works, after the very first one.
     """
 
     def __init__(self, record: Record, most_tokens: int, *, from_first: bool = False) -> None:
@@ -81,7 +81,7 @@ class StepGraphs:
         return getattr(self._record, "n_bytes", 0)
 
     def takes(self, n_tokens: int) -> bool:
-        """Whether a pass of so many tokens is to be recorded, as far as that is known."""
+        """Whether a pass of this many tokens is to be recorded, as far as that is known."""
         return self._record is not None and n_tokens <= self._most_tokens
 
     def run(

@@ -20,7 +20,7 @@ from kernels.llvm.launch_table import LaunchTable
 from kernels.llvm.program import Launch, watched
 
 _MAKE = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
-# views by their declaration, of tensors that nobody keeps
+# views by their declaration, of tensors that no one keeps
 _MAKE_CONSTANTS = frozenset(("lift", "lift_fresh"))
 
 Tensors = tuple[torch.Tensor, ...]
@@ -53,7 +53,7 @@ class _NothingButViews(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled by torch here; told to skip that, it would import its compiler."""
+        """Nothing is compiled by torch here; asked to skip that, it would import its compiler."""
         return False
 
     def __init__(self, regions: Regions) -> None:
@@ -69,7 +69,7 @@ class _NothingButViews(TorchDispatchMode):
             # reshape, for instance, is a view where it can be one
             if set(_storages((result,))) <= {*_storages(args), *_storages((kwargs or {}).values())}:
                 return result
-        raise NotImplementedError(f"{func} computes, and is no kernel of kernels.llvm")
+        raise NotImplementedError(f"{func} computes, and is not a kernel of kernels.llvm")
 
 
 class _Kind(Enum):

@@ -173,13 +173,13 @@ class RunOptions:
         False,
         "--allow-non-finite",
         "go on where the model's logits are NaN or infinite; else the run ends there",
-        FormRow("go on behind NaN"),
+        FormRow("go on after NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
         False,
         "--batch-invariant",
-        "give the logits behind a token the same bits whatever tokens and sequences are "
+        "give the logits after a token the same bits whatever tokens and sequences are "
         "decoded with it; slower",
         FormRow("batch-invariant"),
     )

@@ -25,9 +25,7 @@ FAULTS = {
     "keep-stale-kv": FaultSpec(
         "a restore leaves attention cells above the checkpoint", shown_by="checkpoint"
     ),
-    "stale-logits": FaultSpec(
-        "the target's own token comes from the logits behind the whole draft"
-    ),
+    "stale-logits": FaultSpec("the target's own token comes from the logits after the whole draft"),
     "stale-plane": FaultSpec(
         "rollbacks up to n_rs_seq are accepted, whatever the planes hold",
         ("planes",),
@@ -39,12 +37,14 @@ FAULTS = {
         "ring",
     ),
     "bf16-snapshots": FaultSpec(
-        "planes behind the newest one, and checkpoints, are kept in bf16 beside a state in f32",
+        "planes after the newest one, and checkpoints, are kept in bf16 next to a state in f32",
         ("planes", "carry", "checkpoint"),
     ),
-    "plane-off-by-one": FaultSpec("a rollback reads the plane beside its own", ("planes", "carry")),
+    "plane-off-by-one": FaultSpec(
+        "a rollback reads the plane next to its own", ("planes", "carry")
+    ),
     "sampler-not-restored": FaultSpec(
-        "behind a rejection the sampler goes on behind the whole draft: grammar, penalties and "
+        "after a rejection the sampler goes on after the whole draft: grammar, penalties and "
         "random numbers",
         shown_by="planes,free",
         in_sampler=True,

@@ -32,7 +32,7 @@ def _rates(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in text.replace(",", " ").split())
     except ValueError as error:
         raise OptionError(
-            "--spec-synth-rates has a word that is no number.", "Write it like 0.8, 0.6, 0.4."
+            "--spec-synth-rates has a word that is not a number.", "Write it like 0.8, 0.6, 0.4."
         ) from error
 
 

@@ -34,7 +34,7 @@ def shown(value: Any) -> str:
 
 
 def decimals(value: Any, digits: int) -> str:
-    """A number with so many decimals; "n/a" for none."""
+    """A number with this many decimals; "n/a" for none."""
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return f"{value:.{digits}f}" if is_number else "n/a"
 

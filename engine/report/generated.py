@@ -15,11 +15,11 @@ _MOST_PIECES = 4000
 """Tokens of all sequences whose text is shown."""
 
 GeneratedText = tuple[str, list[tuple[str, str]]]
-"""A sequence's prompt, and the pieces behind it with their kinds (engine.trace.records)."""
+"""A sequence's prompt, and the pieces after it with their kinds (engine.trace.records)."""
 
 
 def run_texts(run: RunRef) -> list[GeneratedText]:
-    """Of every sequence: its prompt, and its tokens behind it with their kinds."""
+    """Of every sequence: its prompt, and its tokens after it with their kinds."""
     store = run.store
     table = RunColumns(store, "tokens", run.run_id)
     found = []
@@ -37,7 +37,7 @@ def run_texts(run: RunRef) -> list[GeneratedText]:
 
 
 def _joined(runs: Sequence[tuple[bytes, str]]) -> list[tuple[str, str]]:
-    """Tokens behind the prompt, at most _MOST_PIECES; neighbours of a kind are one piece, so that
+    """Tokens after the prompt, at most _MOST_PIECES; neighbours of a kind are one piece, so that
     characters of several tokens are whole."""
     joined: list[tuple[bytes, str]] = []
     for piece, kind in [one for one in runs if one[1] not in ("prompt", "replayed")][:_MOST_PIECES]:

@@ -21,7 +21,7 @@ _DARK = (
 )
 _N_COLOURS = 6
 _SHORT = 24
-"""Cells of so many characters stay on one line."""
+"""Cells of this many characters stay on one line."""
 _STYLE = (
     f":root{{color-scheme:light dark;{_LIGHT}}}"
     f"@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
@@ -56,7 +56,7 @@ _STYLE = (
     ".replacement{border-bottom:3px double var(--s1)}.bonus{border-bottom:2px dotted var(--ink)}"
     ".prompt{color:var(--muted)}"
     ".error b{color:var(--bad)}.warning b{color:var(--warn)}"
-    # behind what it changes
+    # after what it changes
     "@media print{body{max-width:none;padding:0;font-size:12px}table{font-size:10px}"
     ".wide{overflow:visible}th,td{padding:.1rem .4rem}.n,.k{white-space:normal}"
     "figure,tr{break-inside:avoid}h2,h3{break-after:avoid}}"

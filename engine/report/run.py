@@ -116,7 +116,7 @@ def _time(figures: Mapping[str, Any]) -> list[Part]:
     return [
         Plot(
             "bars",
-            "Time behind the prompts by phase",
+            "Time after the prompts by phase",
             list(known),
             {"time": list(known.values())},
             "ms",
@@ -153,7 +153,7 @@ def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
 
 
 def model_facts(facts: RunFacts) -> dict[str, Any]:
-    """What a run tells of its model beside the files: architecture and sizes in memory."""
+    """What a run tells of its model next to the files: architecture and sizes in memory."""
     sizes = {
         "weight": facts.weight_bytes,
         "memory": facts.memory_bytes,

@@ -1,4 +1,4 @@
-"""Plots as SVG inside a page: bars, bars beside each other, lines, a heat map.
+"""Plots as SVG inside a page: bars, bars side by side, lines, a heat map.
 
 Colours are classes that the page's style fills in, so that one picture suits light, dark and
 paper. Every text is escaped here. Values that are not finite count as missing.

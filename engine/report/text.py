@@ -39,7 +39,7 @@ def escape_lines(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """For a cell or a list in Markdown: on one line, nothing in it means anything, nobody is
+    """For a cell or a list in Markdown: on one line, nothing in it means anything, no one is
     mentioned and nothing linked."""
     line = visible(" ".join(text.split()))
     if len(line) > _LONGEST_CELL:

@@ -4,7 +4,7 @@ spreadsheets, in which no cell is a formula.
 A spreadsheet takes a text for a formula by its first character, and where a text begins depends
 on the locale: in many, fields end at semicolons, quotes in the middle of such a field mean
 nothing, and a line feed inside of them ends the row. So an apostrophe goes in front of a
-dangerous character at the beginning of a cell and behind everything that may end a field, and in
+dangerous character at the beginning of a cell and after everything that may end a field, and in
 front of an apostrophe there; taking one away gives every text back. The files begin with a byte
 order mark, without which Excel does not read them as UTF-8. Numbers stay numbers: a minus sign
 before digits alone runs nothing.
@@ -23,8 +23,8 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "�
 """The full-width forms count where the spreadsheet runs in an East Asian locale (OWASP)."""
 
 FIELD_ENDS = (";", "\t", "|", "\r", "\n", "\u061b")
-"""Besides the comma, which quotes take care of: list separators of locales and imports (the last
-is the Arabic semicolon), and line ends."""
+"""In addition to the comma, which quotes take care of: list separators of locales and imports (the
+last is the Arabic semicolon), and line ends."""
 
 _GUARD = "'"
 _STARTS, _ENDS = re.escape("".join(FORMULA_STARTS)), re.escape("".join(FIELD_ENDS))

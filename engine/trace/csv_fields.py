@@ -30,7 +30,7 @@ _WORD = np.dtype("<u8")
 class FieldBlock:
     """Some rows of a file.
 
-    data: their bytes behind PAD. starts, ends: of each field without its quotes, int64
+    data: their bytes after PAD. starts, ends: of each field without its quotes, int64
     [columns, rows].
     """
 
@@ -133,7 +133,7 @@ class FieldBlock:
 
 
 def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
-    """The names in the first line; the file is then behind it. Raises TraceFileError."""
+    """The names in the first line; the file is then after it. Raises TraceFileError."""
     line = file.readline(_LONGEST_FIELD).decode(encoding(variant))
     try:
         names = next(csv.reader([line], strict=True), [])
@@ -147,7 +147,7 @@ def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
 
 
 def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[FieldBlock]:
-    """The rows behind the header. Raises TraceFileError and UnicodeDecodeError."""
+    """The rows after the header. Raises TraceFileError and UnicodeDecodeError."""
     rest, line, more = b"", 2, b"\n"
     while more:
         more = file.read(_CHUNK)

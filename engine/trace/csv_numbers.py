@@ -27,7 +27,7 @@ _INTEGER_POWERS = 10 ** np.arange(17, dtype=np.int64)
 
 
 class NotANumberError(Exception):
-    """A field that is no number; args: its row in the block."""
+    """A field that is not a number; args: its row in the block."""
 
 
 def whole_numbers(block: FieldBlock, column: int, missing: int) -> np.ndarray:

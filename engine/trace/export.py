@@ -1,4 +1,4 @@
-"""A trace as a folder of CSV files: one per table, and session.json beside them.
+"""A trace as a folder of CSV files: one per table, and session.json next to them.
 
 UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
 that was not observed is an empty field. Reals have nine significant digits, which is exact for

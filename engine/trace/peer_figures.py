@@ -24,7 +24,7 @@ def with_told(
     figures: dict[str, Any], store: TraceStore, run_id: int | None, seq_id: int | None = None
 ) -> dict[str, Any]:
     """Figures of `engine.trace.timings.summary`, computed from rows, and in front of them what
-    was told in the run's facts; None is neither told nor known.
+    was reported in the run's facts; None is neither reported nor known.
 
     `told` of the run, and of a request in `requests`: figures by name. `told_timings`: by sequence
     the server's own counters; of sequences without rows they are all that is known.
@@ -72,7 +72,7 @@ def _with_timings(
     found |= _rates("prompt", prompt_ms, found["prompt_n"])
     if len(timings) == 1:
         found["predicted_ms"] = known[0]["predicted_ms"]
-    elif rowless:  # when they generated, nobody told
+    elif rowless:  # when they generated is not known
         found["predicted_ms"] = 0.0
     predicted_ms, n = found["predicted_ms"], found["predicted_n"]
     # the first token is the prompt's

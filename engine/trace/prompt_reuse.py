@@ -49,7 +49,7 @@ class WhyProcessed(StrEnum):
 
 _SENTENCES = {
     WhyProcessed.FIRST: "memory held no text of these settings",
-    WhyProcessed.NEW: "it is new behind the text in memory",
+    WhyProcessed.NEW: "it is new after the text in memory",
     WhyProcessed.DIFFERS: "memory held another text from here on",
     WhyProcessed.LAST: "the last token of a prompt is always decoded: its logits are not kept",
     WhyProcessed.BEHIND_CHECKPOINT: "the nearest context checkpoint lies before it",

@@ -103,7 +103,7 @@ def _ms(name: str, about: str) -> Column:
 
 
 def _probability(name: str, about: str, kind: str = "real") -> Column:
-    return Column(name, kind, about, 0.0, 1.001)  # sums of float32 end a little beside 1
+    return Column(name, kind, about, 0.0, 1.001)  # sums of float32 end a little next to 1
 
 
 def _forbidden(name: str) -> Column:
@@ -139,8 +139,8 @@ ROUNDS = (
     _count("num_accepted_draft_tokens", "drafted tokens that the target confirmed", LONGEST_DRAFT),
     _count(
         "num_target_tokens",
-        "the target's own tokens behind them, emitted or not: 1, "
-        "0 behind a prompt part that is not the last, 2 behind a verified replay",
+        "the target's own tokens after them, emitted or not: 1, "
+        "0 after a prompt part that is not the last, 2 after a verified replay",
         LONGEST_DRAFT,
     ),
     _count("num_emitted", "tokens added to the output"),
@@ -180,7 +180,7 @@ ROUNDS = (
     Column(
         "sampler_wrong",
         "int",
-        "tokens that the sampler goes on behind and that are not the text's, or are missing",
+        "tokens that the sampler goes on after and that are not the text's, or are missing",
         0,
         COUNT,
         since=4,
@@ -297,7 +297,7 @@ UBATCHES = (
     Column(
         "pos_gap",
         "int",
-        "positions left out behind what memory held, below 0: held already",
+        "positions left out after what memory held, below 0: held already",
         -COUNT,
         COUNT,
         since=2,
@@ -337,7 +337,7 @@ DIVERGENCE = (
 STATES = (
     _RUN,
     _LANE,
-    _count("round", "round behind which the states are compared", _MOST_ROUNDS, required=True),
+    _count("round", "round after which the states are compared", _MOST_ROUNDS, required=True),
     _SEQUENCE,
     _count("pos", "last position that the states hold", required=True),
     _count("layer", "recurrent layer, by its index in the model", _MOST_LAYERS - 1, required=True),
@@ -352,7 +352,7 @@ FINDINGS = (
     Column("rule", "text", "rule that fired"),
     _choice("severity", "info, warning or error", SEVERITIES),
     Column("message", "text", "one sentence"),
-    Column("evidence", "text", "the numbers behind it"),
+    Column("evidence", "text", "the numbers after it"),
     Column("suggestion", "text", "what to do about it"),
 )
 

@@ -1,10 +1,10 @@
-"""Replaces a folder by a new one as a whole: a crash at any moment leaves a complete one behind.
+"""Replaces a folder by a new one as a whole: a crash at any moment leaves a complete one after.
 
-It is written beside its target as `.NAME.draftscope-PID-….part` and becomes `.new` when it is
+It is written next to its target as `.NAME.draftscope-PID-….part` and becomes `.new` when it is
 complete; the target becomes `.old` while the new one moves in, and then `.gone`. So at every
 moment the target itself, `.new` or `.old` is complete, and `recover` finds it: the next export to
-the same place calls it, and so does whoever looks for what a killed process left. Nothing else
-beside a target is touched, and of what was in the target only the files of a trace are deleted.
+the same place calls it, and so does anyone who looks for what a killed process left. Nothing else
+next to a target is touched, and of what was in the target only the files of a trace are deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _mine: set[str] = set()
 def replacing(
     folder: Path, check: Callable[[Path], None], ours: Callable[[Path], set[str]]
 ) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place when the body succeeds; otherwise nothing
+    """A new folder next to `folder` that takes its place when the body succeeds; otherwise nothing
     is left of it.
 
     check: raises for a target that may not be replaced; it is asked when the new one is complete.

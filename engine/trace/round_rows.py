@@ -80,7 +80,7 @@ class RoundRows:
 
     @property
     def has_draft(self) -> np.ndarray:
-        """Rows behind the prompt that drafted, several rounds in one row among them: bool [n]."""
+        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
         return (self.num_drafted > 0) & ~self.is_prompt
 
     @property

@@ -1,5 +1,5 @@
 """session.json of an exported trace, checked: what is known of runs has the types that views and
-figures expect, whoever wrote it. What is not named here is kept as it is."""
+figures expect, by any writer. What is not named here is kept as it is."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The file as it is, so far as it describes a trace. Raises TraceFileError."""
     if not path.exists():
         raise TraceFileError(
-            f"{path.parent} is no exported trace: {path.name} is missing.",
+            f"{path.parent} is not an exported trace: {path.name} is missing.",
             "Choose the folder that an export wrote.",
         )
     raw = file_bytes(path, _MOST_BYTES, TraceFileError)
@@ -148,7 +148,7 @@ def _problems(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from within("runs", within(run_id, problems(facts)))
     for name in session["rows"]:
         if not _TABLE_NAME.fullmatch(name):
-            yield f"rows.{name}", "is no name of a table"
+            yield f"rows.{name}", "is not a name of a table"
     for token, piece in session["pieces"].items():
         if not isinstance(piece, str) or len(piece) > 2 * _LONGEST_PIECE:
             wanted = f"at most {_LONGEST_PIECE:,} bytes, hexadecimal"

@@ -1,6 +1,6 @@
 """Sums over the steps of a run that grow row by row, and the figures that need nothing else.
 
-What counts as a prompt row or a step is told in `engine.trace.timings`.
+What counts as a prompt row or a step is defined in `engine.trace.timings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.trace.records import MISSING
 
 
 class StepSums:
-    """Counts and milliseconds of a run's rows behind the prompts.
+    """Counts and milliseconds of a run's rows after the prompts.
 
     counts[d, a]: steps that drafted d >= 1 tokens of which a were accepted, int64 [K + 1, K + 1]
     with K the longest draft so far. widths: the verify widths seen, ascending; width_n, width_ms:

@@ -245,7 +245,7 @@ class TraceStore:
 
     def let_go_of_rows(self) -> None:
         """Hold no rows any more, but for what is known of the runs. They have to be on disk, and
-        nobody may write or read them now."""
+        no one may write or read them now."""
         self.take_rows(TraceStore())
 
     def take_rows(self, other: TraceStore) -> None:

@@ -10,7 +10,7 @@ Counting follows llama-server's rules:
 - Accepted tokens count when their verification is complete, before stop conditions are tested,
   so tokens that a stop drops from the output still count. Replacement and bonus tokens never do.
 
-Figures under an earlier rule stand beside today's and say so in their names.
+Figures under an earlier rule are next to today's and say so in their names.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ class TraceWriter:
     """Writes one run of a store, from one thread.
 
     Facts that every run has: `source` (engine and version); once it is over `summary` (figures)
-    and `stops` (why each sequence ended); `error` if it failed. Whoever reads `stops` finds all
+    and `stops` (why each sequence ended); `error` if it failed. Anyone who reads `stops` finds all
     rows and figures in place.
     """
 
     def __init__(self, store: TraceStore, run_id: int) -> None:
-        """Go on with a run that was begun before."""
+        """Go on with a run that was started before."""
         self.store, self.run_id = store, run_id
         self.facts = store.runs[run_id]
 
@@ -111,8 +111,8 @@ class TraceWriter:
             self.facts.stops = list(stops)
 
     def fail(self, error: str) -> None:
-        """The run is over because of an error, which is kept beside an end that was told before.
-        The first error counts."""
+        """The run is over because of an error, which is kept next to an end that was reported
+        before. The first error counts."""
         self.facts.setdefault("error", error)
         self.end([FAILED])
 
@@ -122,4 +122,6 @@ def _check_columns(columns: Mapping[str, Mapping[str, str]]) -> None:
         known = {column.name for column in TABLES.get(table, ())}
         for name, state in states.items():
             if name not in known or state not in COLUMN_STATES:
-                raise ValueError(f"{table}.{name}: {state!r} is no state of a column of the trace")
+                raise ValueError(
+                    f"{table}.{name}: {state!r} is not a state of a column of the trace"
+                )

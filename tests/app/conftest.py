@@ -113,7 +113,7 @@ def _no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def window(make_window: Callable[..., MainWindow], engine: FakeEngine) -> MainWindow:
-    """The main window with the fake engine behind it."""
+    """The main window with the fake engine after it."""
     return make_window(Bridge(engine))
 
 

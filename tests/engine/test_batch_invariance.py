@@ -1,4 +1,4 @@
-"""--batch-invariant: the logits behind a token do not depend on what is decoded with it."""
+"""--batch-invariant: the logits after a token do not depend on what is decoded with it."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_rollbacks_leave_no_trace(name: str, policy: str, unified: bool) -> None
             rows.append(logits.chunk(2)[ubatch.seq_ids.index(0)])
         at += n_kept
         assert memory.seq_rm(1, at) and memory.seq_rm(0, at)
-        # whoever comes first now fills the holes below the other's cells
+        # anyone who comes first now fills the holes below the other's cells
         order.reverse()
     assert torch.equal(torch.cat(rows), alone(name, "f32")[:at])
 

@@ -52,7 +52,7 @@ def test_drafts_are_those_of_steps(name, n_max, at_once):
 
 @pytest.mark.parametrize("others", [{"kv": "unified"}, {"batch_invariant": True}])
 def test_sequences_that_share_memory(others, at_once):
-    """The second sequence drafts alone, behind the first, once that has ended."""
+    """The second sequence drafts alone, after the first, once that has ended."""
     tokens = prompt_of(MTP).tokens
     prompts = [Prompt(tokens[:4]), Prompt(tokens)]
     options = options_of(60, "draft-mtp", rollback="ring", parallel=2, **others)

@@ -27,8 +27,8 @@ def test_a_number_of_too_many_digits_is_a_text() -> None:
         ("", "line 1, column 1: Expecting value"),
         ('{"a":\n oops}', "line 2, column 2: Expecting value"),
         ("[1,\n 1e999]", "line 2, column 2: 1e999 is beyond the range of numbers"),
-        ("[NaN]", "line 1, column 2: NaN is no number"),
-        ("[1, -Infinity]", "line 1, column 5: -Infinity is no number"),
+        ("[NaN]", "line 1, column 2: NaN is not a number"),
+        ("[1, -Infinity]", "line 1, column 5: -Infinity is not a number"),
         ("[" * 100_000, "nested more than 64 times"),
         ('{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1), "nested more than 64 times"),
         (

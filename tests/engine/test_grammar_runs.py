@@ -163,7 +163,7 @@ def test_lanes_keep_to_the_grammar(demo, folder):
 
 
 def test_an_error_of_the_grammar_ends_its_sequence_alone(demo, folder, monkeypatch):
-    """The second sequence's matcher runs into a limit behind its tenth token."""
+    """The second sequence's matcher runs into a limit after its tenth token."""
     whole = decode(demo, prompts(demo)[:2], RunOptions(n_predict=N, sampler=schema_file(folder)))
     states: list[GrammarState] = []
     start = grammar_module.Grammar.start

@@ -33,7 +33,7 @@ def plain() -> list[int]:
 
 @cache
 def first_new() -> tuple[int, int]:
-    """A token that the prompt lacks and its first place in the text, some tokens behind it."""
+    """A token that the prompt lacks and its first place in the text, some tokens after it."""
     known = {*prompt_of(MTP).tokens, *plain()[:4]}
     i, token = next((i, t) for i, t in enumerate(plain()) if t not in known)
     return token, len(prompt_of(MTP).tokens) + i

@@ -120,7 +120,7 @@ def test_faults_show_all_the_same(fault, monkeypatch, counts):
 @pytest.mark.parametrize("compute", ["f32", "blocks"])
 @torch.inference_mode()
 def test_logits_have_the_same_bits(name, compute, monkeypatch, counts):
-    """Widths that alternate, tokens taken back, a sequence forgotten and begun anew."""
+    """Widths that alternate, tokens taken back, a sequence forgotten and started anew."""
     opened = session(name)
     model = opened.model_in(compute)
     outputs = []
@@ -152,7 +152,7 @@ def test_logits_have_the_same_bits(name, compute, monkeypatch, counts):
 
 @compiled
 def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch, counts, caplog):
-    """Experts are chosen on the host; nobody needs to hear of that."""
+    """Experts are chosen on the host; no one needs to hear of that."""
     name = "qwen35moe-d-v2x-mtp-f32"
     prompt = prompt_of(name)
     assert_same(*both(monkeypatch, name, [prompt], options_of(20, "draft-mtp")))

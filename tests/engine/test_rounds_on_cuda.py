@@ -45,7 +45,7 @@ def opened(compute: str, draft: str | None = None) -> Session:
 
 
 def rounds_of(run, seen, n: int = 5):
-    """What was seen in each round behind the prompt."""
+    """What was seen in each round after the prompt."""
     run.step()
     found = []
     for _ in range(n):

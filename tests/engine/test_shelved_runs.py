@@ -1,4 +1,4 @@
-"""Runs in memory of earlier runs: as if it were new, and nobody else's meanwhile."""
+"""Runs in memory of earlier runs: as if it were new, and no one else's meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch-invariant forms: near the law, and the same bits alone as beside anything else."""
+"""The batch-invariant forms: near the law, and the same bits alone as next to anything else."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_the_gate_comes_after_the_norm(ops, shape, sigmoid):
 @IMPLEMENTATIONS
 @pytest.mark.parametrize(("n_groups", "d"), [(1, 5), (2, 16), (3, 21), (8, 256)])
 def test_the_gate_comes_before_the_norm_of_its_group(ops, n_groups, d):
-    """As columns of a projection, too; what lies beside them is never touched."""
+    """As columns of a projection, too; what lies next to them is never touched."""
     joined = torch.full((2, 3, 2 * n_groups * d + 3), torch.nan)
     gate = joined[..., 1 : n_groups * d + 1].normal_().view(2, 3, n_groups, d)
     x = torch.randn(2, 3, n_groups, d)
@@ -136,7 +136,7 @@ def test_any_strides(ops):
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("d", [1, 16, 21, 130])
 def test_heads_of_a_projection(ops, d):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, 8 * d + 5), torch.nan)
     x = joined[..., 1 : 4 * d + 1].normal_().view(2, 3, 4, d)
     gate = joined[..., 4 * d + 1 : 8 * d + 1].normal_().view(2, 3, 4, d)

@@ -94,7 +94,7 @@ def test_any_strides(ops):
 @IMPLEMENTATIONS
 @pytest.mark.parametrize(("n_rot", "head_dim"), [(2, 3), (6, 20), (64, 64), (32, 50)])
 def test_heads_of_a_projection_and_halves_of_a_table(ops, n_rot, head_dim):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, 4 * head_dim + 5), torch.nan)
     x = joined[..., 1 : 4 * head_dim + 1].normal_().view(2, 3, 4, head_dim)
     cos, sin = torch.randn(2, 3, n_rot).chunk(2, -1)

@@ -138,7 +138,7 @@ def test_attention(compiled, d):
     )
     assert {kernel.name for kernel in compiled} == {"_split", "_combine"}
     assert not any("mma" in kernel.ptx for kernel in compiled)
-    # room for two programs beside one another at least
+    # room for two programs side by side at least
     assert all(kernel.n_registers <= 200 for kernel in compiled)
     assert all(kernel.n_shared <= 48 << 10 for kernel in compiled)
 

@@ -176,7 +176,7 @@ def repaired(tokenizer: Tokenizer, layout: np.ndarray, p_repeat: float) -> repai
     made = repair.generate_repaired(model, prompts, 150, layout, rng, p_repeat)
     n_prompt = prompts.shape[1]
     assert made.ids.shape == made.avoided.shape == made.better.shape == (2, n_prompt + 150)
-    # what is avoided is the greedy token and would have repeated; elsewhere the greedy one stands
+    # what is avoided is the greedy token and would have repeated; elsewhere the greedy one is
     with torch.no_grad():
         hidden, _ = model.trunk(made.ids[:, :-1])
     greedy = model.logits(hidden).argmax(-1)[:, n_prompt - 1 :]

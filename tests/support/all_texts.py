@@ -1,4 +1,4 @@
-"""Every text that sampling may write behind a prompt, and those that runs with rejection wrote."""
+"""Every text that sampling may write after a prompt, and those that runs with rejection wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def texts() -> dict[tuple[int, ...], float]:
 
 
 def texts_behind(opened: Session, prompt: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Every text of four tokens behind a prompt, and how likely plain sampling writes it."""
+    """Every text of four tokens after a prompt, and how likely plain sampling writes it."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(4):
         longer = {}
@@ -39,7 +39,7 @@ def texts_behind(opened: Session, prompt: Sequence[int]) -> dict[tuple[int, ...]
 def written(
     opened: Session, n: int, drafter: str = "draft-mtp", prompt: Sequence[int] = ()
 ) -> tuple[list[tuple[int, ...]], int, int]:
-    """Texts of as many seeds behind a prompt, by default the golden one; drafted tokens and how
+    """Texts of as many seeds after a prompt, by default the golden one; drafted tokens and how
     many of them were accepted."""
     spec = SpecOptions((drafter,), accept="rejection")
     options = RunOptions(n_predict=4, n_ctx=16, spec=spec)

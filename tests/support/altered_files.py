@@ -146,7 +146,7 @@ def _told_numbers(data: bytes, chosen: random.Random) -> bytes:
 
 
 def _same_numbers(data: bytes, chosen: random.Random) -> bytes:
-    """All numbers behind one word."""
+    """All numbers after one word."""
     text = data.decode("utf-8", "surrogateescape")
     words = list(re.finditer(_AFTER_WORD, text))
     if not words:
@@ -266,7 +266,7 @@ def _blown(data: bytes, chosen: random.Random) -> bytes:
     )
     size = chosen.choice((1 << 12, 1 << 16, _BLOWN // 4, _BLOWN))
     at = chosen.randrange(len(text) + 1)
-    if chosen.random() < 0.5:  # behind a word that something begins with
+    if chosen.random() < 0.5:  # after a word that something begins with
         found = [match.end() for match in _WORD.finditer(text)]
         at = chosen.choice(found) if found else at
     return _bytes(text[:at] + part * (size // max(len(part), 1)) + text[at:])

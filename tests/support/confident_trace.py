@@ -61,7 +61,7 @@ def confident_trace(
 
 def _tokens(run: RunRef, sure: np.ndarray, accepted: np.ndarray, rng: np.random.Generator) -> None:
     """The drafted tokens of each round, all of them the first of five candidates, and the target's
-    own token behind those accepted."""
+    own token after those accepted."""
     n, k = sure.shape
     index = np.arange(k)
     kinds = np.where(

@@ -36,7 +36,7 @@ def finish(turn: TurnRun) -> TurnRun:
 
 @st.composite
 def moves(draw):
-    """What a user does next: go on, edit a turn, or branch off behind one."""
+    """What a user does next: go on, edit a turn, or branch off after one."""
     kind = draw(st.sampled_from(["say", "edit", "branch"]))
     words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3))
     return kind, draw(st.floats(0, 1)), "".join(words)

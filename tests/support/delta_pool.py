@@ -51,7 +51,7 @@ def scattered(state: torch.Tensor, n: int, over: int | None, layout: str = "plan
 
 
 def assert_the_rest_is_poison(pool: Pool) -> None:
-    """Nothing was written beside the rows that were named; this wipes those."""
+    """Nothing was written next to the rows that were named; this wipes those."""
     pool.rows[pool.read] = torch.nan
     pool.rows[pool.write] = torch.nan
     assert pool.whole.isnan().all()

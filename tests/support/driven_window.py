@@ -164,7 +164,7 @@ def _coloured(window: MainWindow, name: str) -> int:
 
 
 def main() -> int:
-    """Run the program with a driver beside it."""
+    """Run the program with a driver next to it."""
     from app.__main__ import main as draftscope
 
     story, out, *arguments = sys.argv[1:]

@@ -73,7 +73,7 @@ class FakeRun:
         return not self.done
 
     def advance(self) -> bool:
-        """The same: whoever counts steps of a script wants every single one."""
+        """The same: anyone who counts steps of a script wants every single one."""
         return self.step()
 
     def cancel(self, seq_id: int) -> None:

@@ -64,8 +64,8 @@ class FakeEngine:
 
     gate: while it is clear, loading and every round wait for it (and for a cancel).
     rounds: rounds of a run. fail_round: the round in which the engine breaks.
-    fail_at: what is raised, once, at a stage: inspect, open, start, begun (behind the run's entry
-    in the trace), round, compare (with some lanes begun), cancel, stop, close.
+    fail_at: what is raised, once, at a stage: inspect, open, start, started (after the run's entry
+    in the trace), round, compare (with some lanes started), cancel, stop, close.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""The golden drafters: files and arrays, which lie beside the tree; the smallest are in it."""
+"""The golden drafters: files and arrays, which lie next to the tree; the smallest are in it."""
 
 from __future__ import annotations
 

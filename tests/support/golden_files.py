@@ -1,6 +1,6 @@
-"""Where the golden models are: some in the tree, all of the second set beside it.
+"""Where the golden models are: some in the tree, all of the second set next to it.
 
-The second set has one file or two for each further family. A checkout that stands alone has the
+The second set has one file or two for each further family. A checkout that is alone has the
 smallest of them in tests/data, so that every kind of layer is tested everywhere.
 """
 

@@ -60,7 +60,7 @@ def hostile_model(folder: Path) -> Path:
         f"general.{IN_A_NAME}": HOSTILE,
         "tokenizer.chat_template": _TEMPLATE,
         "tokenizer.ggml.tokens": [*tokens, *(f"{HOSTILE}{i}" for i in range(len(liked)))],
-        # text as it stands, not by bytes
+        # text as it is, not by bytes
         "tokenizer.ggml.token_type": [*types, *[4] * len(liked)],
     }
     return rewrite(source, folder / f"{IN_A_NAME}.gguf", keys, add_rows)

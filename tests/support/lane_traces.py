@@ -40,7 +40,7 @@ class LaneBuilder:
     ) -> int:
         """A lane with these errors, one for each position; fewer end it early.
 
-        max |Δ| is twice the NMSE, KL three times. states: error of S behind each round, of layer
+        max |Δ| is twice the NMSE, KL three times. states: error of S after each round, of layer
         0; the others have half of it, conv windows a tenth. tops: most probable tokens of
         positions, others have those of the reference. record: whether tokens are recorded.
         """

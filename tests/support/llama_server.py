@@ -52,7 +52,7 @@ def free_port() -> int:
 
 def logged_rounds(log: str) -> list[list[tuple[int, int, bool]]]:
     """Accepted, drafted and whether a checkpoint was restored, of each round with a draft, by
-    request. A restore is followed by the same line about its replay, which is no round."""
+    request. A restore is followed by the same line about its replay, which is not a round."""
     found: dict[str, list[tuple[int, int, bool]]] = {}
     replaying: set[str] = set()
     for task, accepted, drafted, restored in _ROUND.findall(log):

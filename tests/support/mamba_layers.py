@@ -1,7 +1,7 @@
 """Layers of Mamba-2, and layers that are nothing but a short convolution, with their definitions.
 
 The first have a state of three axes, none of them alike, and a window with a bias; the second no
-state beside their window.
+state next to their window.
 """
 
 from __future__ import annotations

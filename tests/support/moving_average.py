@@ -1,7 +1,7 @@
 """A made-up recurrent layer, to show that a policy takes any: two averages and a window of rows.
 
-It has what no delta-net layer has: a state of one axis, an entry of the log that is no part of the
-output, a window that is not convolved, and three states in one layer but two in the other.
+It has what no delta-net layer has: a state of one axis, an entry of the log that is not a part of
+the output, a window that is not convolved, and three states in one layer but two in the other.
 """
 
 from __future__ import annotations

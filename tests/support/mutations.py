@@ -493,7 +493,7 @@ def _common_prefix_too_long(patch: Patch) -> None:
 
 
 _LANES = {
-    "ring cursor one too far behind a wrap": (_cursor_after_a_wrap, "ring", "wrong-snapshot-index"),
+    "ring cursor one too far after a wrap": (_cursor_after_a_wrap, "ring", "wrong-snapshot-index"),
     "one layer not rolled back": (_one_layer_not_rolled_back, "ring", "wrong-snapshot-read"),
     "one more than the ring holds": (_one_more_than_the_ring, "ring,n_rs_seq=2", "state-empty"),
     "fold skips the last token": (_fold_without_the_last, "replay", "wrong-fold"),
@@ -512,7 +512,7 @@ _LANES = {
         "checkpoint",
         "wrong-checkpoint-restored",
     ),
-    "position off by one behind a restore": (
+    "position off by one after a restore": (
         _position_off_after_restore,
         "checkpoint",
         "position-gap",
@@ -529,7 +529,7 @@ _RUNS = {
     "cells of rejected tokens kept": (_cells_not_removed, "planes", "attention-ahead"),
     "state not rolled back": (_state_not_rolled_back, "planes", "recurrent-position"),
     "hidden row not rewound": (_hidden_row_not_rewound, "planes", "wrong-hidden-row"),
-    "hidden row not rewound behind a restore": (
+    "hidden row not rewound after a restore": (
         _hidden_row_not_rewound,
         "checkpoint",
         "wrong-hidden-row",

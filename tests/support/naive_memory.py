@@ -116,7 +116,7 @@ class NaiveMemory:
 def ubatch_of(
     tokens: list[int] | torch.Tensor, pos0: int = 0, seq: int = 0, outputs: list[int] | None = None
 ) -> UBatch:
-    """One sequence's tokens from position pos0 on, logits wanted everywhere unless told."""
+    """One sequence's tokens from position pos0 on, logits wanted everywhere unless given."""
     row = np.array(tokens, np.int64).reshape(1, -1)
     n = row.shape[1]
     return UBatch(

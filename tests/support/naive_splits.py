@@ -64,7 +64,7 @@ class _Text:
         return self.run(at, lambda i: self.kinds[i] in kinds)
 
     def ending(self, at: int, *, any_case: bool = True) -> int:
-        """Behind an apostrophe and an ending, or `at`."""
+        """After an apostrophe and an ending, or `at`."""
         for ending in ENDINGS if self.text[at : at + 1] == "'" else ():
             found = self.text[at + 1 : at + 1 + len(ending)]
             if found == ending or (any_case and found.lower() == ending):
@@ -72,7 +72,7 @@ class _Text:
         return at
 
     def signs(self, at: int) -> int:
-        """Behind one space at most, and characters of no other class."""
+        """After one space at most, and characters of no other class."""
         start = at + 1 if self.text[at] == " " else at
         stop = self.run(start, lambda i: self.kinds[i] not in {"space", "N", *self.word})
         return stop if stop > start else at

@@ -1,4 +1,4 @@
-"""What llama-server told of the bundled model, and runs written of it by hand."""
+"""What llama-server reported of the bundled model, and runs written of it by hand."""
 
 from __future__ import annotations
 

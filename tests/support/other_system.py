@@ -150,7 +150,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def our_modules() -> Iterator[str]:
-    """Names of all that can be imported without triton and is no program."""
+    """Names of all that can be imported without triton and is not a program."""
     for package in OURS:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts

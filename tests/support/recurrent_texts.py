@@ -133,7 +133,7 @@ _LAYERS_OF = {layers.layout: layers for layers in LAYERS.values()}
 
 @cache
 def truth(layout: RecurrentLayout, key: StateKey, tokens: tuple[int, ...]) -> Tensors:
-    """State behind the tokens and the output of the last one, by the definition in f64."""
+    """State after the tokens and the output of the last one, by the definition in f64."""
     if not tokens:
         return torch.zeros(layout.states[key].shape, dtype=torch.float64), torch.zeros(0)
     before, _ = truth(layout, key, tokens[:-1])

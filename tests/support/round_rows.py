@@ -68,5 +68,5 @@ def found(store: TraceStore, rule: str) -> list[Finding]:
 
 
 def serious(findings: list[Finding]) -> list[tuple[str, int, int | None]]:
-    """Rule, run and round of everything that is no info."""
+    """Rule, run and round of everything that is not info."""
     return [(f.rule, f.run_id, f.round) for f in findings if f.severity != "info"]

@@ -36,7 +36,7 @@ HTML = {"Content-Type": "text/html"}
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing comes for so many seconds."""
+    """Nothing comes for this many seconds."""
 
     seconds: float
 
@@ -82,7 +82,7 @@ class Reply:
 @dataclass(frozen=True)
 class Raw:
     """What one request is answered with, head included, as the bytes of the connection: pieces,
-    which may have no end. Behind the last one the connection stays open."""
+    which may have no end. After the last one the connection stays open."""
 
     pieces: Callable[[], Iterable[Step]]
 
@@ -167,7 +167,7 @@ def events(*values: Any) -> list[bytes]:
 
 
 def token_events(n: int, start: int = 0) -> list[bytes]:
-    """So many tokens of /completion, one each: in every round three are drafted, two accepted."""
+    """This many tokens of /completion, one each: in every round three are drafted, two accepted."""
     found = []
     for i in range(start, start + n):
         rounds = (i + 2) // 3
@@ -233,13 +233,13 @@ def halved(pieces: Sequence[bytes]) -> list[bytes]:
 
 
 def cut(pieces: Sequence[bytes], n_events: int) -> list[Step]:
-    """So many events, half of the next one, and the connection breaks."""
+    """This many events, half of the next one, and the connection breaks."""
     after = pieces[n_events]
     return [*pieces[:n_events], after[: len(after) // 2], Cut()]
 
 
 def server_error(pieces: Sequence[bytes], n_events: int, message: str) -> list[bytes]:
-    """So many events, then an error inside the stream, which is its end."""
+    """This many events, then an error inside the stream, which is its end."""
     return [*pieces[:n_events], *events({"error": {"code": 500, "message": message}})]
 
 
@@ -247,7 +247,7 @@ class ScriptedServer:
     """A server on a port of its own. received: all requests, in order of arrival.
 
     capture: its facts, counters and replies are served; name or content. key: without it as a
-    bearer token everything but /health is 401. loading: so many requests are answered with 503
+    bearer token everything but /health is 401. loading: this many requests are answered with 503
     first. pace: seconds before every piece of a stream.
     """
 

@@ -39,7 +39,7 @@ class TraceBuilder:
         return number
 
     def untold(self, text: str, seq_id: int = 0) -> int:
-        """A token of another engine that told neither its id nor how its round went."""
+        """A token of another engine that reported neither its id nor how its round went."""
         number, pos = self._begin(seq_id), self._next_pos.get(seq_id, 0)
         self._next_pos[seq_id] = pos + 1
         ids = {"run_id": self.run_id, "round": number, "seq_id": seq_id}

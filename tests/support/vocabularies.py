@@ -18,7 +18,7 @@ N_VOCAB = 384
 
 @cache
 def widened(name: str, n_more: int) -> Path:
-    """A golden model with n_more tokens behind its own.
+    """A golden model with n_more tokens after its own.
 
     Each is a louder twin of one that the model likes to say, so it is said instead of that one.
     """
@@ -47,6 +47,6 @@ def widened(name: str, n_more: int) -> Path:
 
 @cache
 def pair(name: str, target_more: int, draft_more: int) -> Session:
-    """A model with itself as draft model, each with so many tokens more than the golden one."""
+    """A model with itself as draft model, each with this many tokens more than the golden one."""
     target, draft = (widened(name, n) for n in (target_more, draft_more))
     return Session.open(target, draft, compute="f32")

@@ -2,8 +2,8 @@
 
 `--part 1/2` and `--part 2/2` play half of them each, for two processes at once.
 The time is shared out to the campaigns, with the processor time that each of them needs to begin;
-what one takes longer, those behind it have less. `--new M` plays a seed that nobody has seen for
-M minutes more, beside the other. A case that fails is made small and written to the corpus, which
+what one takes longer, those after it have less. `--new M` plays a seed that no one has seen for
+M minutes more, next to the other. A case that fails is made small and written to the corpus, which
 `--replay FILE…` and the suite play again. `--plant NAME` plants a fault of `tests.torture.plants`
 first. Exit status 1 when a threshold is broken.
 """

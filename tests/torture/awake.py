@@ -1,6 +1,6 @@
-"""A clock that stands while everything is stopped, which a wall clock does not.
+"""A clock that is while everything is stopped, which a wall clock does not.
 
-It is one for a process and all that it forks: whoever awaits something looks at it often, and no
+It is one for a process and all that it forks: anyone who awaits something looks at it often, and no
 look counts more than a second since the one before. So a limit outlasts signals that stop the
 processes for minutes, a machine that sleeps, and a debugger.
 """
@@ -11,7 +11,7 @@ import mmap
 import time
 
 LOOK_S = 0.1
-"""How often whoever waits should look."""
+"""How often anyone who waits should look."""
 _MOST_S = 1.0
 _times = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 """Shared with what is forked: when a process last looked, and the time on the clock. Each is

@@ -176,7 +176,7 @@ def _limit(n_bytes: int) -> None:
 
 
 def _ended(child: int, late: bool, said: Path) -> Outcome:
-    """What a child told that sends no outcome, and does not go on after this."""
+    """What a child reported that sends no outcome, and does not go on after this."""
     if late:
         os.kill(child, _TELL)
         time.sleep(_TELL_S)

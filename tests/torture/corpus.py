@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True)
 class Entry:
-    """cases: the one that fails, behind those that it needs before it. seed: what drew it, with
+    """cases: the one that fails, after those that it needs before it. seed: what drew it, with
     its number. said: what was wrong."""
 
     campaign: str

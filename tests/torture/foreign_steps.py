@@ -22,7 +22,7 @@ _FOLDERS = (DATA / "records", DATA / "captures", SHARED)
 
 @cache
 def others() -> dict[str, Path]:
-    """Files by their names; captures that lie beside the tree are among them where there are
+    """Files by their names; captures that lie next to the tree are among them where there are
     any."""
     found = [path for folder in _FOLDERS if folder.is_dir() for path in sorted(folder.iterdir())]
     return {path.name: path for path in found if path.is_file()}

@@ -121,7 +121,7 @@ PLACES = tuple(_PLACES)
 
 
 def with_word(said: Any, word: str, every: int) -> Any:
-    """JSON with a word in every so many of its strings, keys among them."""
+    """JSON with a word in every few of its strings, keys among them."""
     n = 0
 
     def changed(item: Any) -> Any:

@@ -1,4 +1,5 @@
-"""What a window does without a run, each of which may fail: it is told, and works the next time."""
+"""What a window does without a run, each of which may fail: it is reported, and works the next
+time."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class IdleWindow:
 
     def do(self, name: str) -> bool:
         """Begin an act and wait for what comes of it: whether it succeeded. Raises AssertionError
-        if nothing is told, or a success is not on show."""
+        if nothing is reported, or a success is not on show."""
         bridge, act, before = self.real.window.bridge, ACTS[name], self.heard.copy()
         act.begin(self)
         self.real.until(

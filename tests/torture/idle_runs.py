@@ -38,7 +38,7 @@ def begin_conversation(idle: IdleWindow) -> None:
 
 
 def go_on(idle: IdleWindow) -> None:
-    """Behind the newest turn that was answered in full, whatever came after it."""
+    """After the newest turn that was answered in full, whatever came after it."""
     bridge, tree = idle.real.window.bridge, _newest(idle)
     runs = bridge.session_store.runs
     whole = [
@@ -58,7 +58,7 @@ def is_answered(idle: IdleWindow) -> bool:
 
 
 def _newest(idle: IdleWindow) -> TurnTree:
-    """The conversation that was begun last and has an answer."""
+    """The conversation that was started last and has an answer."""
     runs = idle.real.window.bridge.session_store.runs
     trees = [TurnTree.of(runs, number) for number in conversations(runs)]
     return [tree for tree in trees if any(turn.answer for turn in tree.turns.values())][-1]

@@ -143,7 +143,7 @@ MUTANTS = (
         "lane checkpoint",
         "",
         "",
-        "The memory's position is the lesser one of its parts, so the cells' counts until the replay behind the restore sets the states' again.",
+        "The memory's position is the lesser one of its parts, so the cells' counts until the replay after the restore sets the states' again.",
     ),
     Mutant(
         "checkpoint",
@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint",
-        "checkpoint behind the batch",
+        "checkpoint after the batch",
         f"{_UNDO}._restore",
         "self._memory.restore(round_.seq, save)",
         "save and self._memory.seq_rm(round_.seq, round_.pos0)",
@@ -308,7 +308,7 @@ MUTANTS = (
         "lane carry,ubatch=2",
         "",
         "",
-        "A round undoes once, and the pass behind it consumes that: no second rollback is asked for while one is pending. Memory scripts show it.",
+        "A round undoes once, and the pass after it consumes that: no second rollback is asked for while one is pending. Memory scripts show it.",
     ),
     Mutant(
         "planes",
@@ -350,7 +350,7 @@ MUTANTS = (
         "lane ring,n_rs_seq=2",
         "",
         "",
-        "The bound is that of n_rs_seq wherever anything is held: the ring of a running sequence is full behind its prompt.",
+        "The bound is that of n_rs_seq wherever anything is held: the ring of a running sequence is full after its prompt.",
     ),
     Mutant(
         "ring",
@@ -636,7 +636,7 @@ MUTANTS = (
     ),
     Mutant(
         "cache",
-        "a context checkpoint of the text behind",
+        "a context checkpoint of the text after",
         f"{_KEPT}.newest",
         "if n <= n_tokens)",
         "if n <= n_tokens + 3)",
@@ -1226,7 +1226,7 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint",
-        "a replay at the position behind",
+        "a replay at the position after",
         f"{_UNDO}._undo",
         "Span(round_.seq, round_.pos0, round_.decoded, [])",
         "Span(round_.seq, round_.pos0 + 1, round_.decoded, [])",
@@ -1490,7 +1490,7 @@ MUTANTS = (
     ),
     Mutant(
         "acceptance",
-        "tokens are judged by the row behind",
+        "tokens are judged by the row after",
         "engine.decode.acceptance:match",
         "rows(i)",
         "rows(min(i + 1, len(draft.tokens)))",
@@ -1651,7 +1651,7 @@ MUTANTS = (
     ),
     Mutant(
         "cache",
-        "cells behind the common text stay",
+        "cells after the common text stay",
         f"{_HELD}.resume",
         "self.memory.seq_rm(seq, found.n_tokens)",
         "recurrent and recurrent.seq_rm(seq, found.n_tokens)",

@@ -214,13 +214,13 @@ PLANTS: dict[str, tuple[str, Plant]] = {
         "gguf",
         around("engine.gguf.reader:TensorReader._find", _refuses_type),
     ),
-    "a file that is no model ends in a traceback": (
+    "a file that is not a model ends in a traceback": (
         "cli",
         around("engine.gguf.file:GgufFile.open", _breaks),
     ),
     "a signal is swallowed": ("cli", around("app.cli.interruption:on_signal", _swallows)),
     "a file is written in place": ("kill", around("engine.files:written_whole", _writes_in_place)),
-    "an error of the engine is not told": (
+    "an error of the engine is not reported": (
         "faults",
         around("app.engine_thread.worker:EngineWorker.end_run", _does_nothing),
     ),

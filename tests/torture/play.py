@@ -63,7 +63,7 @@ def _keep(
     scratch: Path,
     keep: Path,
 ) -> str:
-    """Make a failure small and write it. Returns where, and what it told."""
+    """Make a failure small and write it. Returns where, and what it reported."""
 
     def fails(before: list[Case]) -> Callable[[Case], bool]:
         return lambda case: (

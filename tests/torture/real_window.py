@@ -32,7 +32,7 @@ BLOCKED_S = 2.0
 class RealWindow:
     """A main window over the engine, or over a made-up one. Only one may be made in a process.
 
-    errors: exceptions that nobody caught. blocked_s: the longest time without an answer. n_loaded,
+    errors: exceptions that no one caught. blocked_s: the longest time without an answer. n_loaded,
     n_read: models that were loaded and traces that were read, or refused.
     """
 
@@ -94,7 +94,7 @@ class RealWindow:
                 self.events()
 
     def check(self) -> None:
-        """Raises AssertionError for an exception that nobody caught, and for too long a block."""
+        """Raises AssertionError for an exception that no one caught, and for too long a block."""
         assert not self.errors, self.errors[0]
         assert self.blocked_s < BLOCKED_S, f"the window did not answer for {self.blocked_s:.1f} s"
 

@@ -63,7 +63,7 @@ class Signalled:
         os.close(self._go)
 
     def happened(self, what: str, n: int = 1) -> None:
-        """Something has happened so many times more."""
+        """Something has happened this many times more."""
         self._counts[what] = self._counts.get(what, 0) + n
         kind, least = self.wait_for
         if kind == what and self._counts[what] >= least and not self.was_sent.is_set():

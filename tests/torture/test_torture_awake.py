@@ -1,4 +1,4 @@
-"""The clock of the campaigns runs while somebody looks at it, and stands while nobody does."""
+"""The clock of the campaigns runs while somebody looks at it, and is while no one does."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ with disks.disk(folder):
         disks.strike(kind, folder, n)
         said = [written(f"{kind} {i}", 4096) for i in range(3)]
         disks.heal(kind, folder)
-        print(*said, written(f"{kind} behind", 9999), len(list(folder.iterdir())))
+        print(*said, written(f"{kind} after", 9999), len(list(folder.iterdir())))
 print(list(folder.iterdir()))
 """
 _EXPORT = """

@@ -105,7 +105,7 @@ def _fact(random: Random) -> Step:
 
 
 def _rows(random: Random) -> Step:
-    """told: whether session.json tells the new number of rows."""
+    """reported: whether session.json tells the new number of rows."""
     table, told = _pick(random, list(TABLES)), bool(random.random() < 0.8)
     return {"table": table, "how": _pick(random, _ROWS), "told": told}
 
@@ -116,7 +116,7 @@ def _file(random: Random) -> Step:
 
 
 def _schema(random: Random) -> Step:
-    """Of an earlier minor version, a later one with what nobody knows yet, or none at all."""
+    """Of an earlier minor version, a later one with what no one knows yet, or none at all."""
     how = _pick(random, ("earlier", "earlier", "later", "later", "none"))
     if how == "none":
         return {"how": how, "version": _pick(random, _VERSIONS), "minor": _pick(random, _VERSIONS)}

@@ -51,7 +51,7 @@ def _ended(words: list[str]) -> tuple[int, str]:
     said = err.getvalue()
     if "Traceback (most recent call last)" in said:
         name = said.rstrip().rpartition("\n")[2].partition(":")[0].rpartition(".")[2]
-        assert name not in [error.__name__ for error in _TOLD], f"{name} is no sentence"
+        assert name not in [error.__name__ for error in _TOLD], f"{name} is not a sentence"
         return -1, said
     last = said.rpartition("draftscope: error: ")[2]
     assert status == 0 or (last and last.count("\n") == 1), said

@@ -22,7 +22,7 @@ def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
             int(rounds["round"][rows[0]]),
             seq,
             f"Attention holds up to {surplus.max()} cells beyond one per position.",
-            f"{rounds_text(rounds['round'][rows])}; {surplus[0]} at first, behind the rollback "
+            f"{rounds_text(rounds['round'][rows])}; {surplus[0]} at first, after the rollback "
             f"path {path[0]}; {rounds['kv_cells_used'][rows[-1]]} cells used at the end",
         )
 
@@ -51,7 +51,7 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
     both = observed(attention) & observed(recurrent)
-    # beside duplicates it is the same fault, which has its own name
+    # next to duplicates it is the same fault, which has its own name
     alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
     alone &= ~positions.recurrent_alone(run)
     for seq, rows in rounds.by_sequence(alone):
@@ -108,7 +108,7 @@ RULES = (
         "Positions of the text have no attention cell: a removal took more than was rejected, or "
         "a batch was decoded without some of its tokens. Later tokens cannot attend to them.",
         "Remove cells from the first rejected position on: seq_rm(seq, p0, -1) with the position "
-        "behind the last accepted token.",
+        "after the last accepted token.",
         _missing_kv_cells,
         MEMORY,
     ),
@@ -127,7 +127,7 @@ RULES = (
         WARNING,
         "Acceptance rises with duplicates",
         "Ghost keys favour text that repeats, which drafts foresee well: a high acceptance rate "
-        "is no evidence of a right state.",
+        "is not evidence of a right state.",
         "Judge by the divergence from plain decoding, not by acceptance.",
         _acceptance_rises,
         DRAFTS,

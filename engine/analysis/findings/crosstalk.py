@@ -66,7 +66,7 @@ def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
                     int(rounds[differ[0]]),
                     seq,
                     f"With unified cells this sequence continues otherwise than in run {other}.",
-                    f"same prompt as sequence {twin} of run {other}; token {differ[0]} behind the "
+                    f"same prompt as sequence {twin} of run {other}; token {differ[0]} after the "
                     f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",
                 )
 

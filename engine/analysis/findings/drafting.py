@@ -264,7 +264,7 @@ def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterat
 
 _SAID = {
     "ahead": "{} was ahead of the text.",
-    "behind": "{} was behind the text.",
+    "behind": "{} lagged the text.",
     "rejected-kept": "{} kept what it had drafted in its memory.",
     "shifted": "{} paired tokens with the target's rows of other places.",
     "wrong-layers": "{} read other layers of the target than its own.",
@@ -335,11 +335,11 @@ RULES = (
         "wrong-hidden-row",
         WARNING,
         "Wrong hidden row for the MTP head",
-        "The head pairs a token with the target's hidden row of the position before. Behind a "
+        "The head pairs a token with the target's hidden row of the position before. After a "
         "rejection that is the row of the last accepted token, not of the batch's last one. The "
         "text stays right, and fewer drafts are accepted.",
         "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
-        "the replay behind a restore.",
+        "the replay after a restore.",
         _wrong_hidden_row,
         DRAFTS,
     ),
@@ -347,7 +347,7 @@ RULES = (
         "wrong-context-row",
         WARNING,
         "Wrong row in a block drafter's context",
-        "A DFlash or DSpark drafter keeps the target's rows of every decoded token. Behind a "
+        "A DFlash or DSpark drafter keeps the target's rows of every decoded token. After a "
         "rejection these are the first rows of the verify batch, not its last ones. The text stays "
         "right, and fewer drafts are accepted.",
         "After acceptance keep rows 0 to k of the verify batch for k accepted tokens, and the rows "
@@ -379,7 +379,7 @@ RULES = (
     _audit_rule(
         partial(_drafter_out_of_step, reason=BEHIND, what="behind"),
         "drafter-behind",
-        "Drafter behind the text",
+        "Drafter lags the text",
         "A token of the text is missing in the drafter's memory, or is decoded twice, or the draft "
         "goes on from an older token than the newest.",
         "Decode every accepted token once in the drafter, and draft from the newest one.",
@@ -431,7 +431,7 @@ RULES = (
         "eagle3-stale-row",
         WARNING,
         "Rejected token in the drafter's memory",
-        "The cell behind the last accepted token holds the rejected one until it is written "
+        "The cell after the last accepted token holds the rejected one until it is written "
         "anew. If the next round is drafted by another drafter, or by none, and the cell is taken "
         "for a right one, it stays for good (llama.cpp 0c1e57098). The text stays right, and "
         "fewer drafts are accepted.",

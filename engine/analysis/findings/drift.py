@@ -50,7 +50,7 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
         yield RuleHit(
             number,
             seq,
-            f"Rollbacks round the state: it is off by {first:.1e} behind that of round {number} "
+            f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
             f"and by {last:.1e} at the end.",
             f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
             f"and by {without:.1e} in {int((~behind).sum())} without; noise up to "
@@ -59,7 +59,7 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _first_layer(run: ExaminedRun, seq: int, number: int) -> float:
-    """The error of the first recurrent layer behind a round, whose inputs are the reference's; 0
+    """The error of the first recurrent layer after a round, whose inputs are the reference's; 0
     where none was recorded."""
     states = run.states
     here = np.flatnonzero((states["round"] == number) & (states["seq_id"] == seq))
@@ -72,7 +72,7 @@ RULES = (
         "drift-with-rejections",
         ERROR,
         "Drift with every rejection",
-        "The state is right until the first rollback, is off by little more than rounding behind "
+        "The state is right until the first rollback, is off by little more than rounding after "
         "it, and by more with each further one; rounds that undo nothing add nothing. So what a "
         "rollback reads is less precise than what goes on: snapshots, checkpoints or the inputs of "
         "a replay in a shorter type than the state, a verification that computes gates in "

@@ -91,7 +91,7 @@ RULES = (
         "The first pass of a copy (seq_cp) starts from another state. The copy shares the cells or "
         "slots of its source until one of them decodes: a slot that is not counted, a row that is "
         "read or written where the source's lies, or a pending rollback that is lost.",
-        "Look at seq_cp and at the first pass behind it: positions, pending rollback, reference "
+        "Look at seq_cp and at the first pass after it: positions, pending rollback, reference "
         "counts, and which row is read when the copy moves to a place of its own.",
         _fork_wrong,
         MEMORY,
@@ -101,8 +101,8 @@ RULES = (
         ERROR,
         "State disturbed by other sequences",
         "The state was right when this sequence was last decoded. Then others were, or it was "
-        "beside them in another order, and it goes on from another state: rows read by cell "
-        "instead of by source behind an exchange, an idle state moved from the wrong plane, or a "
+        "next to them in another order, and it goes on from another state: rows read by cell "
+        "instead of by source after an exchange, an idle state moved from the wrong plane, or a "
         "pending rollback that a move did not consume.",
         "Look at how a pass places its sequences, which rows it reads, and what it does to the "
         "cells that lie between them.",

@@ -21,7 +21,7 @@ def _stale_logits(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
-    """Only rows behind a rejection are wrong, and states and cells are right all the time."""
+    """Only rows after a rejection are wrong, and states and cells are right all the time."""
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -39,7 +39,7 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
         yield RuleHit(
             int(rows["round"][first]),
             seq,
-            "Behind a rejection the logits are not those of the position, though the memory is "
+            "After a rejection the logits are not those of the position, though the memory is "
             "right.",
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
             f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
@@ -87,7 +87,7 @@ def _of_another_row(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
-    """A replacement that the sampler could not have chosen where it stands, and nothing else:
+    """A replacement that the sampler could not have chosen where it is, and nothing else:
     with other tokens of that sort, more is wrong than the row of a rejection."""
     tokens = run.tokens
     impossible = _impossible(run)
@@ -107,7 +107,7 @@ def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
-    """Any other emitted token that the sampler could not have chosen where it stands."""
+    """Any other emitted token that the sampler could not have chosen where it is."""
     if run.lane and not run.facts.lane_free:
         return  # lanes are given their tokens
     tokens = run.tokens
@@ -182,7 +182,7 @@ def _is_plain(sampler: SamplerOptions) -> bool:
 def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
     rows = run.divergence
     if run.bound is None or not (rows["nmse"] <= run.bound).all():
-        return  # in a lane that is wrong a fork is no noise
+        return  # in a lane that is wrong a fork is not noise
     lanes = (ExaminedRun(run.trace, i) for i in run.noise_runs)
     noise = max(float(lane.divergence["max_abs"].max(initial=0)) for lane in lanes)
     # either of the two logits may have moved by as much
@@ -204,7 +204,7 @@ RULES = (
         "stale-logits",
         ERROR,
         "Stale logits",
-        "The token behind a rejection was chosen from the last row of the rejected batch instead "
+        "The token after a rejection was chosen from the last row of the rejected batch instead "
         "of the row at which the draft was rejected.",
         "Sample from the logits at the index of the first mismatch, and read them before the "
         "batch is decoded again.",
@@ -250,7 +250,7 @@ RULES = (
         ERROR,
         "Logits that are not finite",
         "A weight is NaN or infinite, or a sum overflowed in this compute mode. No token can be "
-        "chosen by such logits, and none behind it means anything.",
+        "chosen by such logits, and none after it means anything.",
         "Load the file anew, compare with --compute f32, and look for the first layer with "
         "`draftscope logits`.",
         _non_finite,

@@ -1,4 +1,4 @@
-"""Rules about runs of other engines: what was seen while observing them, told as facts."""
+"""Rules about runs of other engines: what was seen while observing them, reported as facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.analysis.findings.run_rows import ExaminedRun
 
 
 def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
-    """The first of a run's told findings of a rule for each sequence."""
+    """The first of a run's reported findings of a rule for each sequence."""
 
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         found: dict[int | None, RuleHit] = {}
@@ -27,11 +27,11 @@ RULES = (
         "counters-contradict",
         ERROR,
         "Counters contradict each other",
-        "Figures that another engine told cannot all be true: a counter fell, more was accepted "
-        "than drafted, or sums differ. Rounds are told from such counters, so nothing behind the "
+        "Figures of another engine cannot all be true: a counter fell, more was accepted "
+        "than drafted, or sums differ. Rounds are derived from such counters, so nothing after the "
         "contradiction is shown.",
         "Check the build of the server, the rules were proven on llama.cpp 0c1e57098; of a record, "
-        "check that nobody has changed it.",
+        "check that no one has changed it.",
         _told("counters-contradict"),
     ),
     Rule(
@@ -39,16 +39,16 @@ RULES = (
         WARNING,
         "Counters of the server differ",
         "The sums that the server keeps for all requests moved by more, or by less, than the "
-        "replies to these requests told. Another client may have used the server meanwhile; "
+        "replies to these requests reported. Another client may have used the server meanwhile; "
         "otherwise one of the two is wrong.",
-        "Send the requests again to a server that nobody else uses.",
+        "Send the requests again to a server that no one else uses.",
         _told("counters-differ"),
     ),
     Rule(
         "log-of-another-run",
         WARNING,
         "Log of another run",
-        "The log does not tell the rounds that the streams told, so it was not joined to them.",
+        "The log does not tell the rounds that the streams reported, so it was not joined to them.",
         "Name the log that the same server wrote while these requests ran.",
         _told("log-of-another-run"),
     ),
@@ -66,7 +66,7 @@ RULES = (
         "not-recorded",
         WARNING,
         "Passed but not recorded",
-        "What other programs asked and were told through the proxy is not in the trace as a whole. "
+        "What other programs asked and got through the proxy is not in the trace as a whole. "
         "They were served all the same.",
         "Do not pause the run for long while other programs use the server.",
         _told("not-recorded"),
@@ -85,7 +85,7 @@ RULES = (
         WARNING,
         "Stream cannot be read",
         "The reply holds something that no llama-server sends, such as a line without an end or a "
-        "counter that is no number. It was read up to there.",
+        "counter that is not a number. It was read up to there.",
         "Check that the address is that of a llama-server and not of another program.",
         _told("stream-unreadable"),
     ),

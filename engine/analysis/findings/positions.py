@@ -1,4 +1,4 @@
-"""Rules about where a batch starts: behind what memory holds, and behind the same text."""
+"""Rules about where a batch starts: after what memory holds, and after the same text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         told.add(seq)
         gap = int(passes["pos_gap"][row])
-        what = f"leaves out {gap} behind" if gap > 0 else f"repeats {-gap} of"
+        what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
         yield RuleHit(
             int(passes["round"][row]),
@@ -134,7 +134,7 @@ RULES = (
         ERROR,
         "Batch at the wrong position",
         "The first position of a batch has to follow the last one that attention cells and "
-        "recurrent state hold. Behind a gap tokens are missing from the state, without one they "
+        "recurrent state hold. After a gap tokens are missing from the state, without one they "
         "are in it twice.",
         "Start at seq_pos_max + 1 after a rollback, a restore or a reused prompt.",
         _position_gap,

@@ -93,7 +93,7 @@ RULES = (
         ERROR,
         "State cached at a wrong boundary",
         "A context checkpoint is found by the number of tokens that it covers. If the state was "
-        "copied before or behind that place, a later prompt goes on with tokens missing or in it "
+        "copied before or after that place, a later prompt goes on with tokens missing or in it "
         "twice, though all positions look right.",
         "Copy the state between two passes, and keep it under the position that the recurrent "
         "memory has then.",

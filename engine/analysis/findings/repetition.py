@@ -58,7 +58,7 @@ def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _identities(run: ExaminedRun, rows: np.ndarray) -> np.ndarray:
-    """A number for each token, its id, or one of its text where no id was told: int64 [n]."""
+    """A number for each token, its id, or one of its text where no id is known: int64 [n]."""
     ids = run.tokens["token_id"][rows].astype(np.int64)
     return np.where(ids == MISSING, -2 - run.tokens["text"][rows].astype(np.int64), ids)
 

@@ -13,7 +13,7 @@ from engine.analysis.verdict import is_beyond
 ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
 """error: the output is not the target's. warning: it may be, or speculation does nothing; figures
-mislead. info: a cost or a setting to know about, or a difference that is no fault."""
+mislead. info: a cost or a setting to know about, or a difference that is not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RuleHit:
     """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
     round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers behind it.
+    evidence: the numbers after it.
     """
 
     round: int | None
@@ -88,7 +88,7 @@ class LaneErrors:
 
     @classmethod
     def of(cls, run: ExaminedRun) -> LaneErrors | None:
-        """None for a run that is no policy lane, or has no noise lane to be measured by.
+        """None for a run that is not a policy lane, or has no noise lane to be measured by.
 
         The bound on states is that of the logits as an amplitude, with some room: both are made
         of the same activations, and states collect their errors; or what noise does to states, if

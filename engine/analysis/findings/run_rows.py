@@ -64,7 +64,7 @@ class ExaminedRun:
 
     @cached_property
     def is_later(self) -> np.ndarray:
-        """Rows of `rounds` behind the prompt of their sequence: bool [n]."""
+        """Rows of `rounds` after the prompt of their sequence: bool [n]."""
         n = self.rounds.n  # the table may have grown
         return ~RoundRows.select(self.trace.rounds, self.run_id, None).is_prompt[:n]
 
@@ -168,7 +168,7 @@ class ExaminedRun:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether drafts are this run's to answer for. Lanes share theirs: the first one stands
+        """Whether drafts are this run's to answer for. Lanes share theirs: the first one is
         for all; the reference and noise lanes do not verify any."""
         if not self.lane:
             return bool(self.drafters)

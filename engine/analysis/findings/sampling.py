@@ -20,7 +20,7 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
         first = rows[0]
         if noted.get(seq, _NEVER) <= rounds["round"][first]:
             continue  # the audit says what it is
-        says = [f"{wrong[first]} tokens that it goes on behind are not those of the text"]
+        says = [f"{wrong[first]} tokens that it goes on after are not those of the text"]
         if not astray[first]:
             says = []
         if observed(draws)[first] and draws[first]:
@@ -28,8 +28,8 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
         yield RuleHit(
             int(rounds["round"][first]),
             seq,
-            "The sampler does not stand behind the text: it was not put back at a rollback.",
-            f"{rounds_text(rounds['round'][rows])}; behind the first {'; '.join(says)}; depth "
+            "The state of the sampler is not that of the text: it was not put back at a rollback.",
+            f"{rounds_text(rounds['round'][rows])}; after the first {'; '.join(says)}; depth "
             f"{rounds['rollback_depth'][first]}",
         )
 

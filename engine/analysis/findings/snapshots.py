@@ -54,7 +54,7 @@ def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
         yield RuleHit(
             int(rounds["round"][first]),
             seq,
-            f"Behind a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
+            f"After a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
             f"reads the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
             rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
         )
@@ -130,9 +130,9 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
             yield RuleHit(
                 int(rows["round"][first]),
                 seq,
-                "The convolution window is wrong behind a rollback that left the state right."
+                "The convolution window is wrong after a rollback that left the state right."
                 if has_state
-                else "The window is wrong behind a rollback.",
+                else "The window is wrong after a rollback.",
                 f"relative error {rows['conv_error'][first]:.2g} of the window"
                 + (f", {rows['state_error'][first]:.2g} of the state; " if has_state else "; ")
                 + rounds_text(rows["round"][chosen]),
@@ -172,7 +172,7 @@ def _tokens(n: int) -> str:
 
 
 def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
-    """Words on the state's error behind a row of rounds; empty where no lane measured it."""
+    """Words on the state's error after a row of rounds; empty where no lane measured it."""
     rows = run.divergence
     here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
     errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]

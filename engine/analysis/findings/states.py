@@ -222,7 +222,7 @@ def _errors_text(state: float, window: float) -> str:
 
 
 def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:
-    """What is wrong behind round `number` of a sequence, and the first layer that it is in."""
+    """What is wrong after round `number` of a sequence, and the first layer that it is in."""
     states = errors.run.states
     here = (states["round"] == number) & (states["seq_id"] == seq)
     state, window = (states[name] > errors.limit for name in ("state_error", "conv_error"))

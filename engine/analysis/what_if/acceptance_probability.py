@@ -19,7 +19,7 @@ _SEED = 1
 @dataclass(frozen=True, slots=True)
 class SurvivalRates:
     """conditional: float [k], the share of tokens at each place of a draft that were right, of
-    those behind right ones. n: drafts that were judged there, int64 [k]."""
+    those after right ones. n: drafts that were judged there, int64 [k]."""
 
     conditional: np.ndarray
     n: np.ndarray

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 LEAST_TIMES = 4
-"""A number timed less often than that, in warm-up rounds perhaps, is not counted beside others that
-were timed as often."""
+"""A number timed less often than that, in warm-up rounds perhaps, is not counted next to others
+that were timed as often."""
 _OUTLIER = 4.0
-"""A time so many times the median of its kind is the machine's doing, and not counted,"""
+"""A time this many times the median of its kind is the machine's doing, and not counted,"""
 _FEW = 8
-"""where there are at least so many."""
+"""where there are at least this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class CostCurve:
         return found
 
     def trusted(self, least: int) -> CostCurve:
-        """Without numbers that were measured less than so many times, but for the outermost."""
+        """Without numbers that were measured less than this many times, but for the outermost."""
         kept = self.n >= least
         kept[:1] = kept[-1:] = True
         return CostCurve(self.at[kept], self.ms[kept], self.n[kept])
 
     def from_nothing(self) -> CostCurve:
-        """The curve with 0 at 0, and as steep behind the last number as from 0 to it."""
+        """The curve with 0 at 0, and as steep after the last number as from 0 to it."""
         if not len(self.at) or self.at[-1] <= 0:
             return CostCurve.of_points({0: 0.0})
         there = self.at > 0

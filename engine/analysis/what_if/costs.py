@@ -23,8 +23,8 @@ class RoundCosts:
     sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
     draft_by_step: like draft, where the drafter cannot do all its steps at once: under a p_min,
-    behind a prompt, and where the token limit keeps drafts short; None = the same. reading_ms: what
-    a draft behind a prompt takes beyond that, as the drafter reads the prompt first."""
+    after a prompt, and where the token limit keeps drafts short; None = the same. reading_ms: what
+    a draft after a prompt takes beyond that, as the drafter reads the prompt first."""
 
     draft: CostCurve
     verify: CostCurve
@@ -67,7 +67,7 @@ class RoundCosts:
             verify=verify,
             sample=sample,
             save=CostCurve.of(rounds.width[has_draft], phases["save"][has_draft]),
-            # a restore among rollbacks is no outlier
+            # a restore among rollbacks is not an outlier
             undo=CostCurve.of(kept[rounds.is_undone], undo[rounds.is_undone], all_count=True),
             draft_0=_mean(phases["draft"][rounds.steps == 0]),
             other=other,
@@ -92,7 +92,7 @@ class RoundCosts:
 
 
 def _draft_by_steps(rounds: RecordedRounds, ms: np.ndarray) -> CostCurve:
-    """From the times of drafts, [n], behind the first one of a text and not cut short."""
+    """From the times of drafts, [n], after the first one of a text and not cut short."""
     drafts = rounds.steps > 0
     usual = _rather(drafts, (rounds.start > 0) & ~rounds.was_cut)
     known = _rather(usual, ~rounds.new_draft)

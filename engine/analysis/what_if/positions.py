@@ -26,7 +26,7 @@ class Positions:
 
     available: tokens that a drafter has to offer. right: of them, the leading ones that are right.
     limit: what the token limit leaves of a draft. confidence: float [n, k], NaN where unknown.
-    begins, ends: index of each text's first place, and one behind its last: [n texts]. is_begin:
+    begins, ends: index of each text's first place, and one after its last: [n texts]. is_begin:
     whether a recorded round begins there, bool [n]. is_independent: a text has the recorded rounds
     again and again, a place for each token; the next round is at the next place whatever was
     accepted, and a text ends with as many tokens as it has places. ends_at_limit: bool [n texts].

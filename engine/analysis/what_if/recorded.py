@@ -21,7 +21,7 @@ from engine.trace.run_ref import RunRef
 
 @dataclass(frozen=True, slots=True)
 class RecordedRounds:
-    """Rounds behind the prompts, [n] each, ordered by sequence and time.
+    """Rounds after the prompts, [n] each, ordered by sequence and time.
 
     seq: number of the text, from 0. start: tokens of the text before the round, the free first one
     left out. emitted: tokens that the round added. drafted: tokens that the drafter made, verified
@@ -30,7 +30,7 @@ class RecordedRounds:
     brought is not known. was_full: the draft ended only because no more tokens were asked for.
     was_cut: the token limit or the context kept it short. steps: what the drafter did for it, a
     token below p_min included. width: of the verify batch. new_pass, new_draft: whether the run did
-    for the first times (first_times) a pass of that width, and a draft behind so many accepted
+    for the first times (first_times) a pass of that width, and a draft after this many accepted
     tokens. is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k],
     NaN where not observed. phases: milliseconds by phase, NaN where not observed; "other" is the
     rest of the round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short
@@ -86,7 +86,7 @@ class RecordedRounds:
     def of(cls, run: RunRef, newest: int | None = None) -> RecordedRounds:
         """The rounds of a run, of any engine: what it did not tell is NaN, or taken as usual.
 
-        newest: so many of the rounds at most, the last ones.
+        newest: this many of the rounds at most, the last ones.
         """
         rows = RunColumns(run.store, "rounds", run.run_id)
         selected = RoundRows.select(run.store.rounds, run.run_id, None)
@@ -258,7 +258,7 @@ class DraftedTokens:
 
     def fate(self, rounds: RunColumns, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Leading tokens that the text of the run has at their place, int64 [n], and whether it is
-        known to have another behind them, bool [n]."""
+        known to have another after them, bool [n]."""
         text = self._rows
         mine = np.flatnonzero(text.is_text("kind", *EMITTED_KINDS) & (text["token_id"] >= 0))
         pos = text["pos"][mine]
@@ -296,7 +296,7 @@ def rows_of(
 
 
 SEEN = 2
-"""Passes of a shape that cost more than those behind them."""
+"""Passes of a shape that cost more than those after them."""
 
 
 def are_first(keys: np.ndarray) -> np.ndarray:

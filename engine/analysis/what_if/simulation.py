@@ -1,8 +1,8 @@
 """Recorded rounds played again under other settings: speed, acceptance, where the time goes.
 
-A walker goes through each text from its begin. Where it stands, a rule chooses the draft from what
+A walker goes through each text from its begin. Where it is, a rule chooses the draft from what
 was recorded there; the text says how much of it is right; the measured costs say how long the round
-takes; and the next round begins behind what was accepted. `ASSUMPTIONS` tells what that leaves out.
+takes; and the next round begins after what was accepted. `ASSUMPTIONS` tells what that leaves out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PIECE = 512
 class Outcomes:
     """Settings played in texts: [m settings, n texts] each, but for `settings`.
 
-    tokens: emitted behind the first. rounds; drafted: tokens verified; accepted; *_ms: milliseconds
+    tokens: emitted after the first. rounds; drafted: tokens verified; accepted; *_ms: milliseconds
     in all. rest: sampling, saving, undoing, and what no phase counts.
     """
 

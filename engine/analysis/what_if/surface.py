@@ -65,7 +65,7 @@ def surface(
     itself. n_max: 1 … the longest recorded. p_min: FLOORS where the drafter tells its confidence,
     else 0 alone. rule: one whose settings have an n_max; p_min matters to FIXED, "accepted-mean"
     and "switch-off". Takes about 50 ms for 16 x 10 pairs over 1,000 tokens; does not block threads
-    for longer than numpy does, and may run beside the window's.
+    for longer than numpy does, and may run next to the window's.
     """
     if not rounds.n_drafts:
         return None

@@ -77,7 +77,7 @@ def _fill_iq4_nl(rng: np.random.Generator, blocks: np.ndarray, std: float) -> No
 
 
 def _fill_mxfp4(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # exponent e, 32 nibbles q: 2^(e - 128) level[q]. Of two neighbouring powers of two, so many
+    # exponent e, 32 nibbles q: 2^(e - 128) level[q]. Of two neighbouring powers of two, this many
     # blocks have the larger one that the squares have the right mean.
     scale = std / _rms(np.array(_FP4_LEVELS))
     power = math.floor(math.log2(scale))

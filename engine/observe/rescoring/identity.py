@@ -31,7 +31,7 @@ from engine.trace.writer import this_engine
 if TYPE_CHECKING:
     from engine.session import Session
 
-SAME, LIKELY = "same", "same as far as can be told"
+SAME, LIKELY = "same", "same as far as can be known"
 DIFFERENT, UNKNOWN = "different", "unknown"
 
 LARGE_FILE = 2 << 30

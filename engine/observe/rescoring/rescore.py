@@ -175,7 +175,7 @@ def rescore(
     found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     if identity.verdict == UNKNOWN and not assume_same:
         raise SameModelUnknownError(
-            f"Whether run {run_id} is of {session.identity['name']} cannot be told: "
+            f"Whether run {run_id} is of {session.identity['name']} cannot be known: "
             f"{identity.reason}{_first_changed(session, found.values())}",
             "Say so if it is (--assume-same), or choose another model.",
         )

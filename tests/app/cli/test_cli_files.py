@@ -145,7 +145,7 @@ def test_a_name_that_the_export_cannot_use_is_refused_first(
     """The names of an export's own stages are longer than that of the trace."""
 
     def work(*_: object, **__: object) -> None:
-        raise AssertionError("the work has begun")
+        raise AssertionError("the work has started")
 
     monkeypatch.setattr("engine.trace.store.TraceStore.begin_run", work)
     outcome = cli(*words, tmp_path / name)

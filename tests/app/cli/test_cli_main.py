@@ -325,7 +325,7 @@ def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
             assert outcome.err.count("\n") == 1
     before = sorted(tmp_path.rglob("*"))
     assert cli("run", "no-such.gguf", "-p", "a", "--trace", tmp_path / "a" / "b").status == 1
-    assert sorted(tmp_path.rglob("*")) == before  # trying leaves nothing behind
+    assert sorted(tmp_path.rglob("*")) == before  # trying leaves nothing after
 
     def deny(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")

@@ -39,7 +39,7 @@ def unasked(server: ScriptedServer) -> dict[str, Any]:
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[str], None]], None]:
-    """What a program does once the proxy listens; after so many requests the watching ends."""
+    """What a program does once the proxy listens; after this many requests the watching ends."""
 
     def begin(n: int, ask: Callable[[str], None]) -> None:
         advance, threads = ProxyRun.advance, []

@@ -38,7 +38,7 @@ def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
     assert outcome.status == 0, outcome.err
     assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored, compute ")
     assert f", {len(IDS)} of rank 1\n" in outcome.out
-    assert "same as far as can be told" in outcome.out and "temperature 0" in outcome.out
+    assert "same as far as can be known" in outcome.out and "temperature 0" in outcome.out
     store = open_trace(traces / "out")
     assert store.runs[0]["rescored"]["sequences"][0]["n_first"] == len(IDS)
     assert store.runs[0]["columns"]["tokens"]["target_rank"] == "derived"
@@ -48,7 +48,7 @@ def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
 
 def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -> None:
     asks = cli("rescore", traces / "altered", CAPTURED_TARGET)
-    assert asks.status == 2 and "--assume-same" in asks.err and "cannot be told" in asks.err
+    assert asks.status == 2 and "--assume-same" in asks.err and "cannot be known" in asks.err
     outcome = cli(
         "rescore", traces / "altered", CAPTURED_TARGET, "--assume-same", "--trace", traces / "o"
     )

@@ -166,7 +166,7 @@ def test_a_terminal_shows_drafts_in_colour(
     for out in (uncoloured, dumb):
         assert out.rpartition("\n\n")[0] == text
     kept = STYLED.sub(lambda found: "" if "9" in found[1].split(";") else found[2], coloured)
-    assert kept.rpartition("\n\n")[0] == text, "struck out is what is no part of the text"
+    assert kept.rpartition("\n\n")[0] == text, "struck out is what is not a part of the text"
     rows = table(tmp_path / "out" / "tokens.csv")
     for style, kind in (("4;38;5;32", "accepted"), ("9;38;5;166", "rejected")):
         n = sum(row["kind"] == kind for row in rows)

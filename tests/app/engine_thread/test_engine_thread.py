@@ -113,7 +113,7 @@ def test_the_start(
     failed: list[events.CommandFailed],
     begun: bool,
 ) -> None:
-    """It may fail before there is a run, or behind its entry in the trace."""
+    """It may fail before there is a run, or after its entry in the trace."""
     engine.fail_at["begun" if begun else "start"] = RuntimeError("scripted")
     bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)

@@ -1,4 +1,4 @@
-"""The engine that tests put behind the window writes what the real one writes."""
+"""The engine that tests put after the window writes what the real one writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Columns = dict[tuple[str, str], set[str]]
 
 
 def played(engine: Engine, target: Path, options: RunOptions) -> TraceStore:
-    """A whole run behind the protocols that the window's thread uses."""
+    """A whole run after the protocols that the window's thread uses."""
     trace = TraceStore()
     session = engine.open(OpenRequest(target, (), "f32"), lambda *_: None)
     run = session.start(RunRequest((demo_prompts()[0].text,), options), trace)

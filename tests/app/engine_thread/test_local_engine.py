@@ -1,4 +1,4 @@
-"""The window's engine in this process: what it learns of a file beside a run."""
+"""The window's engine in this process: what it learns of a file next to a run."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_hard_crash_is_told_at_the_next_start(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "Segmentation fault" in ErrorCatcher(tmp_path, print).last_crash
-    assert ErrorCatcher(tmp_path, print).last_crash == "", "told once"
+    assert ErrorCatcher(tmp_path, print).last_crash == "", "given once"
 
 
 def test_log_lines_are_bounded(catcher: ErrorCatcher) -> None:

@@ -82,7 +82,7 @@ def test_errors_are_caught_without_a_file(
         catcher.uninstall()
     assert told == ["ValueError: odd"]
     assert any("a line" in line for line in catcher.recent_lines())
-    assert "Logging error" not in capsys.readouterr().err, "nobody can do anything about each line"
+    assert "Logging error" not in capsys.readouterr().err, "no one can do anything about each line"
 
 
 def test_what_was_left_is_nothing_where_nothing_can_be_read(nowhere: Path) -> None:

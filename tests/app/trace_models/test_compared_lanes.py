@@ -112,7 +112,7 @@ def test_values_of_one_position() -> None:
     lanes = ComparedLanes(faulty_comparison().store, (0, 1, 2, 3))
     assert lanes.measure(3, "max_abs", 15) == 0.5
     assert lanes.measure(3, "rank", 15) == 2
-    assert lanes.measure(3, "state_error", 14) == 1.0, "measured behind the round, at 16"
+    assert lanes.measure(3, "state_error", 14) == 1.0, "measured after the round, at 16"
     assert lanes.measure(1, "state_error", 14) is None
     assert lanes.measure(3, "nmse", 99) is None
     assert lanes.tops(3, 15) == [

@@ -110,7 +110,7 @@ def test_a_replay_that_repeats_nothing_is_shown_as_it_is() -> None:
         seq_id=0,
         pos=1,
         kind="replayed",
-        token_id=0,  # "b" stands there
+        token_id=0,  # "b" is there
     )
     stream = read(builder).by_seq[0]
     assert kinds(stream) == ["prompt", "accepted", "bonus", "replayed"]

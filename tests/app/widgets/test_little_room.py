@@ -288,7 +288,7 @@ def test_the_card_at_the_end_leaves_room_for_the_text(qtbot: QtBot, theme: Theme
     view.resize(600, 400)
     QApplication.processEvents()
     assert card.figures.isVisible() and card.why.isVisible()
-    assert card.plain.y() > card.reason.y(), "beside the figures again"
+    assert card.plain.y() > card.reason.y(), "next to the figures again"
 
 
 def test_a_low_and_narrow_card_has_one_button(qtbot: QtBot) -> None:

@@ -18,7 +18,7 @@ from engine.options import RunOptions
 def _pair(text: str) -> tuple[str, int]:
     name, _, count = text.partition("=")
     if not count.isdigit():
-        raise OptionError(f"{text!r} is no pair.", "Write a=1.")
+        raise OptionError(f"{text!r} is not a pair.", "Write a=1.")
     return name, int(count)
 
 
@@ -71,7 +71,7 @@ def test_every_kind_of_field_is_read_and_heard(group: OptionGroup) -> None:
     assert build(Toy, group.values()) == expected
     assert group.summary.startswith("n 4, most 0, share 0.25, way b, names x, y, loud, file here")
     group["pairs"].setText("a")
-    with pytest.raises(OptionError, match="'a' is no pair"):
+    with pytest.raises(OptionError, match="'a' is not a pair"):
         group.values()
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def behind(loaded: MainWindow, engine: FakeEngine, folder: Path, qtbot: QtBot) -> MainWindow:
-    """A paused run behind an opened trace."""
+    """A paused run after an opened trace."""
     engine.rounds = 10**9
     trigger(loaded, "run.step")
     wait(qtbot, loaded, State.PAUSED)

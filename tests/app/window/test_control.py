@@ -143,7 +143,7 @@ def test_rules_are_kept(loaded: MainWindow) -> None:
     kept = Settings().break_rules
     assert kept == [("depth >= 4", True), ("finding", False)]
     loaded.breaks.set_entries([*kept, ("nonsense", True)])
-    assert loaded.breaks.entries() == kept, "a line that is no rule is left out"
+    assert loaded.breaks.entries() == kept, "a line that is not a rule is left out"
 
 
 # -- runs ----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:
     assert loaded.runs.model.index(1, 2).data(role) == loaded.theme.color("status.error")
 
 
-# -- what stands in the way of a run -------------------------------------------------------
+# -- what is in the way of a run -------------------------------------------------------
 
 
 def test_options_that_contradict_start_nothing(loaded: MainWindow) -> None:

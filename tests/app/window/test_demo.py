@@ -147,7 +147,7 @@ def truncated(folder: Path) -> Path:
 
 def letter(folder: Path) -> Path:
     path = folder / "letter.gguf"
-    path.write_text("Dear engine, this is no model.")
+    path.write_text("Dear engine, this is not a model.")
     return path
 
 

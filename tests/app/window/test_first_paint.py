@@ -1,4 +1,4 @@
-"""What comes behind the first painting is there afterwards, and nothing else has moved."""
+"""What comes after the first painting is there afterwards, and nothing else has moved."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_first_painting_waits_for_no_plot(tmp_path: Path) -> None:
 
 
 def places(window: MainWindow) -> dict[str, QRect]:
-    """Of the docks in sight; Qt puts those behind another tab anywhere outside."""
+    """Of the docks in sight; Qt puts those after another tab anywhere outside."""
     QApplication.processEvents()
     every = {name: window.docks[name].geometry() for name in TITLES}
     return {name: place for name, place in every.items() if window.rect().contains(place)}

@@ -1,4 +1,4 @@
-"""What stands above the docks: messages from edge to edge, few of them, notices for a while."""
+"""What is above the docks: messages from edge to edge, few of them, notices for a while."""
 
 from __future__ import annotations
 

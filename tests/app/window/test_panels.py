@@ -28,7 +28,7 @@ _LEAST = 60
 
 
 def in_sight(dock: QDockWidget) -> bool:
-    """Whether the dock's content can be seen: a tab behind another is open, but nobody sees it."""
+    """Whether the dock's content can be seen: a tab after another is open, but no one sees it."""
     view, window = dock.widget(), dock.window()
     if view is None or not dock.isVisible() or view.width() < _LEAST or view.height() < _LEAST // 2:
         return False
@@ -84,7 +84,7 @@ def test_a_panel_behind_a_tab_is_raised_not_closed(
     assert not behind.isChecked(), "checked is what can be seen"
     behind.trigger()
     qtbot.waitUntil(lambda: in_sight(small.docks["findings"]))
-    assert not small.docks["runs"].isHidden(), "a tab beside it stays open"
+    assert not small.docks["runs"].isHidden(), "a tab next to it stays open"
 
 
 def test_the_keys_go_into_the_panel_that_is_asked_for(

@@ -48,7 +48,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
 
     shown = picture(window.plots["timing"], load_theme("light"), window.theme)
     page = window.plots["timing"].page
-    assert shown.height() > 2 * page.height(), "a caption stands above it"
+    assert shown.height() > 2 * page.height(), "a caption is above it"
     assert not window.plots["timing"].plot.has_axis, "as before"
     window.actions_by_id["view.layout_stream"].trigger()
     window.docks["acceptance"].raise_()

@@ -83,7 +83,7 @@ def test_names_and_stars_come_back(
     table.clicked.emit(star)
     assert star.data() == "★"
     saved(window, qtbot)
-    window.runs.star_asked.emit(rows(window)[1].run, True)  # behind what was saved
+    window.runs.star_asked.emit(rows(window)[1].run, True)  # after what was saved
     assert window.feed.run == rows(window)[1].run, "a star shows no other run"
     window.run_panel.prompt.setPlainText("mine")
     window.close()
@@ -220,7 +220,7 @@ def test_rows_of_old_traces_wait_on_disk(
     assert window.tokens.copy_text() == text
     assert rows(window)[0].tokens == before.tokens
     run_on(window, model_file, qtbot)
-    assert window.bridge.session_store is not first.store, "its model has begun another trace"
+    assert window.bridge.session_store is not first.store, "its model has started another trace"
     assert [line for line in window.runs.model.lines if isinstance(line, str)] == ["model", "other"]
     assert window.sessions.autosave is not None
     assert first.store in window.sessions.autosave.unexported()

@@ -314,7 +314,7 @@ def test_what_a_crash_left_is_listed_and_stays(
     window.close()
     again = saving_window()
     assert [row.stop for row in again.runs.model.rows] == ["interrupted"]
-    assert messages(again) == [], "it is told once"
+    assert messages(again) == [], "it is given once"
 
 
 def test_a_model_opened_over_kept_runs_says_where_they_are(

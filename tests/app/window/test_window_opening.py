@@ -48,7 +48,7 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
     window.status.cancel_asked.emit()
     wait(qtbot, window, State.INSPECTED)
     assert not window.status.progress_shown
-    assert messages(window) == [], "what the user asked for is no failure"
+    assert messages(window) == [], "what the user asked for is not a failure"
     engine.gate.set()
     window.model_map.load_asked.emit()
     wait(qtbot, window, State.READY)

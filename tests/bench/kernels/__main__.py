@@ -1,4 +1,4 @@
-"""python -m tests.bench.kernels: every kernel's time beside the device's copy and matrix rates."""
+"""python -m tests.bench.kernels: every kernel's time next to the device's copy and matrix rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m tests.bench.window: frames, slow-down of the engine, start and opening, beside their
+"""python -m tests.bench.window: frames, slow-down of the engine, start and opening, next to their
 goals."""
 
 from __future__ import annotations

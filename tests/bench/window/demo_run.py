@@ -23,7 +23,7 @@ WARM_UP = 32
 RUNS = 3
 """Runs that count. The first shows a window what it has never shown before, the others do not."""
 REST_S = 1.0
-"""Between two runs, with the window or without: what it does behind one belongs to no other."""
+"""Between two runs, with the window or without: what it does after one belongs to no other."""
 _SELDOM_MS = 500
 
 

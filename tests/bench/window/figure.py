@@ -1,4 +1,4 @@
-"""One measured figure beside its goal, and many of them as a table."""
+"""One measured figure next to its goal, and many of them as a table."""
 
 from __future__ import annotations
 

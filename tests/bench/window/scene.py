@@ -93,7 +93,7 @@ def wait_until(
 
 
 def settle(seconds: float) -> None:
-    """Run the event loop for so many seconds."""
+    """Run the event loop for this many seconds."""
     end = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= end)
 

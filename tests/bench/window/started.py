@@ -46,7 +46,7 @@ class _Witness(QObject):
             window.actions_by_id["run.start"].trigger()
         for area in window.tokens.areas.values():
             stream = area.stream
-            if stream is not None and any(stream.rounds):  # a round behind the prompt's
+            if stream is not None and any(stream.rounds):  # a round after the prompt's
                 self._poll.stop()
                 area.viewport().repaint()
                 self.seen["token"] = time.monotonic()

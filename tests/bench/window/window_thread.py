@@ -119,7 +119,7 @@ def spread_out(window: MainWindow) -> None:
 
 
 def measure_frames(seconds: float) -> list[Figure]:
-    """Stream tokens for so many seconds into a window that shows all docks."""
+    """Stream tokens for this many seconds into a window that shows all docks."""
     store = TraceStore()
     run = SyntheticRun(store, n_seqs=2)
     with shown_window(*_FRAMES_SIZE) as window:

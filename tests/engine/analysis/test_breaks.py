@@ -139,7 +139,7 @@ def test_acceptance_is_by_sequence_and_waits_for_enough_steps() -> None:
     builder.draft([], " x", [" n"], seq_id=1)
     assert watch.check([rule]) is None
     builder.plain(" p", seq_id=1)
-    assert watch.check([rule]) is None, "a round without a draft is no step"
+    assert watch.check([rule]) is None, "a round without a draft is not a step"
     builder.draft([], " x", [" n"], seq_id=1)
     hit = watch.check([rule])
     assert hit is not None and hit.seq_id == 1

@@ -31,8 +31,8 @@ def write(
     lost: int = 0,
     unverified: int = 0,
 ) -> None:
-    """A round in which the target chose `own` behind the accepted tokens; the last `lost` drafted
-    tokens are not told, the last `unverified` ones were no part of the verified draft."""
+    """A round in which the target chose `own` after the accepted tokens; the last `lost` drafted
+    tokens are not reported, the last `unverified` ones were no part of the verified draft."""
     ids = {"run_id": run_id, "round": round_, "seq_id": seq_id}
     pos = 100 * round_
     for i, (confidence, candidates) in enumerate(draft[: len(draft) - lost]):

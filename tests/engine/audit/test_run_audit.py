@@ -101,7 +101,7 @@ def test_auditing_changes_no_row() -> None:
 
 
 STATES = {
-    "ring cursor one too far behind a wrap": ("ring", "wrong-snapshot-index"),
+    "ring cursor one too far after a wrap": ("ring", "wrong-snapshot-index"),
     "fold skips the last token": ("replay", "wrong-fold"),
     "state not rolled back": ("planes", "recurrent-position"),
     "cells missing": ("planes", "missing-kv-cells"),

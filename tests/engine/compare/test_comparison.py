@@ -190,7 +190,7 @@ def test_states_are_recorded_by_layer() -> None:
         for name in ("state_error", "conv_error"):
             by_layer = states.column(name)[mine].reshape(-1, len(layers))
             assert by_layer.max(1).tolist() == rows.column(name)[ends].tolist()
-        # a token's logits choose the one behind it
+        # a token's logits choose the one after it
         at = states.column("pos")[mine][:: len(layers)]
         assert (at == rows.column("pos")[ends] - 1).all()
 
@@ -289,7 +289,7 @@ def test_a_bound_of_ones_own() -> None:
         assert comparison.bound == bound
         return verdicts(finish(comparison))["planes"].verdict
 
-    # passes of so many tokens do not sum in the order of one
+    # passes of this many tokens do not sum in the order of one
     assert (verdict(1e-20), verdict(1e-6)) == ("suspect", "within")
 
 

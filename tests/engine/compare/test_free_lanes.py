@@ -92,7 +92,7 @@ def test_a_wrong_state_forks_and_ends_there() -> None:
     rows = differences_of(comparison, lane)
     assert rows["pos"].tolist() == list(range(first, wrong + 1))
     assert rows["rank"][-1] > 1
-    assert rounds["round"].max() == fork.round  # nothing is decoded behind the fork
+    assert rounds["round"].max() == fork.round  # nothing is decoded after the fork
     assert verdicts(comparison)["planes"].n_positions == 80
 
 

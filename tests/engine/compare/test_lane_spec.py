@@ -1,4 +1,4 @@
-"""Lanes as text, and everything that is no lane."""
+"""Lanes as text, and everything that is not a lane."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_every_depth_is_exact_by_planes_and_checkpoints(fake: FakeLlama) -> None
         assert comparison.trace.runs[verdict.run_id]["lane_against"] == plain
         assert not found_in(comparison, lane)
         rounds = rounds_of(comparison, lane)
-        depths = rounds["rollback_depth"][1:]  # behind the prompt
+        depths = rounds["rollback_depth"][1:]  # after the prompt
         assert depths[:4].tolist() == [3, 2, 1, 0]
         path = "seq_rm" if lane == PLANES else "restore"
         assert rounds["path"][1:5].tolist() == [path] * 3 + ["none"]
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_told_with_its_bytes(fake: FakeLlama) -> None:
 def test_the_two_known_defects_are_named(
     fake: FakeLlama, lane: str, depth: int, age: int, wrong_from: int
 ) -> None:
-    """Four tokens are undone or decoded one by one behind a prompt in one batch: what is read is
+    """Four tokens are undone or decoded one by one after a prompt in one batch: what is read is
     four positions too old."""
     comparison = finish(compared(fake, PLANES, lane))
     verdict = verdicts(comparison)[lane]
@@ -152,7 +152,7 @@ def test_planes_are_shown_on_request(fake: FakeLlama) -> None:
     comparison = finish(compared(fake, PLANES, lane))
     assert verdicts(comparison)[lane].verdict == "exact"
     rows = slots_of(comparison, lane)
-    # a batch of four wrote planes 0 to 3, of which only the accepted tokens' can be told;
+    # a batch of four wrote planes 0 to 3, of which only the accepted tokens' can be known;
     # planes 4 and 5 are those of the prompt
     assert [row for row in rows if row[0] == 1] == [
         (1, 3, "pending", 3),

@@ -1,4 +1,4 @@
-"""Which library is taken, and which does not fit the binding, told from what a child found out."""
+"""Which library is taken, and which does not fit the binding, from what a child found out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(
 def test_a_library_of_the_same_structs_fits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # padding behind the last field need not be written
+    # padding after the last field need not be written
     check(monkeypatch, tmp_path, probed(written=157), probed())
 
 

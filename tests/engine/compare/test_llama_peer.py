@@ -181,7 +181,7 @@ def test_planes_hold_what_was_measured(opened: tuple[Opened, dict[str, Any]]) ->
     ["qwen35-a-f32", "qwen35-c-v2x-mtp-f32", "qwen35moe-d-v2x-mtp-f32", "qwen3next-e-v2x-f32"],
 )
 def test_states_are_those_of_the_golden_arrays(name: str) -> None:
-    """Behind the prompt: S and window of every layer, in our order."""
+    """After the prompt: S and window of every layer, in our order."""
     data, session = golden(name), session_of(name)
     assert session.path is not None
     layout = layout_of(session.config)
@@ -354,7 +354,7 @@ def test_memory_scripts_show_what_the_library_should_refuse(name: str) -> None:
         engine.close()
     wrong = {name: messages for name, messages in failed.items() if messages}
     assert wrong == {
-        # a copy made while a rollback is pending reads plane 0: seq_cp leaves the index behind
+        # a copy made while a rollback is pending reads plane 0: seq_cp leaves the index after
         "10-forks": [ANY, ANY],
         "11-forks-of-forks": [ANY, ANY],
         "6-active-gap": ["the removal was not refused"],

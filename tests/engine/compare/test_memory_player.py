@@ -28,7 +28,8 @@ N_VOCAB = 50
 
 @dataclass
 class Texts:
-    """A context that is no engine: logits are a hash of the text, a rollback is always possible."""
+    """A context that is not an engine: logits are a hash of the text, a rollback is always
+    possible."""
 
     lying: bool = False
     texts: dict[int, list[int]] = field(default_factory=dict)
@@ -190,7 +191,7 @@ def test_contexts_are_lanes(tmp_path: Path) -> None:
     rows = trace.divergence
     assert rows.column("pos").tolist() == [7, 8, 9] * 2
     assert rows.column("seq_id").tolist() == [1] * 3 + [0] * 3
-    # states are compared behind the last token, in every layer
+    # states are compared after the last token, in every layer
     layers = session(MODEL).model.recurrent_layers
     assert trace.states.column("layer").tolist() == list(layers)
     assert set(trace.states.column("pos").tolist()) == {8}

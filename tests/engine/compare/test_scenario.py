@@ -46,7 +46,7 @@ def test_it_shows_what_it_promises(name: str, monkeypatch: pytest.MonkeyPatch) -
         pass
     found = recorded(job.trace)
     assert set(scenario.expects) <= {finding.rule for finding in found}
-    # and nothing is accused beside it
+    # and nothing is accused next to it
     assert {f.rule for f in found if f.severity != "info"} <= set(scenario.expects)
     for finding in found:
         if finding.severity == "error":

@@ -35,7 +35,7 @@ def test_where_every_draft_is_rejected_rounding_is_that_of_plain_decoding(comput
     assert 1e-8 < distance.worst_nmse < 1e-2 and distance.state_error > 1e-4
     for policy in POLICIES:
         assert found[f"{policy},{TYPED}"].verdict == "exact", policy
-    # what is folded from a log is rounded like a state, and is no state bit by bit
+    # what is folded from a log is rounded like a state, and is not a state bit by bit
     assert found[f"replay,{TYPED}"].state_error < distance.state_error
     assert found["planes"].verdict == "exact", "lanes of f32 are what they were"
 

@@ -143,7 +143,7 @@ class Bench:
         ]
 
     def verify(self, drafts: list[list[int]], kept: list[int], split: str) -> dict:
-        """Decode batch by batch, keep so many tokens of each; logits by sequence."""
+        """Decode batch by batch, keep this many tokens of each; logits by sequence."""
         found = {}
         for spans, ubatches in verify_batches(self.forward, self.spans(drafts), split):
             logits, _ = self.forward.run(ubatches, 1, "verify", self.clock)

@@ -18,7 +18,7 @@ MODEL = "qwen35-a-f32"
 
 @pytest.fixture(params=ROLLBACK_POLICIES)
 def held(request) -> HeldSequences:
-    """Two sequences of 12 and 20 tokens, decoded in parts of four, with a checkpoint behind 8."""
+    """Two sequences of 12 and 20 tokens, decoded in parts of four, with a checkpoint after 8."""
     model = session(MODEL).model
     n_rs_seq = 0 if request.param == "checkpoint" else 2
     memory = HybridMemory.for_model(

@@ -22,7 +22,7 @@ GREEDY, HOT = SamplerOptions(), SamplerOptions(temp=1.5, seed=3)
 
 
 class WidthNoise:
-    """Logits that depend on how many tokens share the pass. logits: those last computed behind
+    """Logits that depend on how many tokens share the pass. logits: those last computed after
     each position."""
 
     def __init__(self, patch: pytest.MonkeyPatch, scale: float) -> None:
@@ -92,7 +92,7 @@ def test_rows_tell_the_verification_that_counted(
         assert row["rollback_depth"] == row["num_draft_tokens"] - n_same
         assert row["attention_pos_max"] == row["recurrent_pos_max"] == row["pos0"] + len(final) - 1
         assert row["num_emitted"] == len(final)
-        # facts: of the logits that were computed last behind the position before
+        # facts: of the logits that were computed last after the position before
         for r in rows:
             if r["target_p"] is None:
                 assert r["kind"] in (*GHOST_KINDS, "replayed")

@@ -1,4 +1,4 @@
-"""Many slots at once: unequal drafts, prompts beside verification, refilling, cancel, context."""
+"""Many slots at once: unequal drafts, prompts next to verification, refilling, cancel, context."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_long_prompt_does_not_stall_the_others(policy, split, n_batch):
         assert ids[own & (kinds == "prompt")].tolist() == result.prompt_tokens
         assert result.timings["prompt_n"] == len(result.prompt_tokens)
         assert result.timings["predicted_n"] == 12
-    if n_batch == 16:  # the third prompt came in parts, beside rounds of a running sequence
+    if n_batch == 16:  # the third prompt came in parts, next to rounds of a running sequence
         both = {
             r for r, i in zip(trace.rounds.column("round").tolist(), is_verified, strict=True) if i
         }
@@ -208,10 +208,10 @@ def finish(run: Run) -> None:
         pass
 
 
-@pytest.mark.parametrize("stage", ["waiting", "not begun", "prompt", "running", "ended"])
+@pytest.mark.parametrize("stage", ["waiting", "not started", "prompt", "running", "ended"])
 def test_cancel_at_each_stage(stage):
     run = started(n_batch=2048 if stage in ("running", "ended") else 4)
-    seq_id = 3 if stage == "waiting" else 1 if stage == "not begun" else 0
+    seq_id = 3 if stage == "waiting" else 1 if stage == "not started" else 0
     for _ in range({"waiting": 1, "prompt": 2, "running": 2}.get(stage, 0)):
         run.step()
     if stage == "ended":
@@ -234,7 +234,7 @@ def test_cancel_at_each_stage(stage):
         stops[seq_id] = "stopped"
     assert run.trace.runs[0]["stops"] == stops
     own = run.trace.rounds.column("seq_id") == seq_id
-    assert own.any() == (stage not in ("waiting", "not begun"))
+    assert own.any() == (stage not in ("waiting", "not started"))
     if stage == "prompt":
         assert run.results()[0].timings["prompt_n"] == 8
         assert run.results()[0].timings["predicted_n"] == 0

@@ -53,7 +53,8 @@ def prompts_of(name: str) -> list[Prompt]:
 
 
 def rounds_of(run: Run, seq_id: int) -> list[tuple[int, list[int], int]]:
-    """Of every round that is no prompt: tokens in memory, drafted ids, how many were accepted."""
+    """Of every round that is not a prompt: tokens in memory, drafted ids, how many were
+    accepted."""
     tokens, drafted = run.trace.tokens, {}
     for i in range(len(tokens)):
         row = tokens.row(i)
@@ -182,7 +183,7 @@ def test_blocks_end_where_the_context_does(name):
 
 @HERE
 def test_memory_is_cut_where_another_text_goes_on():
-    """Rows of another text behind 20 tokens are gone, and a draft is that of the text itself."""
+    """Rows of another text after 20 tokens are gone, and a draft is that of the text itself."""
     golden, session = golden_drafter(PLAIN), opened(PLAIN)
     (drafter,) = session.make_drafters(options_for(PLAIN), 2, 128)
     assert isinstance(drafter, DraftDflash)
@@ -228,7 +229,7 @@ def test_several_sequences_share_a_pass():
 
 @pytest.mark.parametrize("name", [name for name in FAMILY if name.startswith("dflash")])
 def test_tokens_are_drawn_from_what_is_told_of_them(name):
-    """Also a second token behind a certain first one: what it is drawn from depends on that."""
+    """Also a second token after a certain first one: what it is drawn from depends on that."""
     golden, session = golden_drafter(name), opened(name)
     options = options_for(name, sampler=SamplerOptions(temp=3.0, seed=1))
     options = replace(options, spec=replace(options.spec, accept="rejection"))

@@ -1,4 +1,4 @@
-"""Who is asked, whose draft wins, who is told how it fared, and what is counted."""
+"""Who is asked, whose draft wins, who learns how it fared, and what is counted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.gguf_refusal import flat, refusal, refusal_of
 from tests.support.gguf_writer import ARRAY, STRING, Tensor, Typed, build, string, value, write
 
 U64_MAX = 2**64 - 1
-SMALL_PADDING = 64 - 2 * 18  # behind the last tensor of `small`: two Q4_0 blocks
+SMALL_PADDING = 64 - 2 * 18  # after the last tensor of `small`: two Q4_0 blocks
 Q4_K = 12
 
 
@@ -118,7 +118,7 @@ def test_absurd_counts(tmp_path: Path, name: str, count: int, what: str) -> None
     ],
 )
 def test_bad_values_name_their_key(tmp_path: Path, item: Typed, what: str) -> None:
-    # the file ends right behind the value
+    # the file ends right after the value
     path = tmp_path / "x.gguf"
     path.write_bytes(build({"some.key": item}, alignment=1))
     error = refusal(path)

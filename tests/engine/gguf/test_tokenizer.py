@@ -137,7 +137,7 @@ def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: s
     points = (*range(0x3400), *range(0x3400, 0x30000, 1 if pre in TINY else 11))
     known = [c for c in map(chr, points) if unicodedata.category(c) not in ("Cn", "Cs")]
     for start in range(0, len(known), 512):
-        # between two letters a character glues, stands alone or glues to one side by its class
+        # between two letters a character glues, is alone or glues to one side by its class
         text = "".join(f"a{c}b{c}{c}!" for c in known[start : start + 512])
         pieces = [bytes_of(piece).decode() for piece, _ in splitter.pre_tokenize_str(text)]
         assert pieces == list(naive_pieces(text, pre))
@@ -340,7 +340,7 @@ TOKENS = metadata(TINY["qwen35"])["tokenizer.ggml.tokens"]
         ({"tokens": [*TOKENS, "a" * (MAX_TOKEN_LENGTH + 1)]}, "4,097 characters"),
         ({"tokens": 7}, "tokens"),
         ({"token_type": np.ones(383, np.int32)}, "383 types for 384 tokens"),
-        ({"token_type": np.full(384, 9, np.int32)}, "9 is no token type"),
+        ({"token_type": np.full(384, 9, np.int32)}, "9 is not a token type"),
         ({"merges": ["h e", "zzz q"]}, "merge 1 (zzz q)"),
         ({"merges": ["th"]}, "merge 0 (th)"),
         ({"merges": [" t"]}, "merge 0"),

@@ -1,4 +1,4 @@
-"""The clock of a run stands while a kernel is compiled, and goes on behind it."""
+"""The clock of a run is while a kernel is compiled, and goes on after it."""
 
 from __future__ import annotations
 

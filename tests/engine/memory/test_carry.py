@@ -152,7 +152,7 @@ def test_a_finer_split_leaves_the_same_planes():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), bound=st.sampled_from([1, 2, 3, 8]))
 def test_every_plane_down_to_the_depth_is_true(data, bound):
-    """INV1 and INV5, with the depth formula of llama.cpp #25004 kept beside."""
+    """INV1 and INV5, with the depth formula of llama.cpp #25004 kept next to."""
     memory = memory_of(bound, 2)
     texts: list[list[int]] = [[], []]
     depths, pending = [0, 0], [0, 0]

@@ -126,7 +126,7 @@ class Walk:
         text, before, valid = self.texts[seq], bits(memory), memory.valid_depth(seq)
         depths = [*range(1, valid + 1)] * 4 + [0, valid + 1, len(text)]
         depth = min(len(text), self.data.draw(st.sampled_from(depths)))
-        # INV6 and the single use are in valid_depth; all end above the last position is no end
+        # INV6 and the single use are in valid_depth; all end above the last position is not end
         p1 = self.data.draw(st.sampled_from([-1, len(text), len(text) + 3]))
         accepted = memory.seq_rm(seq, len(text) - depth, p1)
         assert accepted == (depth <= valid or depth == len(text))

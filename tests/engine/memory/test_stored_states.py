@@ -27,7 +27,7 @@ def cast(x: torch.Tensor, type: str) -> torch.Tensor:
 
 
 def law(kind: str, key: StateKey, passes: list[list[int]], s: str, r: str, gates: str):
-    """The state behind passes of some tokens each, rounded behind each of them."""
+    """The state after passes of some tokens each, rounded after each of them."""
     layers = LAYERS[kind]
     is_window = layers.layout.states[key].is_window
     state = torch.zeros(layers.layout.states[key].shape, dtype=torch.float64)

@@ -66,7 +66,7 @@ def test_the_matrices_take_what_the_file_takes(golden_path):
         for tensor in file.tensors.values():
             sizes[tensor.type.name] += tensor.n_bytes
     assert blocks.compute == "blocks"
-    # beside them the embedding as f32, and beta and decay, which stay f32 in every narrow mode
+    # next to them the embedding as f32, and beta and decay, which stay f32 in every narrow mode
     assert blocks.weight_bytes < 0.6 * wide.weight_bytes
     assert blocks.weight_bytes > sizes["Q8_0"]
 

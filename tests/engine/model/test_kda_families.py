@@ -51,7 +51,7 @@ def test_what_a_file_says(golden_path):
     )
     attention = LatentAttentionPart(4, 32, 16, 8, 16, 24, pairs="neighbours", gate="heads")
     assert config.blocks[3].mixers == (attention,)
-    # one row of latent and key, and nothing beside it
+    # one row of latent and key, and nothing next to it
     assert config.cells()[3].n_bytes == 4 * (32 + 8)
     assert config.blocks[0].ffn == SwigluPart(96)
     scale = pytest.approx(2.446)

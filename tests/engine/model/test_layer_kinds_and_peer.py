@@ -1,4 +1,4 @@
-"""What is told of a file of each family: kinds of layers, rollback in llama.cpp, replay."""
+"""What is known of a file of each family: kinds of layers, rollback in llama.cpp, replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The size of loaded weights, told from the directory, against that of loading them."""
+"""The size of loaded weights, from the directory, against that of loading them."""
 
 from __future__ import annotations
 

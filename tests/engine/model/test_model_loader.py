@@ -163,7 +163,7 @@ def test_a_pass_gives_the_same_bits_while_pages_are_joined(monkeypatch):
         assert torch.equal(logits(moving), expected)
     wait_for_huge_pages()
     assert torch.equal(logits(moving), expected)
-    for _ in range(10):  # whoever loads may change his mind at once
+    for _ in range(10):  # anyone who loads may change his mind at once
         assert torch.equal(logits(_load(DEMO_TARGET, "q8")), expected)
     wait_for_huge_pages()
 

@@ -1,4 +1,4 @@
-"""The report on two runs: both are told of, under their names, and what they share once."""
+"""The report on two runs: both learn of, under their names, and what they share once."""
 
 from __future__ import annotations
 

@@ -83,5 +83,5 @@ def test_neighbours_of_digits_are_none(field: str) -> None:
     if wanted == 0:
         with pytest.raises(NotANumberError):
             whole_numbers(block_of([field]), 0, 0)
-    else:  # Python takes a space beside a number
+    else:  # Python takes a space next to a number
         assert whole_numbers(block_of([field]), 0, 0).tolist() == wanted

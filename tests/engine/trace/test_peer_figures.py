@@ -50,7 +50,7 @@ def test_what_was_told_goes_before_the_rows() -> None:
     store = store_of(told=TOLD, requests=[{"seq_ids": [0], "told": {"predicted_n": 7}}])
     assert store.runs[0]["summary"]["predicted_n"] == 29
     assert summary(store, 0)["predicted_per_second"] is None
-    assert summary(store, 0)["num_spec_steps"] == 1, "not told, but the rows know"
+    assert summary(store, 0)["num_spec_steps"] == 1, "not reported, but the rows know"
     assert summary(store, 0, 0)["predicted_n"] == 7
     assert summary(store, 0, 1)["predicted_n"] == 0
     assert summary(store)["predicted_n"] == 3, "figures of several runs are those of their rows"

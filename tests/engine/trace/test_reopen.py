@@ -145,7 +145,7 @@ def piped(name: str) -> Callable[[Path], None]:
 
 
 BAD = {
-    "no session": (removed(SESSION_FILE), "is no exported trace"),
+    "no session": (removed(SESSION_FILE), "is not an exported trace"),
     "no table": (removed("memory.csv"), r"memory\.csv is missing"),
     "endless table": (linked("memory.csv", "/dev/zero"), r"memory\.csv is not a regular file"),
     "endless session": (linked(SESSION_FILE, "/dev/zero"), r"session\.json is not a regular file"),

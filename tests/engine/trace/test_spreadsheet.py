@@ -23,7 +23,7 @@ TEXTS = st.text(st.sampled_from("=+-@'\";|,\t\r\n\u061b＝ a1."), max_size=8) | 
 
 def fields_of(text: str, separator: str) -> list[str]:
     """Where a spreadsheet sees fields begin that splits at a separator, as leniently as any: a
-    quoted field may go on behind its closing quote."""
+    quoted field may go on after its closing quote."""
     fields, at = [""], 0
     begins = True
     while at < len(text):

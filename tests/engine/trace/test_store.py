@@ -208,7 +208,7 @@ def test_a_reader_on_another_thread_sees_only_complete_rows() -> None:
 
 @pytest.fixture
 def stained(monkeypatch) -> int:
-    """The byte that fills memory nobody has written to."""
+    """The byte that fills memory no one has written to."""
     stain = 0x5C
 
     def empty(shape: Any, dtype: Any) -> np.ndarray:
@@ -221,7 +221,7 @@ def stained(monkeypatch) -> int:
 
 
 def bytes_written(table: Table, stain: int) -> int:
-    """Up to the last byte that is no stain, over all columns."""
+    """Up to the last byte that is not a stain, over all columns."""
     total = 0
     for array in table._arrays.values():
         other = np.flatnonzero(array.reshape(-1).view(np.uint8) != stain)

@@ -83,7 +83,7 @@ def test_the_three_rates_differ_where_drafts_differ_in_length() -> None:
     step(store, 4, 5.0, drafted=1, accepted=0)
     add(store, 5, 6.0, num_draft_tokens=0, num_accepted_draft_tokens=0, num_emitted=1)
     figures = acceptance(store, 0)
-    assert figures["num_spec_steps"] == 4  # the round without a draft is no step
+    assert figures["num_spec_steps"] == 4  # the round without a draft is not a step
     assert figures["acceptance_histogram"] == [2, 1, 1, 0, 0]
     assert figures["acceptance_per_position"] == {
         "unconditional": [0.5, 0.25, 0.0, 0.0],

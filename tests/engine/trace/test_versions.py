@@ -173,7 +173,7 @@ def test_names_of_tables_are_no_paths(small_trace: TraceStore, tmp_path: Path, n
     session = session_of(tmp_path / "out")
     session["rows"][name] = 0  # type: ignore[index]
     path.write_text(json.dumps(session))
-    with pytest.raises(TraceFileError, match="is no name of a table"):
+    with pytest.raises(TraceFileError, match="is not a name of a table"):
         open_trace(tmp_path / "out")
 
 

@@ -136,7 +136,7 @@ def test_both_forms_are_in_use(monkeypatch):
 )
 def test_chunks_of_cells_and_tokens(n_tokens, n_cells, heads):
     q, k, v, mask = make(2, n_tokens, heads, n_cells)
-    mask[1, :, 20:] = False  # chunks that nobody sees
+    mask[1, :, 20:] = False  # chunks that no one sees
     mask[1, 0, 0] = mask[1, 1:, 5] = True
     o = with_llvm.attend(q, k, v, mask)
     assert nmse(o, naive.attend(q.double(), k.double(), v.double(), mask)) < F32

@@ -22,7 +22,7 @@ WITHOUT_DECODER = ["Q8_1", "Q8_K", "Q1_0", "I8", "I16", "I32", "I64", "F64"]
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody has written is NaN (or 0xAA), not whatever was there."""
+    """Memory that no one has written is NaN (or 0xAA), not whatever was there."""
     empty = torch.empty
 
     def poison(*args: Any, **kwargs: Any) -> torch.Tensor:

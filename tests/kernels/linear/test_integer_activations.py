@@ -49,7 +49,7 @@ def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 class Records:
     """Rows read from a buffer, as the layout says in words and not by its offsets: its parts one
-    behind the other, in each of them the rows that stand together, of each its stretches."""
+    after the other, in each of them the rows that stand together, of each its stretches."""
 
     def __init__(self, buffer: torch.Tensor, layout: Layout, n_stretches: int) -> None:
         self.layout, self._n_stretches = layout, n_stretches

@@ -98,7 +98,7 @@ def test_the_largest_integers(type_name):
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_1", "Q4_K", "IQ4_XS"])
 def test_numbers_that_are_none_or_overflow(type_name):
-    """They do not touch the rows beside them."""
+    """They do not touch the rows next to them."""
     blocks, x = random_blocks(type_name, 5, 512), torch.randn(6, 512)
     expected = naive.integer_linear(x, blocks, type_name)
     for number in (torch.inf, -torch.inf, torch.nan, 3e38, 1e-40, -1e7):
@@ -110,7 +110,7 @@ def test_numbers_that_are_none_or_overflow(type_name):
 
 
 def test_weights_behind_the_end_do_not_count():
-    """A scale that is no number, in the last of three blocks of a stretch for eight."""
+    """A scale that is not a number, in the last of three blocks of a stretch for eight."""
     blocks, x = random_blocks("Q4_1", 3, 96), torch.randn(5, 96)
     blocks[1, 40:44] = torch.tensor([0, 0x7E, 0, 0x7C], dtype=torch.uint8)
     found = product(x, blocks, "Q4_1")

@@ -53,7 +53,7 @@ def test_rows_that_end_within_a_stretch(type_name, n_in):
 @pytest.mark.parametrize("type_name", [t for t in TYPES if is_long(t)])
 @pytest.mark.parametrize("n_in", [256, 768, 1280])
 def test_an_odd_number_of_long_blocks(type_name, n_in):
-    """Two of them fill a wide vector; what stands beside the last one has no part in the sum."""
+    """Two of them fill a wide vector; what is next to the last one has no part in the sum."""
     blocks, x = random_blocks(type_name, 5, n_in), torch.randn(4, n_in)
     expected = naive.integer_linear(x, blocks, type_name)
     for n_rows in (1, 3, 4):

@@ -154,7 +154,7 @@ def test_near_the_law(way, mode, n_out, n_in, n_rows):
 @MODES
 @pytest.mark.parametrize("n_rows", [3, 20])
 def test_rows_that_are_no_numbers_become_nan(mode, n_rows):
-    """They alone: beside them nothing changes."""
+    """They alone: next to them nothing changes."""
     packed = with_torch.pack(torch.randn(40, 64), mode)
     x = torch.randn(n_rows, 64)
     expected = with_torch.linear(x, packed)

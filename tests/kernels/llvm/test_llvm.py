@@ -112,7 +112,7 @@ def test_rounding_to_bfloat16():
         code.store(code.load(args[0], F32X16).rounded_to_bf16(), args[1])
 
     x = torch.randn(16)
-    # ties to either side, the end of the range, and what is no number
+    # ties to either side, the end of the range, and what is not a number
     x[:8] = torch.tensor(
         [1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, -3.4e38, torch.inf, -torch.inf, 0, 1e-40]
     )

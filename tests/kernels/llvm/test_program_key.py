@@ -122,7 +122,7 @@ def test_any_source_of_the_package_counts(source):
     (source / "b.py").rename(source / "c.py")
     module._code.cache_clear()
     seen.add(program_key(norm))
-    assert len(seen) == 5, "a text that is no source counts, or source does not"
+    assert len(seen) == 5, "a text that is not a source counts, or source does not"
 
 
 def test_the_library_that_compiles_counts(source, monkeypatch):

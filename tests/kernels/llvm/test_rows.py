@@ -95,7 +95,7 @@ def forms(d: int) -> dict[str, Form]:
     alone=st.sampled_from([1, 1 << 15]),
 )
 def test_a_row_has_the_same_bits_in_any_company(d, start, n, alone):
-    """Whatever rows stand before and behind it, and on however many threads."""
+    """Whatever rows stand before and after it, and on however many threads."""
     before, threads = rows_module.ALONE, torch.get_num_threads()
     stop = min(12, start + n)
     try:

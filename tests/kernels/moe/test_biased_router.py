@@ -36,7 +36,7 @@ def test_the_bias_chooses_and_does_not_weigh(ops):
 
 @ROUTES
 def test_only_the_best_groups_take_part(ops):
-    # sums of two: 0.9, 1.0, 1.1; the best expert stands in a group that is left out
+    # sums of two: 0.9, 1.0, 1.1; the best expert is in a group that is left out
     logits = logit(0.8, 0.05, 0.05, 0.5, 0.5, 0.05, 0.6, 0.5, 0.05)
     _, ids = ops.route_biased(logits, None, Choice(3, n_groups=3, n_groups_used=2))
     assert ids.tolist() == [[6, 3, 4]]

@@ -36,7 +36,7 @@ def stacked(parts: list[PackedWeight]) -> PackedWeight:
 
 @pytest.mark.parametrize("type", TYPES)
 def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
-    """Rows that share an expert, and experts that nobody chose; 70 rows: one task is short."""
+    """Rows that share an expert, and experts that no one chose; 70 rows: one task is short."""
     from kernels.moe.with_llvm import multiply_pairs
 
     experts = [q8(type, 70, 256, seed) for seed in range(N_EXPERTS)]

@@ -48,7 +48,7 @@ def test_sums_round_once(ops, d):
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("d", [1, 16, 53])
 def test_products_of_thirds_of_a_projection(ops, d):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, 3 * d + 4), torch.nan)
     a, _, b = joined[..., 2 : 3 * d + 2].chunk(3, -1)
     a.normal_(), b.normal_()
@@ -179,7 +179,7 @@ def test_delta_gates_far_away(ops):
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("n_heads", [1, 16, 21, 48])
 def test_delta_gates_of_columns_of_a_projection(ops, n_heads):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, 2 * n_heads + 5), torch.nan)
     beta, decay = joined[..., 1 : 2 * n_heads + 1].normal_().split(n_heads, -1)
     dt, a = torch.randn(2, 2 * n_heads)[:, ::2]

@@ -45,7 +45,7 @@ def test_far_away(ops):
 @pytest.mark.parametrize("bound", [None, -5.0])
 @pytest.mark.parametrize("d", [1, 16, 21])
 def test_columns_of_a_projection(ops, d, bound):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, 4 * d + 7), torch.nan)
     decay, beta = joined[..., 1 : 4 * d + 5].normal_().split([4 * d, 4], -1)
     dt, a = torch.randn(4 * d), -torch.rand(2, 8 * d)[:, ::2][0]

@@ -91,7 +91,7 @@ def test_any_strides(run, n_tokens):
 @pytest.mark.parametrize("n_channels", [1, 16, 53])
 @pytest.mark.parametrize("n_taps", [1, 4])
 def test_columns_of_a_projection_and_rows_of_a_plane(run, n_channels, n_taps):
-    """As a layer hands them over; what lies beside them is never touched."""
+    """As a layer hands them over; what lies next to them is never touched."""
     joined = torch.full((2, 3, n_channels + 5), torch.nan)
     planes = torch.full((2, n_taps + 3, n_channels), torch.nan)
     x, window = joined[..., 2 : 2 + n_channels], planes[:, 2 : n_taps + 1]

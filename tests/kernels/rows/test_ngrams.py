@@ -21,7 +21,7 @@ END = 3
 @pytest.mark.parametrize("ops", [naive, with_torch, with_llvm], ids=["naive", "torch", "llvm"])
 def test_hashes_by_hand(ops):
     hashing = NgramHash((2, 2**64 - 1), (100,), (0,), END)
-    # 5 * 2 XOR 2^64 - 4, 5 * 2 XOR 2^64 - 3 behind the end, and the end itself behind 4
+    # 5 * 2 XOR 2^64 - 4, 5 * 2 XOR 2^64 - 3 after the end, and the end itself after 4
     context = torch.tensor([[5, 4], [5, END], [5, -1], [END, 4]])
     numbers = [10 ^ (2**64 - 4), 10 ^ (2**64 - 3), 10 ^ (2**64 - 3), 6 ^ (2**64 - 4)]
     assert ops.hash_rows(context, hashing).tolist() == [[n % 100] for n in numbers]

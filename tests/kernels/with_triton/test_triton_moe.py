@@ -159,7 +159,7 @@ def test_any_strides(device):
 
 
 def test_a_row_has_the_same_bits_in_every_tile_of_one_size(device, products_in_order):
-    """Where it stands among the rows of its expert does not matter."""
+    """Where it is among the rows of its expert does not matter."""
     weights, ids = naive.route(torch.randn(12, 6), 2)
     x, matrices = torch.randn(12, 40), make()
     together, _ = run(device, x, weights, ids, matrices)

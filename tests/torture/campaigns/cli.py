@@ -168,7 +168,7 @@ _SAYS_BY_STATUS = ("compare", "memory", "check-rollback", "rescore", "triage", "
 
 
 class _NotHeardError(BaseException):
-    """A signal before the command listens, or behind its end."""
+    """A signal before the command listens, or after its end."""
 
 
 def _not_heard(number: int, _: object) -> None:

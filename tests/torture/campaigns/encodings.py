@@ -1,4 +1,4 @@
-"""Encodings of replies and files, and paths that lead to what is no file."""
+"""Encodings of replies and files, and paths that lead to what is not a file."""
 
 from __future__ import annotations
 

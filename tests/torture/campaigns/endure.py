@@ -44,7 +44,8 @@ _MOST = {
     "files": 0.4,
     "temporary files": 0.4,
 }
-"""Growth per round and act that is no leak: a trace keeps what its runs did, Qt what it painted."""
+"""Growth per round and act that is not a leak: a trace keeps what its runs did, Qt what it
+painted."""
 _SLOWER = 2.5
 
 

@@ -113,7 +113,7 @@ def _fail_idle(real: RealWindow, name: str, fault: Fault, folder: Path, options:
     with fault:
         worked = idle.do(name)
     assert worked or fault.struck, f"it fails without a fault: {name}"
-    assert not (worked and fault.struck), f"nothing is told of the fault: {name}"
+    assert not (worked and fault.struck), f"nothing is said of the fault: {name}"
     real.window.banners.clear()
     assert idle.do(name), f"it works no longer: {name}"
     idle.leave()
@@ -123,7 +123,7 @@ def _fail_idle(real: RealWindow, name: str, fault: Fault, folder: Path, options:
 
 
 def _fail_run(real: RealWindow, doing: str, fault: Fault, folder: Path, options: RunOptions) -> int:
-    """A run: it has an end, and those before it are kept. Returns how many were begun."""
+    """A run: it has an end, and those before it are kept. Returns how many were started."""
     bridge = real.window.bridge
     with _served(doing) as server:
         if server is not None:

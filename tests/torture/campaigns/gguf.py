@@ -63,7 +63,7 @@ def _play(case: Case, folder: Path) -> Figures:
 
 
 def _opened(base: str, path: Path, compute: str = "f32") -> Session:
-    """A model by itself, what only drafts beside its target."""
+    """A model by itself, what only drafts next to its target."""
     target = drafter_bases().get(base)
     if target is not None:
         return Session.open(base_file(target), path, compute=compute)
@@ -86,7 +86,7 @@ def _run(session: Session) -> Figures:
     except DraftscopeError as error:
         _sentences(error)
         return {"refused_in_run": 1}
-    assert np.isfinite(logits[-1]).all(), "logits that are not finite chose tokens, and nobody said"
+    assert np.isfinite(logits[-1]).all(), "logits that are not finite chose tokens, and no one said"
     return {"ran": 1}
 
 
@@ -120,7 +120,7 @@ def _timed(figures: Figures, name: str) -> Iterator[None]:
     start = time.thread_time()
     yield
     figures[name] = time.thread_time() - start
-    if name != "run_cpu_s_max":  # a run compiles kernels for shapes that nobody has had before
+    if name != "run_cpu_s_max":  # a run compiles kernels for shapes that no one has had before
         assert figures[name] < _CPU_S, f"{name} is {figures[name]:.1f}"
 
 

@@ -109,7 +109,7 @@ def _kernel(strike: Strike, folder: Path, is_first: bool) -> str:
         assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
 
     end = done_under(strike, work, folder / "kernels")
-    assert end in (DONE, KILLED), "a bad disk is no error here"
+    assert end in (DONE, KILLED), "a bad disk is not an error here"
     for _ in range(2):
         assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
     return end
@@ -123,7 +123,7 @@ def _hash(strike: Strike, folder: Path, is_first: bool) -> str:
             keep_hash(parts, "old")
         before = kept_hash(parts)
         end = done_under(strike, lambda: keep_hash(parts, "new"), folder / "data")
-        assert end in (DONE, KILLED), "a bad disk is no error here"
+        assert end in (DONE, KILLED), "a bad disk is not an error here"
         assert kept_hash(parts) in (before, "new", None if strike["how"] == "vanish" else before)
         keep_hash(parts, "newer")
         assert kept_hash(parts) == "newer"

@@ -1,4 +1,4 @@
-"""Hostile words in all that the program reads: a terminal is told nothing but what the program says
+"""Hostile words in all that the program reads: a terminal gets nothing but what the program says
 itself."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Drafted runs with anything set: the tokens of plain decoding, a trace that adds up, and findings
-that accuse nobody."""
+that accuse no one."""
 
 from __future__ import annotations
 

@@ -222,8 +222,8 @@ def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None
     states = view.plots.states
     assert states.error_at(0, 13) == 1e-2 and states.error_at(5, 16) == 0.5
     assert states.error_at(0, 10) == 0.0 and states.error_at(0, 9) is None
-    assert states.error_at(0, 12) is None, "measured behind the last token of a round only"
-    assert states.error_at(1, 13) is None, "layer 1 is no recurrent one"
+    assert states.error_at(0, 12) is None, "measured after the last token of a round only"
+    assert states.error_at(1, 13) is None, "layer 1 is not a recurrent one"
     assert colour_at(states, 10, 0.1) == theme.color("heat.exact")
     assert colour_at(states, 12, 0.1) == theme.color("plot.background")
     assert colour_at(states, 16, 0.1) == theme.color("heat.high"), "as large as the state"
@@ -288,7 +288,7 @@ def test_clicks_and_keys_in_the_plots_select_positions(
     with qtbot.waitSignal(faulty.position_selected) as signal:
         qtbot.keyClick(faulty.plots.states, Qt.Key.Key_Right)
     assert signal.args == [Position(lane(faulty, 3), 0, 1, 13)]
-    for x in (9.0, 18.0):  # beside what was compared
+    for x in (9.0, 18.0):  # next to what was compared
         with qtbot.assertNotEmitted(faulty.position_selected):
             plot.clicked.emit(x, 0.0)
 

@@ -54,7 +54,7 @@ def test_facts_and_outcome() -> None:
     assert facts["valid depth / n_rs_seq"] == "1 / 1"
     assert facts["rs_idx"] == "0 → 1"
     assert facts["written"] == "1.43 MiB"
-    assert facts["copied"] == "–", "not observed is no zero"
+    assert facts["copied"] == "–", "not observed is not a zero"
     assert facts["KV cells / duplicates"] == "18 / –"
     assert facts["all phases"] == "3.5 ms"
     assert outcome(step) == (

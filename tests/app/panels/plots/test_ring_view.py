@@ -56,7 +56,7 @@ def test_every_state_has_the_colour_of_its_role(qtbot: QtBot, theme: Theme) -> N
     view.show_run(builder.run)
     zoom(view, -0.5, 1.5)
     for slot, state in enumerate(SLOT_STATES):
-        # beside the middle, where pending and stale have their signs
+        # next to the middle, where pending and stale have their signs
         assert colour_at(view, 0.35, slot) == theme.color(f"slot.{state}"), state
     assert colour_at(view, 1.2, 0) == theme.color("plot.background")
 

@@ -1,4 +1,4 @@
-"""Results in the window: opened, sorted, pointed at, and the traces behind them."""
+"""Results in the window: opened, sorted, pointed at, and the traces after them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SPEC = DrafterSpec(
     lambda sizes: Echo.n_max,
     field="ngram_simple",
     reasons={"out-of-breath": "an echo has to wait"},
-    note=lambda sizes: "an echo is no prophet.",
+    note=lambda sizes: "an echo is not a prophet.",
 )
 
 
@@ -92,4 +92,4 @@ def test_the_form_offers_it(qtbot: QtBot) -> None:
 def test_its_note_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("run", str(DATA / f"{MTP}.gguf"), "--tokens", "1,2,3", "-n", "2", "--threads", "1")
     assert main([*words, "--spec-type", "echo"]) == 0
-    assert capsys.readouterr().err == "draftscope: note: an echo is no prophet.\n"
+    assert capsys.readouterr().err == "draftscope: note: an echo is not a prophet.\n"

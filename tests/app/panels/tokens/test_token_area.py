@@ -325,7 +325,7 @@ def test_resizing_keeps_the_place(show: Callable[..., Shown]) -> None:
 
 
 class _Ticks:
-    """A clock that moves whenever it is read, so that a slice has so many looks at it."""
+    """A clock that moves whenever it is read, so that a slice has this many looks at it."""
 
     def __init__(self, looks: float) -> None:
         self._now, self._step = 0.0, SLICE_SECONDS / looks

@@ -45,7 +45,7 @@ def test_snapshots_in_a_shorter_type_are_named_and_types_of_states_are_not() -> 
 
 
 def lane_of(errors: list[float], accepted: list[int]) -> list[Finding]:
-    """What is said of a lane whose state has these errors behind rounds with drafts of 2."""
+    """What is said of a lane whose state has these errors after rounds with drafts of 2."""
     store = TraceStore()
     new_run(store, "reference")
     for name, own in (("noise", [1e-7] * len(errors)), ("planes", errors)):

@@ -85,7 +85,7 @@ def test_passes_that_do_not_start_behind_what_is_held(store: TraceStore) -> None
     a_pass(store, 4, -1, "0 1")
     late, early = found(store, "position-gap")
     assert (late.round, late.seq_id) == (3, 0)
-    assert late.message == "A verify pass leaves out 2 behind the positions that memory holds."
+    assert late.message == "A verify pass leaves out 2 after the positions that memory holds."
     assert (early.round, early.seq_id) == (4, None)
     assert "repeats 1 of the positions" in early.message
 

@@ -16,7 +16,7 @@ SPACE, NEWLINE = 900, 901
 
 def of_text(ids: list[int], *, per_round: int = 4, drafters: bool = True) -> list[Finding]:
     """What is said of a run that emitted these tokens, 4 a round, half of the drafts rejected
-    before token 100 and none behind it."""
+    before token 100 and none after it."""
     store = TraceStore()
     new_run(store, options={} if drafters else {"spec": SPEC | {"types": []}})
     store.pieces.update({SPACE: b"    ", NEWLINE: b"\n"})
@@ -43,7 +43,7 @@ def test_an_n_gram_over_and_over(period: int) -> None:
     assert finding.round == (102 + period) // 4 + 1
     assert f"From round {finding.round} on the text is the same {period} token" in finding.message
     assert f"({len(text) - 102 - period} tokens)" in finding.message
-    # three of every six before, all of three behind it
+    # three of every six before, all of three after it
     assert "in the loop: acceptance 1.000" in finding.evidence
     assert "Up to there: acceptance 0.5" in finding.message and finding.seq_id == 0
 

@@ -1,4 +1,4 @@
-"""What drafting costs: at once and step by step, behind a prompt and behind a round."""
+"""What drafting costs: at once and step by step, after a prompt and after a round."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_drafts_that_the_limit_cuts_do_not_tell_what_others_cost() -> None:
 @pytest.mark.parametrize(
     ("n_max", "p_min", "at_limit", "expected"),
     [
-        # behind the prompt every drafter goes step by step
+        # after the prompt every drafter goes step by step
         (4, 0.0, False, 100.0 + 12.0 + 4.0 + 4.0),
         (4, 0.5, False, 100.0 + 3 * 12.0),
         (2, 0.0, False, 100.0 + 6.0 + 4 * 2.0),

@@ -39,7 +39,7 @@ def test_the_first_passes_of_a_width_do_not_count() -> None:
 
 def test_a_drafters_first_readings_do_not_count() -> None:
     rounds = recorded([(2, 1, 30.0)] * 7, draft_ms=2.0)
-    # behind the first draft of the text, the drafter reads two tokens, in a pass as yet unknown
+    # after the first draft of the text, the drafter reads two tokens, in a pass as yet unknown
     rounds.phases["draft"][1:3] += [7.0, 9.0]
     costs = RoundCosts.measured(rounds)
     assert costs is not None

@@ -40,7 +40,7 @@ def test_what_is_not_verified_is_judged_by_the_text(demo: Session) -> None:
     assert whole == text == none_text, "what is verified does not change the text"
     assert full.n_max == cut.n_max == none.n_max == 4
     assert cut.verified.max() == 2 and none.verified.max() == 0
-    assert len(none) == len(whole) - 1, "a round for every token behind the first"
+    assert len(none) == len(whole) - 1, "a round for every token after the first"
     # where nothing is verified, every place has a draft: so also where the full run drafted
     for start, accepted, drafted, final in zip(
         full.start, full.accepted, full.drafted, full.is_final, strict=True

@@ -1,4 +1,4 @@
-"""The match test: equal texts pass, planted differences fail, near ties are told apart."""
+"""The match test: equal texts pass, planted differences fail, near ties are distinguished."""
 
 from __future__ import annotations
 

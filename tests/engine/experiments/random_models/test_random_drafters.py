@@ -1,4 +1,4 @@
-"""Drafters of random weights: whole, of every kind, and for the target beside them."""
+"""Drafters of random weights: whole, of every kind, and for the target next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of random weights: complete beside converted ones, sane in scale, always the same."""
+"""Models of random weights: complete next to converted ones, sane in scale, always the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TYPES: dict[object, set[str]] = {
     "q2_k": {"Q2_K", "Q3_K", "Q6_K"},
     "q6_k": {"Q6_K"},
     "mxfp4": {"MXFP4", "Q8_0"},
-    # eight experts are few, so attention beside them has more bits
+    # eight experts are few, so attention next to them has more bits
     ("moe-tiny", "q4_k_m"): {"Q4_K", "Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "q5_k_m"): {"Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "q3_k_m"): {"Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"},

@@ -103,7 +103,7 @@ def test_a_wrong_value_is_named_with_its_place(
     [
         ('{\n"kind": oops}', ", line 2, column 9: "),
         ("[" * 100_000, "nested more than 64 times"),
-        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": NaN}', "NaN is not a number"),
         ("[]", "is not a result of"),
     ],
 )

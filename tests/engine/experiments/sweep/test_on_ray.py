@@ -80,7 +80,7 @@ def test_no_cluster_and_no_ray(
     cluster: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = plan_of(tmp_path, 1, 1).jobs
-    with pytest.raises(OptionError, match=r"No Ray cluster answers at nowhere \(nobody\)"):
+    with pytest.raises(OptionError, match=r"No Ray cluster answers at nowhere \(no one\)"):
         list(OnRay("nowhere")(jobs, lambda job: None))
     monkeypatch.undo()
     plain = builtins.__import__
@@ -126,7 +126,7 @@ def test_two_nodes_of_a_real_cluster(tmp_path: Path) -> None:
         '[settings]\nmodel = "demo"\nprompt = "def f(x):"\nn-predict = 8\ndevice = "cpu"\n'
         "[grid]\nseed = [1, 2, 3, 4, 5, 6]\n"
     )
-    # in a process of its own: Ray leaves threads and warnings behind
+    # in a process of its own: Ray leaves threads and warnings after
     code = (
         "import sys\nfrom ray.cluster_utils import Cluster\nfrom app.__main__ import main\n"
         "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1})\n"

@@ -116,7 +116,7 @@ JOB = '[[jobs]]\nmodel = "demo"\nprompt = "x"\n'
         ('[[jobs]]\nmodel = ""\n', "is not text of 1 to"),
         (f'[[jobs]]\nmodel = "{"x" * 4000}"\n', "which is not a file"),
         (f'[[jobs]]\nmodel = "{"x" * 5000}"\n', "is not text of 1 to 4,096 characters"),
-        ('[[jobs]]\nmodel = "~nobody-at-all/x"\n', "which is not a file"),
+        ('[[jobs]]\nmodel = "~no one-at-all/x"\n', "which is not a file"),
         ('[[jobs]]\nmodel = "demo"\nprompts = "none.json"\n', "none.json, which is not a file"),
         ('[grid]\nmodel = "demo"\nseed = []\n', "grid 1, seed has no values"),
         ('[grid]\nmodel = "demo"\nseed = [1, "two"]\n', "grid 1, seed = 'two' is not a whole"),

@@ -44,7 +44,7 @@ def test_twenty_four_jobs_killed_twice_are_twenty_four_rows(tmp_path: Path) -> N
     results = read_results(out)
     assert results.columns["number"].tolist() == list(range(1, 25))
     assert results.done.tolist() == [n % 7 != 0 for n in range(1, 25)]
-    # only what was under way when the process was killed was begun again
+    # only what was under way when the process was killed was started again
     assert sorted(set(begun(log))) == list(range(1, 25))
     assert len(begun(log)) <= 24 + 4
 

@@ -1,4 +1,4 @@
-"""A recommendation beside a grid of real runs: which settings are run, and what is compared."""
+"""A recommendation next to a grid of real runs: which settings are run, and what is compared."""
 
 from __future__ import annotations
 

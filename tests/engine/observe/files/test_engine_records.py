@@ -160,7 +160,7 @@ def test_a_step_whose_draft_lost_all_its_tokens_is_a_step() -> None:
     store = filled("record", as_bytes(record))
     assert summary(store, 0)["num_spec_steps"] == 2
     assert summary(store, 0)["mean_acceptance_length"] == 1.5
-    assert store.rounds.row(1)["stop_kind"] == ""  # completion_tokens is not told
+    assert store.rounds.row(1)["stop_kind"] == ""  # completion_tokens is not reported
 
 
 def test_older_names_of_sglang_are_read_and_have_to_agree() -> None:
@@ -506,9 +506,9 @@ def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
         (b"<html>", "line 1 is not valid JSON"),
         (b'{"a": 1', "line 1 is not valid JSON"),
         (b'{"spec_verify_ct": 1}\n{"spec_verify_ct": }\n', "line 2 is not valid JSON"),
-        (b'{"spec_verify_ct": NaN}', "NaN is no number"),
+        (b'{"spec_verify_ct": NaN}', "NaN is not a number"),
         (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "1e999 is beyond the range"),
-        (b'{"spec_verify_ct": -Infinity}', "-Infinity is no number"),
+        (b'{"spec_verify_ct": -Infinity}', "-Infinity is not a number"),
         (b"\xff\xfe{}", "not valid JSON"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
         (b"[" * 200_000, "nested more than 48 times"),

@@ -143,7 +143,7 @@ def test_it_can_be_told_to_add_nothing(server: ScriptedServer) -> None:
 def test_a_stream_kept_by_the_server_is_not_changed(
     server: ScriptedServer, passing: Passing
 ) -> None:
-    """Whoever reads it again counts the bytes that it got."""
+    """Anyone who reads it again counts the bytes that it got."""
     server.script("/completion", Reply(chunks(3, timings=False)))
     body = b'{"prompt":"a","stream":true}'
     headers = {"X-Conversation-Id": "here"}

@@ -1,4 +1,4 @@
-"""What passes the proxy becomes a run of the trace, whoever asks and however it ends."""
+"""What passes the proxy becomes a run of the trace, for any client and however it ends."""
 
 from __future__ import annotations
 

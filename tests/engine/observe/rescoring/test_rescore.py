@@ -62,7 +62,7 @@ def test_the_run_says_that_and_how_it_was_re_scored(session) -> None:
     assert run.facts["rescored"]["compute"] == "f32"
     assert run.facts["rescored"]["by"].startswith("draftscope ")
     assert run.facts["columns"]["tokens"]["target_p"] == "derived"
-    assert result.identity.verdict == "same as far as can be told"
+    assert result.identity.verdict == "same as far as can be known"
     assert set(run.store.pieces) >= set(IDS)
 
 
@@ -164,7 +164,7 @@ def test_a_text_of_another_model_refuses_it(session) -> None:
 def test_a_text_between_the_two_asks_and_writes_nothing(session) -> None:
     run = observed_run(with_token(GREEDY, 20, 700))
     before = run.store.size()
-    with pytest.raises(SameModelUnknownError, match=r"cannot be told.* The first is "):
+    with pytest.raises(SameModelUnknownError, match=r"cannot be known.* The first is "):
         rescore(session, run.store, run.run_id)
     assert run.store.size() == before and "rescored" not in run.facts
 

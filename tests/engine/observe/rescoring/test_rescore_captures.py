@@ -46,7 +46,7 @@ def token_rows(run: RunRef) -> list[dict[str, Any]]:
 def test_every_greedy_token_is_of_rank_one_and_no_refused_one(name: str) -> None:
     run = imported(name)
     result = rescore(session(), run.store, run.run_id)
-    assert result.identity.verdict == "same as far as can be told"
+    assert result.identity.verdict == "same as far as can be known"
     greedy = {one.seq_id for one in result.sequences if one.greedy}
     assert greedy and all(one.greedy is not None and not one.gap for one in result.sequences)
     rows = [row for row in token_rows(run) if row["seq_id"] in greedy]

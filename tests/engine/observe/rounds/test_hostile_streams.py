@@ -40,7 +40,7 @@ def stream_of(name: str) -> bytes:
 
 
 def rounds(data: bytes) -> list[ObservedRound]:
-    """The rounds of a stream as far as they can be told."""
+    """The rounds of a stream as far as they can be known."""
     reader, told, found = EventReader("text/event-stream"), StreamRounds(PlaneReach()), []
     is_whole = False
     try:

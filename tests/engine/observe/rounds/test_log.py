@@ -17,7 +17,7 @@ from tests.support.captures import ids_of, imported, load, rounds_of
 
 
 def read(text: str, step: int) -> LogReader:
-    """A log that came in pieces of so many characters."""
+    """A log that came in pieces of this many characters."""
     reader = LogReader()
     for at in range(0, len(text), step):
         reader.feed(text[at : at + step])

@@ -18,7 +18,7 @@ from engine.trace.store import TraceStore
 def event(
     n: int, ms: float, text: str, token: int, drafted: int = 0, accepted: int = 0, **more: Any
 ) -> bytes:
-    """A chunk of /completion. n, ms, drafted, accepted: the server's counters behind it."""
+    """A chunk of /completion. n, ms, drafted, accepted: the server's counters after it."""
     timings = {
         "cache_n": 0,
         "prompt_n": 4,

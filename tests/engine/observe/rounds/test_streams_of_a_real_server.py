@@ -1,4 +1,4 @@
-"""Rounds told from streams of a real llama-server are those of its own log, token by token."""
+"""Rounds derived from streams of a real llama-server are those of its own log, token by token."""
 
 from __future__ import annotations
 

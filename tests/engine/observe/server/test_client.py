@@ -313,7 +313,7 @@ def test_an_interrupt_while_the_loop_is_made_leaves_nothing_half_made(
     assert makers and makers[0] is not threading.main_thread()
     assert client.facts().props
     client.close()
-    gc.collect()  # a coroutine that nobody awaits says so, which fails the test
+    gc.collect()  # a coroutine that no one awaits says so, which fails the test
 
 
 def test_no_file_left_for_a_loop_is_told_to_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ ENDLESS: dict[str, Script] = {
     "flood": lambda: Raw(token_flood),
     "huge events": lambda: endless(HUGE, EVENTS),
     "silent": lambda: Raw(lambda: []),
-    "silent behind its events": lambda: Raw(lambda: [EVENTS + FEW]),
+    "silent after its events": lambda: Raw(lambda: [EVENTS + FEW]),
     "dripped headers": lambda: dripped(b"X-A: b\r\n", OK),
     "dripped body": lambda: dripped(b"data: x", EVENTS + FEW),
     "dripped 100": lambda: dripped(b"HTTP/1.1 100 Continue\r\n\r\n"),
@@ -112,7 +112,7 @@ def test_stop_ends_a_run_whatever_the_server_sends(
     server.script("/completion", ENDLESS[name]())
     run = begin(client)
     advance_until(run, lambda: bool(server.of("/completion")))
-    has_events = name in ("flood", "silent behind its events", "dripped body", "pings")
+    has_events = name in ("flood", "silent after its events", "dripped body", "pings")
     advance_until(run, lambda: n_emitted(run) >= 20 or not has_events)
     run.stop()
     assert run.done and not run.errors and not recorded(run.trace)
@@ -187,7 +187,7 @@ def test_stop_waits_for_no_answer_besides(
         ("silent", "the headers of"),
         ("dripped headers", "the headers of"),
         ("dripped 100", "the headers of"),
-        ("silent behind its events", "the next event of"),
+        ("silent after its events", "the next event of"),
         ("dripped body", "the next event of"),
         ("pings", "the next event of"),
         ("chunk extensions", "the first event of"),

@@ -77,7 +77,7 @@ def test_rounds_are_those_of_the_log(name: str, n_slots: int, tmp_path: Path) ->
 def assert_same(
     told: list[list[tuple[int, int, bool]]], shown: list[list[tuple[int, int, str]]]
 ) -> None:
-    """The same rounds, request by request in any order; a path where it can be told."""
+    """The same rounds, request by request in any order; a path where it can be known."""
 
     def figures(rounds: Sequence[tuple[int, int, bool | str]]) -> list[tuple[int, int]]:
         return [one[:2] for one in rounds]
@@ -142,7 +142,7 @@ def test_a_lost_connection_is_found_again_and_nothing_is_missing(tmp_path: Path)
 
 @contextmanager
 def cutting_line(url: str, n_bytes: int) -> Iterator[str]:
-    """An address that leads to a server and breaks every connection after so many bytes."""
+    """An address that leads to a server and breaks every connection after this many bytes."""
     listening = socket.create_server(("127.0.0.1", 0))
     target = ("127.0.0.1", urlsplit(url).port)
 
