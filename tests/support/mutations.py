@@ -35,7 +35,7 @@ from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
 from engine.model.recurrence import StateKey
-from engine.model.recurrent_states import DeltaState
+from engine.model.recurrent_states import MatrixState
 from engine.model.taps import join_rows
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
@@ -227,13 +227,13 @@ def _a_leak(patch: Patch) -> None:
 
 def _planes_in_reverse(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def into(self: DeltaState, inputs: Any, start: Any, slots: Any, **others: Any) -> Any:
+        def into(self: MatrixState, inputs: Any, start: Any, slots: Any, **others: Any) -> Any:
             slots = list(slots)
             return original(self, inputs, start, [*slots[:1], *slots[:0:-1]], **others)
 
         return into
 
-    _wrap(patch, DeltaState, "into", make)
+    _wrap(patch, MatrixState, "into", make)
 
 
 def _rows_of_another_sequence(patch: Patch) -> None:

@@ -28,6 +28,7 @@ from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
 from engine.trace.export import export_csv
+from engine.trace.facts import RunFacts
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session
@@ -325,7 +326,7 @@ def test_by_default_only_short_runs_are_audited() -> None:
     ],
 )
 def test_why_a_run_is_not_audited_is_noted(n: int, why: str) -> None:
-    facts: dict[str, Any] = {}
+    facts = RunFacts()
     note_why_not(facts, [Prompt(prompt_of(MODEL).tokens[:14])], drafting(n))
     assert audit_sentence(facts) == why
     assert list(audit_text(facts)) == ([why] if why else [])

@@ -22,7 +22,7 @@ from engine.memory.kv_cells import CellTable
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.model.hybrid import HybridModel
-from engine.model.recurrent_states import DeltaState
+from engine.model.recurrent_states import MatrixState
 from engine.model.windows import ConvWindow
 from engine.options import Prompt
 from engine.trace.export import export_csv
@@ -108,14 +108,14 @@ def windows_show_the_next_token(patch: Patch) -> None:
 
 def one_gate_for_all(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def into(self: DeltaState, inputs: Any, *rest: Any, **how: Any) -> Any:
+        def into(self: MatrixState, inputs: Any, *rest: Any, **how: Any) -> Any:
             first = {name: getattr(inputs, name)[:, :1] for name in ("g", "beta")}
             same = {name: x.expand_as(getattr(inputs, name)) for name, x in first.items()}
             return original(self, inputs._replace(**same), *rest, **how)
 
         return into
 
-    wrapped(patch, DeltaState, "into", make)
+    wrapped(patch, MatrixState, "into", make)
 
 
 def one_position_for_all(patch: Patch) -> None:

@@ -263,6 +263,15 @@ def test_ties_may_tip_a_few_rows_of_a_lane_that_they_tip_in_the_noise(
     assert [one.verdict for one in judge_lanes(trace, [2])] == [verdict]
 
 
+@pytest.mark.parametrize(("n", "verdict"), [(3, "within"), (4, "suspect")])
+def test_so_may_they_where_all_rows_of_the_noise_may_be_tipped(n: int, verdict: str) -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    described(trace, "noise", [1e-6] * 10, "noise", noise_check={**CHECK, "share": 1.0})
+    described(trace, "replay", [*[1e-3] * n, *[0.0] * (10 - n)], "policy")
+    assert [one.verdict for one in judge_lanes(trace, [2])] == [verdict]
+
+
 def test_without_ties_a_single_row_beyond_the_bound_is_suspect() -> None:
     trace = TraceStore()
     described(trace, "reference", [], "reference", lane_against=None)
