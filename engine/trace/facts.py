@@ -151,7 +151,7 @@ class NoiseCheckFacts(Struct, frozen=True):
 
 
 class CopyFacts(Struct, frozen=True):
-    """A pass of a copied sequence, see engine.compare.fork_lane."""
+    """A pass of a copied sequence, see engine.compare.policy_lane.ForkLane."""
 
     round: Count
     seq_id: Count
@@ -214,7 +214,7 @@ class NonFiniteFacts(Struct, frozen=True):
 
 
 class GrammarErrorFacts(Struct, frozen=True):
-    """Why a grammar ended a sequence, see engine.decode.grammar_limits."""
+    """Why a grammar ended a sequence, see engine.decode.acceptance."""
 
     round: int
     seq_id: int
