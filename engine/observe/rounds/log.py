@@ -485,10 +485,14 @@ class _Entries:
 
 
 def _json_entry(number: int, line: str) -> Iterator[tuple[int, int | None, str | None]]:
-    if not line.strip():
+    entry_text = line.strip()
+    if not entry_text:
+        return
+    if entry_text[0] != "{" or entry_text[-1] != "}":  # a million short lines take no parser
+        yield number, None, None
         return
     try:
-        entry = parse_json(line, whole_texts=True)
+        entry = parse_json(entry_text, whole_texts=True)
     except JsonError:
         yield number, None, None
         return
