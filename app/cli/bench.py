@@ -17,7 +17,7 @@ from app.cli.bench_requests import (
     numbers,
 )
 from app.cli.common import output_file
-from app.cli.output import tell
+from app.cli.output import note
 from app.cli.parser import KINDS, module_of
 from app.cli.reports import add_report, check_report
 from app.cli.run_arguments import add_cache, refuse_cache
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse(args, kind)
     if named:
         option = named[0].replace("_", "-")
-        tell(f"`bench --{option}` is `bench {kind}` now; the next version knows only that")
+        note(f"`bench --{option}` is `bench {kind}` now; the next version knows only that")
     return int(import_module(module_of(f"bench {kind}")).run(args))
 
 

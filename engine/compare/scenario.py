@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from engine.analysis.findings.check import RULES
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.files import user_text
+from engine.foreign_toml import parse_toml
 from engine.options import RunOptions
 
 _T = TypeVar("_T")
@@ -94,7 +94,7 @@ def filled(cls: type[_T], text: str, path: Path) -> _T:
     """A dataclass from a TOML text whose keys are its fields. Raises OptionError, naming file and
     key, or the line of what is not TOML."""
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise wrong(path, "", f"is not valid TOML ({error})") from error
     return _filled(cls, table, path, "")

@@ -62,13 +62,13 @@ def _read(hint: Any, value: Any) -> Any:
     """A value of a type, but for entries of lists and fields with a default that cannot be read.
     Raises msgspec.ValidationError."""
     hint = _without_extra(hint)
+    if get_origin(hint) in (Union, UnionType) and value is not None:
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
     if not hasattr(hint, "__post_init__"):  # a record without checks of its own
         try:
             return msgspec.convert(value, hint)
         except msgspec.ValidationError:
             value = strict_json(value)
-    if get_origin(hint) in (Union, UnionType) and value is not None:
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
     if get_origin(hint) is list and isinstance(value, list):
         entries = (read_or(get_args(hint)[0], one, MISSING) for one in value)
         return [one for one in entries if one is not MISSING]

@@ -46,7 +46,7 @@ class FakeRay:
 
     def init(self, address: str, **_: Any) -> None:
         if address == "nowhere":
-            raise ConnectionError("nobody\nanswers")
+            raise ConnectionError("no one\nanswers")
         self.is_connected = True
 
     def shutdown(self) -> None:

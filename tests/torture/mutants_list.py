@@ -319,7 +319,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
-        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names `planes._pick`, which reads it",
     ),
     Mutant(
         "planes",
@@ -622,7 +622,7 @@ MUTANTS = (
         "talk planes",
         "run",
         "engine-failed",
-        weak="no pass of the prompt is left to give logits; the finding names scheduler._prompt_round, and memory is as it should be",
+        weak="no pass of the prompt is left to give logits; the finding names `scheduler._prompt_round`, and memory is as it should be",
     ),
     Mutant(
         "cache",
@@ -1101,7 +1101,7 @@ MUTANTS = (
         "lane carry,forks",
         "compare",
         "engine-failed",
-        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names planes._pick, which reads it",
+        weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names `planes._pick`, which reads it",
     ),
     Mutant(
         "carry",
@@ -1202,7 +1202,7 @@ MUTANTS = (
         "lane checkpoint",
         "compare",
         "engine-failed",
-        weak="the restore stops at the window that is missing; the finding names planes._put, layer and tensor",
+        weak="the restore stops at the window that is missing; the finding names `planes._put`, layer and tensor",
     ),
     Mutant(
         "checkpoint",

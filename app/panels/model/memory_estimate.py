@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from engine.draft.registry import DRAFTERS
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
-from engine.model.drafters.config import DrafterInfo
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
+    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
 
 LONGEST_CONTEXT = 4096
@@ -77,6 +77,8 @@ def estimate(
 
 def _tap_bytes(drafts: Sequence[ModelInfo | DrafterInfo]) -> int:
     """Bytes of a token's rows that the target hands to these, each row once."""
+    from engine.model.drafters.config import DrafterInfo  # the window starts without gguf
+
     rows = {
         (i, draft.n_target)
         for draft in drafts

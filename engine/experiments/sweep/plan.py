@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from engine.errors import OptionError
 from engine.experiments.bench.prompts import default_set, read_prompts
 from engine.experiments.sweep import settings as keys
 from engine.files import user_text
+from engine.foreign_toml import parse_toml
 from engine.gguf.binary import shorten
 from engine.options import RunOptions
 
@@ -97,7 +97,7 @@ def read_plan(
     """
     text = user_text(path, _MOST_BYTES)
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise _wrong(path, "", f"is not valid TOML ({str(error)[:120]})") from error
     for key in table:

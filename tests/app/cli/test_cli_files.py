@@ -173,7 +173,7 @@ def test_a_name_is_refused_just_where_the_export_would_fail(tmp_path: Path) -> N
     [
         (("run", "--demo", "-p", "a"), "--report"),
         (("logits", "--demo", "--tokens", "1"), "--out"),
-        (("bench", "--demo"), "--out"),
+        (("bench", "w1", "--demo"), "--out"),
         (("tune", "--demo"), "--json"),
         (("bench",), "--write-random-model"),
         (("export", "none"), "--aiperf"),

@@ -80,11 +80,12 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     assert loaded.runs.model.shown == model.rows[0].run
     assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: a run of model"
     stores: list[object] = []
-    monkeypatch.setattr(loaded.bridge, "ask", lambda job: stores.append(job.store))
-    trigger(loaded, "file.export")
-    (dialog,) = loaded.findChildren(ExportDialog)
-    dialog.folder.setText(str(tmp_path))
-    dialog.accept()
+    with monkeypatch.context() as patched:
+        patched.setattr(loaded.bridge, "ask", lambda job: stores.append(job.store))
+        trigger(loaded, "file.export")
+        (dialog,) = loaded.findChildren(ExportDialog)
+        dialog.folder.setText(str(tmp_path))
+        dialog.accept()
     assert stores == [old]
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)

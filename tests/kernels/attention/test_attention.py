@@ -28,7 +28,7 @@ def fast(request):
     with pytest.MonkeyPatch.context() as patch:
         if "llvm" not in request.param:
             threshold = 0 if request.param == "grouped" else math.inf
-            patch.setattr(with_torch, "MANY_VALUES", threshold)
+            patch.setattr(attention, "MANY_VALUES", threshold)
             yield with_torch.attend
         elif request.param == "llvm":
             yield with_llvm.attend
@@ -124,10 +124,10 @@ def test_large_scores_do_not_overflow(fast):
 def test_both_forms_are_in_use(monkeypatch):
     """One token over a long cache goes the grouped way, over a short one the fused way."""
     calls = []
-    monkeypatch.setattr(with_torch, "_grouped", lambda *args: calls.append(args) or args[0])
-    for n_cells in (8, with_torch.MANY_VALUES // 16):
+    monkeypatch.setattr(attention, "_grouped", lambda *args: calls.append(args) or args[0])
+    for n_cells in (8, attention.MANY_VALUES // 16):
         with_torch.attend(*make(1, 1, (2, 1, 16), n_cells))
-    assert [args[1].shape[2] for args in calls] == [with_torch.MANY_VALUES // 16]
+    assert [args[1].shape[2] for args in calls] == [attention.MANY_VALUES // 16]
 
 
 @pytest.mark.parametrize("heads", [(8, 2, 256), (3, 1, 24), (70, 1, 8)], ids=str)

@@ -372,7 +372,7 @@ def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
     with pytest.raises(OptionError):
         panel.options()
     panel.draft["synth_rates"].setText("0.9, x")
-    assert "no number" in panel.problem
+    assert "is not a number" in panel.problem
     panel.draft["synth_rates"].setText("0.9 0.5 0.1")
     assert panel.problem == ""
     assert "invalid" in panel.message.text()
