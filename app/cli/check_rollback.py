@@ -16,9 +16,9 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.files import check_files
-from app.cli.output import print_json, print_line, print_lines, tell
-from app.cli.recorded import check_trace_folder
-from engine.trace.export import export_csv
+from app.cli.interruption import signals_wait
+from app.cli.output import print_json, print_line, print_lines
+from app.cli.recorded import check_trace_folder, export
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
                 print_line(_line(lane))
     finally:
         if args.trace is not None:
-            export_csv(trace, args.trace)
-            tell(f"trace written to {args.trace}")
+            with signals_wait():
+                export(trace, args.trace)
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
     version = next(

@@ -32,6 +32,16 @@ def interrupt(number: int) -> None:
 
 
 @contextmanager
+def signals_wait() -> Iterator[None]:
+    """A signal that comes while the body writes what was recorded ends the command after it."""
+    came: list[int] = []
+    with on_signal(came.append):
+        yield
+    if came:
+        raise Interrupted(came[0])
+
+
+@contextmanager
 def on_signal(act: Callable[[int], None]) -> Iterator[None]:
     """Call `act` with the first of SIGNALS that comes; a second one ends the process at once.
 

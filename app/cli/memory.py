@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_lane_output, add_llama_library, add_model, target_path
 from app.cli.files import open_session
-from app.cli.output import print_json, print_line, print_lines, tell
-from app.cli.recorded import check_trace_folder
+from app.cli.interruption import signals_wait
+from app.cli.output import print_json, print_line, print_lines
+from app.cli.recorded import check_trace_folder, export
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import ROLLBACK_POLICIES
-from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
 from resources import MEMORY_SCRIPTS
 
@@ -145,8 +145,8 @@ def run(args: argparse.Namespace) -> int:
                     print_line(_line(rows[-1], width))
     finally:
         if args.trace is not None:
-            export_csv(trace, args.trace)
-            tell(f"trace written to {args.trace}")
+            with signals_wait():
+                export(trace, args.trace)
     if args.json:
         print_json({"compute": session.compute, "scripts": [_facts(row) for row in rows]})
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import check_output, loading_line, output_file
 from app.cli.files import check_files
 from app.cli.findings import finding_lines, findings_json
-from app.cli.interruption import Interrupted
+from app.cli.interruption import Interrupted, signals_wait
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_arguments import add_options, options_from
@@ -198,10 +198,11 @@ def _ask(
             except DraftscopeError as error:
                 ending = ending or error
     finally:
-        if args.trace is not None:
-            export(trace, args.trace)
-        if args.capture is not None:
-            keep_capture(job.observed, args.capture)
+        with signals_wait():
+            if args.trace is not None:
+                export(trace, args.trace)
+            if args.capture is not None:
+                keep_capture(job.observed, args.capture)
     if args.json:
         print_json(_report(job, client, rescored))
     else:

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from app.cli.findings import finding_lines, findings_json
-from app.cli.interruption import Interrupted
+from app.cli.interruption import Interrupted, signals_wait
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import keep_capture, record
 from engine.report.headline import headline
@@ -58,7 +58,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
             raise
     finally:
         if args.capture is not None:
-            keep_capture(run.observed, args.capture)
+            with signals_wait():
+                keep_capture(run.observed, args.capture)
         if args.json:
             print_json(_report(run))
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.files import open_session
 from app.cli.findings import finding_lines, findings_json
+from app.cli.interruption import signals_wait
 from app.cli.option_notes import print_notes
 from app.cli.output import print_json, print_lines
 from app.cli.recorded import decode, export
@@ -81,7 +82,8 @@ def run_turns(
                 print_lines((*_turn_lines(conversation.tree.turns[number], trace), ""))
     finally:
         if args.trace is not None and trace.runs:
-            export(trace, args.trace, session.content)
+            with signals_wait():
+                export(trace, args.trace, session.content)
     turns = list(conversation.tree.turns.values())
     if args.json:
         print_json(_report(turns, recorded, trace, options, session, is_chat=is_chat))
