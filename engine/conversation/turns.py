@@ -176,8 +176,8 @@ class CheckpointHistory:
         found, marks = cls(), dict[int, CheckpointMark]()
         for run_id, facts in list(runs.items()):
             for record in facts.prompt_reuse or () if run_id <= last_run else ():
-                if record.slot != slot:
-                    continue
+                if record.slot != slot or facts.attachment is not None:
+                    continue  # another slot, or another engine's
                 if record.n_held == 0:  # a new memory
                     marks = {}
                 found.n_erased += len(record.erased)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign_numbers import is_whole
 from engine.observe.rounds.kept_requests import RawRequest, RawStore
+from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
@@ -96,6 +97,7 @@ class Answer:
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None
+        self._sums: LogJoin | None = None
         self._is_apart = False
 
     @property
@@ -169,6 +171,13 @@ class Answer:
             join = self._run.new_join() if self._zero_ms is None else None
             if join is not None and self._told is not None:
                 join.take_sums(self._told)
+                self._sums = join
+
+    @property
+    def logged_prompt(self) -> LoggedPrompt | None:
+        """What the server's log tells of the prompt."""
+        join = self._join or self._sums
+        return join.prompt if join is not None else None
 
     def join_log(self) -> None:
         """The log may tell more of the rows that wait."""

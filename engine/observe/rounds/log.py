@@ -21,6 +21,7 @@ from engine.foreign_numbers import (
     real,
     whole,
 )
+from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 
 _MOST_LINE = 16 << 20
 """Characters of a line of JSON."""
@@ -99,6 +100,8 @@ class LogRequest:
     is_over: bool = False
     is_broken: bool = False
     """Some entry of it cannot be read: nothing after that is."""
+    prompt: LoggedPrompt | None = None
+    """What its prompt found in the slot, as far as logged."""
 
     def is_closed(self, index: int) -> bool:
         """Whether a round is complete with all its tokens."""
@@ -140,6 +143,7 @@ class LogReader:
         """Entries that cannot be read."""
         self.first_unread = ""
         """Where the first of them is, and why."""
+        self._prompts = PromptLog()
         self._entries = _Entries()
         self._slots: dict[int, _Slot] = {}
         self._impls: list[tuple[str, int, int]] = []
@@ -184,8 +188,10 @@ class LogReader:
             if (found := _SLOT.search(message)) is not None:
                 task = -1 if found[2].startswith("-") else whole(found[2])
                 number = whole(found[1])
+                prompt = self._prompts.take(number, task, message[found.end() :])
                 if task >= 0:
                     slot = self._slot(number, task)
+                    slot.request.prompt = prompt or slot.request.prompt
                     if not slot.request.is_broken:
                         self._of_slot(us, slot, message[found.end() :])
                 self._clock.mark(us, message)
@@ -200,6 +206,7 @@ class LogReader:
                     slot.request.rounds.pop()
 
     def _of_server(self, us: int | None, message: str) -> None:
+        self._prompts.server(message)
         if "draft candidate" in message:
             self._candidate(message)
         elif (found := _IMPL.search(message)) is not None:

@@ -71,6 +71,8 @@ def fill_log(store: TraceStore, text: str | bytes, file: str) -> int:
         if sums is not None:
             facts |= {"told": told_figures([sums], has_rows=True, has_times=True)}
         writer.facts.add_to("requests", facts)
+        if one.prompt is not None:
+            one.prompt.note(writer.facts, seq_id)
     ready = [
         row
         for seq_id, request in enumerate(reader.requests)

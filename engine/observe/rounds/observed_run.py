@@ -230,6 +230,9 @@ class ObservedRun:
         self.release(math.inf)
         if self._log is not None:
             self._writer.facts.add_to("observed_findings", *self._log.unread)
+        for answer in self._answers:
+            if (prompt := answer.logged_prompt) is not None:
+                prompt.note(self._writer.facts, answer.seq_id)
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:
