@@ -83,7 +83,7 @@ def test_what_a_turn_says_of_itself():
     assert TurnTree.of(trace.runs, 7).turns == {}
 
 
-def test_an_answer_that_is_given_is_processed_with_the_next_turn():
+def test_an_answer_that_is_given_is_in_memory_as_if_it_had_been_written():
     held, _ = conversation(demo())
     options = options_of("draft-mtp")
     answer = {"role": "assistant", "content": " Yes, said the fox."}
@@ -91,7 +91,11 @@ def test_an_answer_that_is_given_is_processed_with_the_next_turn():
     assert first.turn.answer == answer and first.turn.is_recorded
     assert len(first.emitted[0]) == 1
     second = finish(held.start(said(" And then"), 0, options)).turn
-    assert 0 < second.given < second.record.n_prompt - second.record.n_reused
+    n_answer = len(demo().prompt(answer["content"]).tokens)
+    assert second.record.n_held == first.turn.record.n_prompt + n_answer
+    assert (second.record.n_reused, second.record.n_again) == (second.record.n_held, 0)
+    assert [one.n_tokens for one in second.record.created]  # and none within the answer
+    assert all(n <= first.turn.record.n_prompt for n, _ in first.turn.record.held)
     assert held.tree.messages(0)[-1] == answer
 
 
