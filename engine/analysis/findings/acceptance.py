@@ -73,20 +73,23 @@ def _slower(run: ExaminedRun) -> Iterator[RuleHit]:
     """By the run's own rounds without a draft, by another run without drafts, or by two servers'
     sums."""
     rounds = run.rounds
-    if run.lane or not run.drafters:
+    if run.lane:
         return
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     ms = _round_ms(run)
     timed = run.is_later & (ms > 0) & (rounds["n_merged"] == MISSING)
     steps = timed & (drafted > 0) & (accepted >= 0) & (rounds["num_emitted"] > 0)
+    n = int(steps.sum())
+    if n < _LEAST_TOKENS:
+        yield from _slower_by_sums(run)
+        return
     plain, where = ms[timed & (drafted == 0)], "rounds without a draft"
     other = find_baseline(run.trace, run.run_id) if len(plain) < _LEAST_PLAIN else None
     if other is not None:
         baseline = ExaminedRun(run.trace, other)
         its_ms = _round_ms(baseline)
         plain, where = its_ms[baseline.is_later & (its_ms > 0)], f"run {other + 1}, without drafts"
-    n = int(steps.sum())
-    if n < _LEAST_TOKENS or len(plain) < _LEAST_PLAIN:
+    if len(plain) < _LEAST_PLAIN:
         yield from _slower_by_sums(run)
         return
     per_step, step_ms = float(rounds["num_emitted"][steps].mean()), float(ms[steps].mean())
@@ -101,12 +104,12 @@ def _slower(run: ExaminedRun) -> Iterator[RuleHit]:
 
 def _slower_by_sums(run: ExaminedRun) -> Iterator[RuleHit]:
     """One server's sums with drafts against its sums without, of the same requests."""
-    mine = _speed(run.facts)
-    told = run.facts.told or {}
-    counts = [told.get(name) for name in _SUMS]
-    if mine is None or not all(counts):
+    mine, told = _speed(run.facts), run.facts.told or {}
+    drafted, accepted = told.get("draft_n"), told.get("draft_n_accepted")
+    if mine is None or not drafted or not accepted:
         return
-    n, drafted, accepted = (int(one) for one in counts if one is not None)
+    # without their number, all rounds are counted: each has one token that was not drafted
+    n = int(told.get("num_spec_steps") or max(told["predicted_n"] - 1 - accepted, 1))
     same = _requests(run.facts)
     for other in sorted(run.trace.runs, reverse=True)[:_MOST_RUNS]:
         theirs = run.trace.runs[other]
@@ -115,12 +118,9 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         if mine < _SLOWER_BY_SUMS * speed:
             where = f"run {other + 1}, without drafts"
-            per_step = 1 + accepted / n
-            yield from _slower_hit(mine / speed, per_step, 1e3 / speed, n, drafted, accepted, where)
+            sums = n, int(drafted), int(accepted)
+            yield from _slower_hit(mine / speed, 1 + accepted / n, 1e3 / speed, *sums, where)
         return
-
-
-_SUMS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
 def _speed(facts: RunFacts) -> float | None:
