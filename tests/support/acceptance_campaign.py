@@ -321,6 +321,7 @@ def real(number: int, seed: int) -> tuple[str, TraceStore]:
     )
     options = RunOptions(
         n_predict=int(random.integers(60, 400)),
+        ignore_eos=bool(random.random() < 0.7),
         parallel=int(random.integers(1, n_prompts + 1)),
         rollback=str(pick(random, list(ROLLBACK_POLICIES))),
         spec=spec,

@@ -14,6 +14,8 @@ from engine.trace.run_columns import RunColumns
 
 _LONGEST_USUAL = 8
 """Tokens of a draft, where only the sum of all is known."""
+_INTERVALS = ("vllm-log", "sglang-log")
+"""Records whose requests are spans of time, each of all requests then."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
 """In the names of drafters without a model."""
 
@@ -26,7 +28,8 @@ class DraftCounts:
     settings are those of the others.
 
     reached, passed: drafts that came to index i with a token there, and those whose token there was
-    accepted, int64 [K]; of sums as far as they leave no choice. is_by_round: a row for each draft.
+    accepted, int64 [K]; of sums as far as they leave no choice. is_by_round: a row for each
+    draft; else unit says what a row is.
     """
 
     drafter: str
@@ -42,6 +45,7 @@ class DraftCounts:
     reached: np.ndarray
     passed: np.ndarray
     is_by_round: bool
+    unit: str = "request"
 
     @property
     def looks_up(self) -> bool:
@@ -49,7 +53,7 @@ class DraftCounts:
         return any(word in self.drafter for word in _LOOKS_UP)
 
     def only(self, rows: np.ndarray) -> DraftCounts:
-        """Some of the rows of counts by round, bool [u]."""
+        """Some of the rows, bool or indices; of sums all indices of drafts stay."""
         names = ("n", "first", "drafted", "accepted", "seq", "slot", "at", "pos", "setting")
         mine = {name: getattr(self, name)[rows] for name in names}
         reached, passed = self.reached, self.passed
@@ -60,8 +64,15 @@ class DraftCounts:
             reached=reached,
             passed=passed,
             is_by_round=self.is_by_round,
+            unit=self.unit,
             **mine,
         )
+
+    def by_sequence(self) -> list[DraftCounts]:
+        """Each sequence by itself."""
+        order = np.argsort(self.seq, kind="stable")
+        starts = np.flatnonzero(np.diff(self.seq[order])) + 1
+        return [self.only(rows) for rows in np.split(order, starts)]
 
 
 def draft_counts(
@@ -104,12 +115,17 @@ def draft_counts(
         )
     with_rounds = set(np.unique(rounds["seq_id"][judged]).tolist())
     sums = [one for one in requests if not with_rounds.intersection(_seq_ids(one))]
-    if (found := _of_sums(names, sums, slots, known)) is not None:
+    unit = "interval" if facts.record and facts.record.shape in _INTERVALS else "request"
+    if (found := _of_sums(names, sums, slots, known, unit)) is not None:
         yield found
 
 
 def _of_sums(
-    drafter: str, requests: list[dict[str, Any]], slots: Mapping[int, int], known: Mapping[str, int]
+    drafter: str,
+    requests: list[dict[str, Any]],
+    slots: Mapping[int, int],
+    known: Mapping[str, int],
+    unit: str,
 ) -> DraftCounts | None:
     rows, reached, passed = [], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for number, one in enumerate(requests):
@@ -125,7 +141,8 @@ def _of_sums(
         prompt = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0)
         setting = known.get(_setting(one), 0)
         pos = prompt or MISSING
-        rows.append((n, first, drafted, accepted, seq, slots.get(seq, seq), number, pos, setting))
+        slot = slots.get(seq, seq) if unit == "request" else 0
+        rows.append((n, first, drafted, accepted, seq, slot, number, pos, setting))
         if steps and per_pos:
             offered = _list(told, "num_draft_tokens_per_pos")
             offered = offered or _least_offered(drafted, steps, len(per_pos))
@@ -151,6 +168,7 @@ def _of_sums(
         reached,
         np.minimum(passed, reached),
         is_by_round=False,
+        unit=unit,
     )
 
 

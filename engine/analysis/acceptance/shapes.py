@@ -39,6 +39,8 @@ _LEAST_LOOKUPS = 192
 _LEAST_ALWAYS = 400
 _Z = 3.0
 _BINS = 64
+_MOST_SLOPES = 64
+"""Sequences of a run that are looked at for one, the longest."""
 
 
 class Shape(NamedTuple):
@@ -152,12 +154,11 @@ def _zero_from(counts: DraftCounts) -> Iterator[Shape]:
     if best[0]:
         yield _zero_from_shape(counts, order, best[0], kind, None)
         return
-    seqs = np.unique(counts.seq)
-    for seq in seqs.tolist() if 1 < len(seqs) <= 1024 else ():
-        mine = counts.only(counts.seq == seq)
+    sequences = counts.by_sequence()
+    for mine in sequences if len(sequences) > 1 else ():
         order = np.arange(len(mine.n))
-        if start := _change(mine, order, len(seqs))[0]:
-            yield _zero_from_shape(mine, order, start, "round", seq)
+        if start := _change(mine, order, len(sequences))[0]:
+            yield _zero_from_shape(mine, order, start, "round", int(mine.seq[0]))
 
 
 def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[int, float]:
@@ -194,7 +195,7 @@ def _zero_from_shape(
     at, pos = int(counts.at[row]), int(counts.pos[row])
     where = f"position {pos:,}" if kind == "position" else f"round {at:,}"
     if not counts.is_by_round:
-        where = f"{pos:,} tokens of prompt" if kind == "position" else f"request {at + 1:,}"
+        where = f"{pos:,} tokens of prompt" if kind == "position" else f"{counts.unit} {at + 1:,}"
     elif kind == "round" and pos != MISSING and len(np.unique(counts.seq)) == 1:
         where += f" (position {pos:,})"
     of = "" if seq is None else f"In sequence {seq}, from"
@@ -231,9 +232,9 @@ def _after_partial(counts: DraftCounts) -> Iterator[Shape]:
         if (
             n < LEAST // 2
             or n_other < LEAST // 2
-            or n_sharp < LEAST // 4
+            or n_sharp < 5
             or k > 0.25 * n
-            or k_sharp > 0.3 * n_sharp
+            or k_sharp > 0.35 * n_sharp
             or k_other < 0.35 * n_other
         ):
             continue
@@ -241,7 +242,7 @@ def _after_partial(counts: DraftCounts) -> Iterator[Shape]:
         if (
             binomial_at_most(k, n, 0.6 * share) > _STRICT
             or fisher_less(k, n, k_other, n_other) > _STRICT
-            or fisher_less(k_sharp, n_sharp, k_other, n_other) > _LEVEL
+            or fisher_less(k_sharp, n_sharp, k_other, n_other) > 0.01
         ):
             continue
         rows = order[low]
@@ -268,22 +269,18 @@ def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
     and hard text would make them."""
     if not counts.is_by_round or (counts.pos == MISSING).any():
         return
-    seqs, n_drafts = np.unique(counts.seq, return_counts=True)
-    falls = [
-        fall
-        for seq in seqs[np.argsort(-n_drafts, kind="stable")][:64].tolist()
-        if (fall := _fall(counts.only(counts.seq == seq))) is not None
-    ]
+    sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
+    falls = [fall for one in sequences[:_MOST_SLOPES] if (fall := _fall(one)) is not None]
     if not falls:
         return
     clear = [one for one in falls if one.gain > 12 and one.over_steps > -2 and one.is_large]
     if not clear or sum(one.is_falling for one in falls) < 0.9 * len(falls):
         return
     steepest = max(clear, key=lambda one: one.gain)
-    mine = counts.only(counts.seq == steepest.seq)
+    mine = next(one for one in sequences if one.seq[0] == steepest.seq)
     order = np.argsort(mine.pos, kind="stable")
     parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
-    several = len(seqs) > 1
+    several = len(sequences) > 1
     yield Shape(
         WITH_DEPTH,
         int(mine.at[0]),
@@ -296,7 +293,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
             f"{part.pos.max():,})"
             for part in parts
         )
-        + (f"; {len(clear)} of {len(seqs)} sequences" if several else ""),
+        + (f"; {len(clear)} of {len(sequences)} sequences" if several else ""),
     )
 
 
