@@ -145,7 +145,8 @@ class TurnRun:
         self.run, self.run_id, self.trace = run, run.run_id, run.trace
         self.number = number
         self.prompt, self._written = prompt, written
-        self._memorise, self._answering = memorise, None
+        self._memorise = memorise
+        self._answering: Run | None = None
 
     @property
     def done(self) -> bool:

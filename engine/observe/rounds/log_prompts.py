@@ -8,7 +8,8 @@ slot is, with three digits; then what is common is known to within those.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, real, whole
@@ -21,6 +22,7 @@ from engine.trace.prompt_reuse import (
     WhyProcessed,
 )
 
+RULE = "prompt-processed-again"
 _BEGINNINGS = (
     "selected slot by",
     "new prompt",
@@ -51,7 +53,11 @@ _CACHED = re.compile(r"(?:cached )?n_tokens = (\d+), memory_seq_rm|cached n_toke
 _PROCESSED = re.compile(r"prompt eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) tokens")
 _WRITTEN = re.compile(r"\s{0,40}+eval time\s{0,40}+=\s{0,40}+[\d.]+ ms /\s{0,40}+(\d+) tokens")
 _RELEASED = re.compile(r"stop processing: n_tokens = (\d+), truncated = (\d)")
-_MOST_CHECKPOINTS = 1024
+_MOST_CHECKPOINTS = 128
+"""Of a slot."""
+_MOST_ENTRIES = 1 << 16
+"""Checkpoints that are kept of a log, all requests together."""
+_MOST_FINDINGS = 8
 _DIGIT = 0.0005
 """By how much a share with three digits may be off."""
 _LEAST_AGAIN = 32
@@ -109,13 +115,6 @@ class LoggedPrompt:
             least, most = max(least, (share - _DIGIT) * n), min(most, (share + _DIGIT) * n)
         return (max(0, round(least)), round(most)) if least <= most + 1 else None
 
-    def note(self, facts: RunFacts, seq_id: int) -> None:
-        """Put what this prompt found into the facts of a run, of which it is a sequence."""
-        if (record := reuse_record(self, seq_id)) is not None:
-            record.note(facts)
-        if (finding := reuse_finding(self, seq_id)) is not None:
-            facts.add_to("observed_findings", finding)
-
 
 class PromptLog:
     """Reads the messages of slots."""
@@ -128,6 +127,7 @@ class PromptLog:
         """By slot the tokens that it holds, and those of the last prompt."""
         self._empty: int | None = None
         """Tokens that slots hold at first, if the log begins with the server."""
+        self._room = _MOST_ENTRIES
         self._kept: dict[int, list[int]] = {}
         self._gone: dict[int, list[int]] = {}
 
@@ -203,6 +203,9 @@ class PromptLog:
     def _checkpoint(self, prompt: LoggedPrompt, said: str, found: re.Match[str]) -> None:
         last = -1 if found[1].startswith("-") else whole(found[1], MOST_TOKENS)
         n = whole(found[2], MOST_TOKENS) if found[2] else last + 1
+        self._room -= 1
+        if self._room < 0:
+            return
         kept = self._kept.setdefault(prompt.slot, [])
         if said.startswith("created"):
             size = _SIZE.search(said)
@@ -221,6 +224,32 @@ class PromptLog:
         for one in (lost, gone) if lost is prompt.evicted else (lost,):
             if len(one) < _MOST_CHECKPOINTS:
                 one.append(n)
+
+
+def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | None]]) -> None:
+    """Put what prompts found into the facts of a run, of each sequence. Of many that were processed
+    again the largest are found one by one."""
+    again: list[tuple[int, dict[str, Any]]] = []
+    n_prompts = 0
+    for seq_id, prompt in prompts:
+        if prompt is None:
+            continue
+        n_prompts += 1
+        if (record := reuse_record(prompt, seq_id)) is not None:
+            facts.add_to("prompt_reuse", asdict(record))
+        if (finding := reuse_finding(prompt, seq_id)) is not None:
+            again.append(finding)
+    again.sort(key=lambda one: -one[0])
+    shown = sorted(again[:_MOST_FINDINGS], key=lambda one: int(one[1]["seq_id"]))
+    if len(again) > _MOST_FINDINGS:
+        total = sum(n for n, _ in again)
+        sentence = (
+            f"{len(again):,} of {n_prompts:,} requests processed text again that their slot held, "
+            f"{total:,} tokens in all."
+        )
+        finding = {"rule": RULE, "message": sentence, "evidence": "the largest follow"}
+        shown.insert(0, (total, finding))
+    facts.add_to("observed_findings", *(finding for _, finding in shown))
 
 
 def reuse_record(prompt: LoggedPrompt, seq_id: int) -> PromptReuseRecord | None:
@@ -272,9 +301,9 @@ def _why(prompt: LoggedPrompt, n_common: int, is_erased: bool) -> WhyProcessed:
     return WhyProcessed.NO_CHECKPOINT
 
 
-def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> dict[str, Any] | None:
-    """A prompt of which text was processed again that the slot held, as a run keeps what was
-    found; None without."""
+def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> tuple[int, dict[str, Any]] | None:
+    """How many tokens of a prompt were processed again that the slot held, and the finding as a
+    run keeps it; None without."""
     common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
     if common is None or reused is None or n is None:
         return None
@@ -296,12 +325,8 @@ def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> dict[str, Any] | None:
     if prompt.pos_min is not None:
         notes.append(f"pos_min {prompt.pos_min:,}, n_swa {prompt.n_swa:,}")
     notes += _checkpoints(prompt)
-    return {
-        "rule": "prompt-processed-again",
-        "seq_id": seq_id,
-        "message": message,
-        "evidence": "; ".join(notes),
-    }
+    evidence = "; ".join(notes)
+    return again, {"rule": RULE, "seq_id": seq_id, "message": message, "evidence": evidence}
 
 
 def _because(prompt: LoggedPrompt, n_common: int, reused: int) -> str:

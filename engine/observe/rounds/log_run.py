@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.rounds.log import LogReader, LogRequest
+from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
@@ -71,8 +72,7 @@ def fill_log(store: TraceStore, text: str | bytes, file: str) -> int:
         if sums is not None:
             facts |= {"told": told_figures([sums], has_rows=True, has_times=True)}
         writer.facts.add_to("requests", facts)
-        if one.prompt is not None:
-            one.prompt.note(writer.facts, seq_id)
+    note_prompts(writer.facts, enumerate(one.prompt for one in reader.requests))
     ready = [
         row
         for seq_id, request in enumerate(reader.requests)

@@ -26,6 +26,7 @@ from engine.observe.rounds.counters import (
 )
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
 from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
@@ -230,9 +231,7 @@ class ObservedRun:
         self.release(math.inf)
         if self._log is not None:
             self._writer.facts.add_to("observed_findings", *self._log.unread)
-        for answer in self._answers:
-            if (prompt := answer.logged_prompt) is not None:
-                prompt.note(self._writer.facts, answer.seq_id)
+        note_prompts(self._writer.facts, ((one.seq_id, one.logged_prompt) for one in self._answers))
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:

@@ -190,6 +190,16 @@ def test_a_prompt_from_the_cache_of_prompts_is_not_what_the_slot_held(tmp_path: 
     assert (first.seq_id, found) == (0, [])
 
 
+def test_of_many_the_largest_are_shown(tmp_path: Path) -> None:
+    log, n = Log(), 1000
+    for i in range(20):
+        log.request(n + 100 * i, n + 100 * i, *([common(900, n + 3), FORCED] if i else []))
+    records, found = log.read(tmp_path)
+    assert len(records) == 20 and len(found) == 9
+    assert "19 of 20 requests processed text again" in found[0].message
+    assert "17,100 tokens in all" in found[0].message
+
+
 def test_numbers_that_cannot_be_are_counted(tmp_path: Path) -> None:
     log = Log().request(5000, 5000).request(5100, 5100, common(10**12, 10**13), FORCED)
     records, found = log.read(tmp_path)
