@@ -39,6 +39,7 @@ _LEAST_LOOKUPS = 192
 _LEAST_ALWAYS = 400
 _Z = 3.0
 _BINS = 64
+_LEAST_REQUESTS, _LEAST_SUMS = 12, 3
 _MOST_SLOPES = 64
 """Sequences of a run that are looked at for one, the longest."""
 
@@ -60,6 +61,10 @@ def shapes(counts: DraftCounts) -> Iterator[Shape]:
         yield from _zero(counts)
         return
     if found := list(_zero(counts)):
+        yield from found
+        return
+    # of requests without slots the last ones may be at chance, not single ones
+    if not counts.is_by_round and (found := list(_zero_from(counts))):
         yield from found
         return
     slots = list(_one_slot(counts))
@@ -172,8 +177,10 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
     n_before, k_before = int(n[split]), int(k[split])
     n_after, k_after = n_all - n_before, k_all - k_before
     share = k_before / n_before
+    least = 1 if counts.is_by_round else _LEAST_SUMS
     if (
         n_after < LEAST
+        or not least <= split + 1 <= len(n) - least
         or share < 0.2
         or k_after > _CHANCE * n_after
         or share < 5 * k_after / n_after
@@ -267,9 +274,11 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
 def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
     """Steadily worse with the position: a slope that explains more than a few steps do, as easy
     and hard text would make them."""
-    if not counts.is_by_round or (counts.pos == MISSING).any():
+    if (counts.pos == MISSING).any():
         return
-    sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
+    sequences = [counts]
+    if counts.is_by_round:
+        sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
     falls = [fall for one in sequences[:_MOST_SLOPES] if (fall := _fall(one)) is not None]
     if not falls:
         return
@@ -283,13 +292,14 @@ def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
     several = len(sequences) > 1
     yield Shape(
         WITH_DEPTH,
-        int(mine.at[0]),
+        int(mine.at[0]) if counts.is_by_round else None,
         steepest.seq if several else None,
-        f"The deeper in the context, the fewer drafts{_by(counts)} have their first token "
-        f"accepted: {_first(parts[0])} in the first quarter, {_first(parts[-1])} in the last.",
+        f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
+        f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
         "by quarters "
         + ", ".join(
-            f"{part.first.sum() / part.n.sum():.2f} (positions {part.pos.min():,} to "
+            f"{part.accepted.sum() / part.drafted.sum():.2f} ("
+            f"{'positions' if counts.is_by_round else 'prompts of'} {part.pos.min():,} to "
             f"{part.pos.max():,})"
             for part in parts
         )
@@ -317,26 +327,30 @@ class _Fall(NamedTuple):
 
 
 def _fall(counts: DraftCounts) -> _Fall | None:
-    """The slope of one sequence; None where it is too short to have one."""
-    if len(counts.n) < 3 * LEAST or counts.pos.min() == counts.pos.max():
+    """The slope of one sequence, or over requests; None where there are too few."""
+    least = 3 * LEAST if counts.is_by_round else _LEAST_REQUESTS
+    if len(counts.n) < least or counts.pos.min() == counts.pos.max():
         return None
     order = np.argsort(counts.pos, kind="stable")
     x, k = counts.pos[order].astype(float), counts.accepted[order].astype(float)
-    n = np.minimum(k + 1, counts.drafted[order])  # tokens that were judged
+    n = np.minimum(k + counts.n[order], counts.drafted[order])  # tokens that were judged
     x = (x - x.mean()) / x.std()
     weights = np.zeros(2)
     design = np.stack([np.ones_like(x), x])
     for _ in range(25):
-        p = 1 / (1 + np.exp(-np.clip(weights @ design, -30, 30)))
+        p = 1 / (1 + np.exp(-(weights @ design)))
         curve = design * (n * p * (1 - p)) @ design.T + 1e-6 * np.eye(2)
-        weights = weights + np.linalg.solve(curve, design @ (k - n * p))
-    p = np.clip(1 / (1 + np.exp(-np.clip(weights @ design, -30, 30))), 1e-9, 1 - 1e-9)
+        weights = np.clip(weights + np.linalg.solve(curve, design @ (k - n * p)), -20, 20)
+    p = np.clip(1 / (1 + np.exp(-(weights @ design))), 1e-9, 1 - 1e-9)
     likelihood = float((k * np.log(p) + (n - k) * np.log1p(-p)).sum())
+    spread = 1.0
+    if not counts.is_by_round:  # requests differ by more than their counts
+        spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))
     edge = max(1, len(p) // 20)
     return _Fall(
         int(counts.seq[0]),
-        likelihood - float(_log_likelihood(n.sum(), k.sum())),
-        likelihood - _best_steps(n, k),
+        (likelihood - float(_log_likelihood(n.sum(), k.sum()))) / spread,
+        likelihood - _best_steps(n, k) if counts.is_by_round else 0.0,
         float(p[edge]),
         float(p[-1 - edge]),
     )

@@ -53,18 +53,22 @@ def _zero(run: ExaminedRun) -> Iterator[RuleHit]:
 def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
     """Another engine that has a drafter and drafts nothing; our own says why (drafter-mute)."""
     facts = run.facts
-    if facts.options is not None or not run.drafters or (run.rounds["num_draft_tokens"] > 0).any():
+    # vLLM has these counters only where speculation is on
+    is_counted = facts.record is not None and facts.record.shape == "prometheus"
+    if facts.options is not None or (run.rounds["num_draft_tokens"] > 0).any():
+        return
+    if not run.drafters and not is_counted:
         return
     told = facts.told or {}
     drafted = told.get("num_draft_tokens", told.get("draft_n"))
     tokens = told.get("predicted_n") or int((run.tokens["pos"] >= 0).sum())
     if drafted or tokens < _LEAST_TOKENS:
         return
+    name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield RuleHit(
         None,
         None,
-        f"The server has the drafter {', '.join(run.drafters)} and drafted nothing in "
-        f"{tokens:,.0f} tokens.",
+        f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
         f"{len(facts.requests or ()):,} requests",
     )
 

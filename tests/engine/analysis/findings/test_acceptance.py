@@ -300,6 +300,45 @@ def test_slots_of_a_log(tmp_path: Path, shares: list[float], rules: list[str]) -
     assert [one.rule for one in imported(path)] == rules
 
 
+def sums(shares: list[float], prompts: list[int], *, in_one_slot: bool = True) -> TraceStore:
+    """Requests of which only sums are known."""
+    random, store, requests = np.random.default_rng(5), TraceStore(), []
+    for i, (share, n_prompt) in enumerate(zip(shares, prompts, strict=True)):
+        steps = np.minimum(random.geometric(1 - share, 60) - 1, 3)
+        per_pos = [int((steps > index).sum()) for index in range(3)]
+        told = {
+            "num_spec_steps": 60,
+            "num_draft_tokens": 180,
+            "num_accepted_draft_tokens": sum(per_pos),
+        }
+        told |= {"num_accepted_tokens_per_pos": per_pos, "cache_n": 0, "prompt_n": n_prompt}
+        requests.append({"seq_ids": [i], "told": told} | ({"slot": 0} if in_one_slot else {}))
+    store.begin_run({"requests": requests})
+    return store
+
+
+def test_sums_of_requests_by_prompt_and_by_time() -> None:
+    random = np.random.default_rng(6)
+    prompts = random.integers(100, 60_000, 24).tolist()
+    falling = [0.9 - 0.8 * n / 60_000 for n in prompts]
+    (finding,) = find(sums(falling, prompts))
+    assert finding.rule == shapes.WITH_DEPTH and "prompts of" in finding.evidence
+    ends = [0.8 if n < 32_768 else 0.0 for n in prompts]
+    (finding,) = find(sums(ends, prompts))
+    least = min(n for n in prompts if n >= 32_768)
+    assert (
+        finding.rule == shapes.ZERO_FROM and f"From {least:,} tokens of prompt" in finding.message
+    )
+    for in_one_slot in (True, False):
+        (finding,) = find(sums([0.7] * 14 + [0.0] * 10, prompts, in_one_slot=in_one_slot))
+        assert finding.rule == shapes.ZERO_FROM and "From request 15 on" in finding.message
+    (finding,) = find(sums([0.7, 0.0, 0.8], prompts[:3], in_one_slot=False))
+    assert (finding.rule, finding.seq_id) == (shapes.ONE_SLOT, 1)
+    for seed in range(20):
+        mixed = np.random.default_rng(seed).uniform(0.2, 0.95, 24).tolist()
+        assert find(sums(mixed, prompts)) == []
+
+
 def test_a_server_that_drafts_nothing() -> None:
     store = TraceStore()
     store.begin_run({"speculative_types": ["none", "draft-mtp"], "told": {"predicted_n": 300}})
