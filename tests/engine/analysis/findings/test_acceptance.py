@@ -300,6 +300,19 @@ def test_slots_of_a_log(tmp_path: Path, shares: list[float], rules: list[str]) -
     assert [one.rule for one in imported(path)] == rules
 
 
+@pytest.mark.parametrize(("emitted", "n_hits"), [(400, 1), (10, 0), (None, 0)])
+def test_counters_of_a_server_that_drafts_nothing(
+    tmp_path: Path, emitted: int | None, n_hits: int
+) -> None:
+    text = prom("vllm", 0, 3, [])
+    if emitted is not None:
+        text += f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {emitted}.0\n'
+    store = TraceStore()
+    (tmp_path / "metrics.prom").write_text(text)
+    import_file(store, tmp_path / "metrics.prom")
+    assert [one.rule for one in find(store)] == ["never-drafts"] * n_hits
+
+
 def sums(shares: list[float], prompts: list[int], *, in_one_slot: bool = True) -> TraceStore:
     """Requests of which only sums are known."""
     random, store, requests = np.random.default_rng(5), TraceStore(), []
