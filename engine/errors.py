@@ -67,6 +67,10 @@ class PeerLibraryError(DraftscopeError):
     """A llama.cpp library that cannot be used, or that ended while it was."""
 
 
+class KernelPackageError(DraftscopeError):
+    """A package, file or function that is to be tested for conformance cannot be used."""
+
+
 class StateBlobError(DraftscopeError):
     """A saved state of llama.cpp that is in another format or of another model."""
 
