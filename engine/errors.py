@@ -55,6 +55,10 @@ class OptionError(DraftscopeError):
     """Options that contradict each other or the loaded model (usage error)."""
 
 
+class KernelPackageError(OptionError):
+    """A package, file or function that is to be tested for conformance cannot be used."""
+
+
 class ContextFullError(DraftscopeError):
     """No cell is left for the next token."""
 
@@ -65,10 +69,6 @@ class RollbackRefusedError(DraftscopeError):
 
 class PeerLibraryError(DraftscopeError):
     """A llama.cpp library that cannot be used, or that ended while it was."""
-
-
-class KernelPackageError(DraftscopeError):
-    """A package, file or function that is to be tested for conformance cannot be used."""
 
 
 class StateBlobError(DraftscopeError):

@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for one check of one kernel (default %(default)s)",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="play a version that has not been tried"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
@@ -92,7 +95,12 @@ def run(args: argparse.Namespace) -> int:
     if name:
         tried = runner.versions(name)
         if tried and version not in tried:
-            tell(f"{title}: not tried; tried are {', '.join(tried)}")
+            if version and not args.force:
+                raise OptionError(
+                    f"{title} is a version that has not been tried; tried: {', '.join(tried)}.",
+                    "Its kernels may be called in another way: --force plays them all the same.",
+                )
+            tell(f"{title}: its version has not been tried; tried: {', '.join(tried)}")
     outcomes = []
     for outcome in runner.run(
         name,
@@ -109,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     if is_terminal(sys.stderr):
         show_progress("")
     for path, text in (
-        (args.markdown, report.markdown(outcomes, title)),
-        (args.junit, report.junit(outcomes, title)),
+        (args.markdown, report.markdown(outcomes, title, args.target)),
+        (args.junit, report.junit(outcomes, title, args.target)),
     ):
         if path is not None:
             with written_whole(path) as part:
@@ -120,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
         print_json({"target": title, "device": device, "failed": n_failed, "checks": checks})
     else:
-        print_lines(report.lines(outcomes))
+        print_lines(report.lines(outcomes, args.target))
         where = "on CUDA" if device == "cuda" else "on the CPU"
         print_line()
         print_line(f"{title}: {len(outcomes)} checks {where}, {n_failed} failed")

@@ -46,7 +46,7 @@ class Fault:
     note: bool = False
 
 
-Script = Callable[[Shape, random.Random, bool], Iterator[Pass]]
+Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
 
 
 def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
@@ -54,26 +54,28 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
     return Pass(every, (drafts,) * len(every), tuple(accepted), drafts=True)
 
 
-def _depths(shape: Shape, dice: random.Random, equal: bool) -> Iterator[Pass]:
+def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     t = shape.n_tokens
     for first in range(2):
         counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
         yield _all(shape, t, counts)
-    yield _all(shape, t, [t] * shape.n_sequences)
+    # a log is filled, folded and wrapped
+    for _ in range(1 + 2 * kernel.ring // t):
+        yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
 
 
-def _lengths(shape: Shape, dice: random.Random, equal: bool) -> Iterator[Pass]:
+def _lengths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     for _ in range(3):
-        yield _drawn(shape, dice, equal, everyone=True)
+        yield _drawn(shape, dice, kernel, everyone=True)
 
 
-def _subsets(shape: Shape, dice: random.Random, equal: bool) -> Iterator[Pass]:
+def _subsets(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     yield _all(shape, shape.n_tokens, [shape.n_tokens] * shape.n_sequences)
     for _ in range(3):
-        yield _drawn(shape, dice, equal, everyone=False)
+        yield _drawn(shape, dice, kernel, everyone=False)
 
 
-def _without_drafts(shape: Shape, dice: random.Random, equal: bool) -> Iterator[Pass]:
+def _without_drafts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     every = tuple(range(shape.n_sequences))
     one = (1,) * len(every)
     for _ in range(2):
@@ -82,21 +84,21 @@ def _without_drafts(shape: Shape, dice: random.Random, equal: bool) -> Iterator[
         yield Pass(every, one, one, drafts=False)
 
 
-def _rounds(shape: Shape, dice: random.Random, equal: bool) -> Iterator[Pass]:
+def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     while True:
         if dice.random() < 0.2:
             some = tuple(sorted(dice.sample(range(shape.n_sequences), 1)))
             yield Pass(some, (1,), (1,), drafts=False)
         else:
-            yield _drawn(shape, dice, equal, everyone=dice.random() < 0.6)
+            yield _drawn(shape, dice, kernel, everyone=dice.random() < 0.6)
 
 
-def _drawn(shape: Shape, dice: random.Random, equal: bool, everyone: bool) -> Pass:
+def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
     ids = list(range(shape.n_sequences))
     if not everyone:
         ids = dice.sample(ids, dice.randint(1, len(ids)))
     longest = shape.n_tokens
-    if equal:
+    if kernel.equal_lengths:
         lengths = [longest] * len(ids)
     else:
         lengths = [dice.randint(1, longest) for _ in ids]
@@ -135,7 +137,7 @@ class Player:
         """The faults of the first wrong pass of a script; none: all passes are right."""
         source, subject, reference = self.start()
         dice = random.Random(f"{check} {self.seed}")
-        passes = SCRIPTS[check](self.shape, dice, self.kernel.equal_lengths)
+        passes = SCRIPTS[check](self.shape, dice, self.kernel)
         for index, one in zip(range(rounds), passes, strict=False):
             faults = self._pass(check, index, one, source, subject, reference)
             if faults:

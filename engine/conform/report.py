@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from engine.conform.runner import Outcome
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 
-def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
     """A table of kernels by checks, then a paragraph for each fault."""
     width = max((len(_label(o)) for o in outcomes), default=0) + 2
     yield " " * width + "".join(f"{name:>11}" for name in CHECKS)
@@ -20,10 +21,10 @@ def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"{label:<{width}}" + "".join(f"{_WORDS[cell]:>11}" for cell in row)
     for fault in _faults(outcomes):
         yield ""
-        yield from _paragraph(fault)
+        yield from _paragraph(fault, target)
 
 
-def markdown(outcomes: Sequence[Outcome], title: str) -> str:
+def markdown(outcomes: Sequence[Outcome], title: str, target: str) -> str:
     """The same as Markdown, for an issue or a summary of CI."""
     text = [
         f"### {title}",
@@ -34,12 +35,12 @@ def markdown(outcomes: Sequence[Outcome], title: str) -> str:
     for label, row in _table(outcomes):
         text.append(f"| {label} | {' | '.join(_WORDS[cell] for cell in row)} |")
     for fault in _faults(outcomes):
-        first, *rest = _paragraph(fault)
+        first, *rest = _paragraph(fault, target)
         text += ["", f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
     return "\n".join(text) + "\n"
 
 
-def junit(outcomes: Sequence[Outcome], title: str) -> str:
+def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
     """The same as a JUnit file: a case for each check of a kernel."""
     suite = ElementTree.Element(
         "testsuite",
@@ -58,7 +59,7 @@ def junit(outcomes: Sequence[Outcome], title: str) -> str:
         for fault in outcome.faults:
             if not fault.note:
                 failure = ElementTree.SubElement(case, "failure", message=fault.cause)
-                failure.text = "\n".join(_paragraph(fault))
+                failure.text = "\n".join(_paragraph(fault, target))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -78,7 +79,7 @@ def _faults(outcomes: Sequence[Outcome]) -> Iterator[Fault]:
         yield from outcome.faults
 
 
-def _paragraph(fault: Fault) -> Iterator[str]:
+def _paragraph(fault: Fault, target: str) -> Iterator[str]:
     kind = "note" if fault.note else "error"
     yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({CAUSES[fault.cause]})"
     if fault.detail:
@@ -88,3 +89,8 @@ def _paragraph(fault: Fault) -> Iterator[str]:
         place += f", row {fault.row}" if fault.row >= 0 else ""
         yield f"{place}: relative error {fault.error:.2g}"
         yield f"  smallest shape that shows it: {fault.shape.recurrence} {fault.shape}"
+    where = shlex.quote(target)
+    yield (
+        f"  again: draftscope conform {where} --only {fault.kernel} --checks {fault.check} "
+        f"--seed {fault.seed}"
+    )

@@ -76,8 +76,8 @@ def open_target(target: str) -> tuple[str, str, str]:
 def own_kernel(target: str) -> Kernel:
     """The kernel that a user's adapter describes: FUNCTION(shape, memory) gives a Subject.
 
-    Attributes of the function: `recurrences` (default gdn), `ring`, `least_d`, `equal_lengths`,
-    `grouped`, as of subject.Kernel. Raises KernelPackageError naming what is missing.
+    Attributes of the function: `recurrences` (default gdn), and those of subject.Kernel.
+    Raises KernelPackageError naming what is missing.
     """
     place, _, name = target.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
@@ -91,7 +91,7 @@ def own_kernel(target: str) -> Kernel:
         ) from error
     fields = {
         field: getattr(make, field)
-        for field in ("ring", "least_d", "equal_lengths", "grouped")
+        for field in ("ring", "least_d", "equal_lengths", "grouped", "square", "dtypes")
         if hasattr(make, field)
     }
     recurrences = tuple(getattr(make, "recurrences", ("gdn",)))

@@ -72,9 +72,9 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     assert {o.check: o.passed for o in seen} == {"depths": True, "no-drafts": False, "repeat": True}
     lost = next(o for o in seen if not o.passed)
     assert lost.faults[0].cause == "crash"
-    text = report.markdown(seen, "my kernel")
+    text = report.markdown(seen, "my kernel", "my_kernel.py:adapter")
     assert "| adapter conv | ok |" in text
-    suite = ElementTree.fromstring(report.junit(seen, "my kernel"))
+    suite = ElementTree.fromstring(report.junit(seen, "my kernel", "my_kernel.py:adapter"))
     assert suite.get("failures") == "1"
     assert [case.get("name") for case in suite if len(case)] == ["no-drafts"]
 
