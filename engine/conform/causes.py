@@ -65,9 +65,13 @@ class Situation:
             for count, state in enumerate(states, 1):
                 if not age and count == self.accepted:
                     continue
-                conv = self.shape.recurrence == "conv" and not age and count > self.accepted
+                cause = "stale-column"
+                if not age and count > self.accepted and self.shape.recurrence == "conv":
+                    cause = "window-not-rolled-back"
+                elif not age and count < self.accepted and self.kernel.ring:
+                    cause = "lost-fold"
                 yield (
-                    "window-not-rolled-back" if conv else "stale-column",
+                    cause,
                     f"state after row {count} of {when}; {self.accepted} rows accepted",
                     state,
                 )
