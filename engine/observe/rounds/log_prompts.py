@@ -247,8 +247,8 @@ def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | No
             f"{len(again):,} of {n_prompts:,} requests processed text again that their slot held, "
             f"{total:,} tokens in all."
         )
-        finding = {"rule": RULE, "message": sentence, "evidence": "the largest follow"}
-        shown.insert(0, (total, finding))
+        whole_log = {"rule": RULE, "message": sentence, "evidence": "the largest follow"}
+        shown.insert(0, (total, whole_log))
     facts.add_to("observed_findings", *(finding for _, finding in shown))
 
 
