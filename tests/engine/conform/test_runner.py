@@ -90,8 +90,8 @@ def test_a_kernel_that_hangs_costs_its_check(tmp_path):
         ("", "my_kernel.py:adapter", "has no attribute 'adapter'"),
         ("1 +", "my_kernel.py:adapter", "invalid syntax"),
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
-        ("", "elsewhere.py:adapter", "is no file"),
-        ("", "unknown-engine", "no package with an adapter"),
+        ("", "elsewhere.py:adapter", "is not a file"),
+        ("", "unknown-engine", "not a package with an adapter"),
     ],
 )
 def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):
