@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from engine.errors import OptionError
@@ -180,15 +181,21 @@ def check(options: Any) -> None:
 def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
     """The dataclass with these values by path, and defaults elsewhere. Raises OptionError."""
     own: dict[str, Any] = {path[0]: value for path, value in values.items() if len(path) == 1}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for name in {path[0] for path in values if len(path) > 1}:
         inner = {path[1:]: value for path, value in values.items() if path[0] == name}
         own[name] = build(hints[name], inner)
     return kind(**own)
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Types of the fields, which a form asks for at every key."""
+    return get_type_hints(kind)
+
+
 def _options_in(kind: type) -> Iterator[PlacedOption]:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for one in fields(kind):
         if (found := one.metadata.get("option")) is not None:
             plain = [k for k in get_args(hints[one.name]) if k is not type(None)]

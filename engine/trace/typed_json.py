@@ -127,14 +127,17 @@ def _default_of(one: Any) -> Callable[[], Any] | None:
 
 def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
     """Where and how a value is not of a type."""
+    if hint is Any:
+        return
     limits: list[Any] = []
-    if get_origin(hint) is Annotated:
-        hint, *limits = get_args(hint)
+    origin, args = _parts(hint)
+    if origin is Annotated:
+        hint, *limits = args
         extra = limits[0].extra or {}
         if "lenient" in extra:
             return
         hint = extra.get("form", hint)
-    origin, args = get_origin(hint), get_args(hint)
+        origin, args = _parts(hint)
     if origin in (Union, UnionType):
         if value is not None:
             for place, problem in wrong(args[0], value):
@@ -149,10 +152,23 @@ def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
             yield "", not_a(value, "true or false")
     elif origin in (list, tuple):
         yield from _wrong_entries(args, value)
-    elif origin is dict or _is_record(hint):
+    elif hint is not str and (origin is dict or _is_record(hint)):
         yield from _wrong_object(hint, value)
-    elif hint is not Any and (not isinstance(value, str) or len(value) > LONGEST):
+    elif not isinstance(value, str) or len(value) > LONGEST:
         yield "", not_a(value, f"a text of at most {LONGEST:,} characters")
+
+
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of a type, which cost more than most values take to check."""
+    found = _PARTS.get(id(hint))
+    if found is None:
+        found = _PARTS[id(hint)] = hint, get_origin(hint), get_args(hint)
+    return found[1:]
+
+
+_PARTS: dict[int, tuple[Any, Any, tuple[Any, ...]]] = {}
+"""By the identity of a type, whose hash takes as long as to take it apart; holding it keeps that
+identity its own."""
 
 
 def _wrong_number(kind: type, value: Any, *limits: Any) -> Iterator[tuple[str, str]]:
@@ -193,7 +209,9 @@ def _wrong_object(kind: Any, value: Any) -> Iterator[tuple[str, str]]:
             if default is None and name not in value:
                 yield name, "is missing"
     for name, one in value.items():
-        yield from within(name, wrong(known.get(name, others), one))
+        hint = known.get(name, others)
+        if hint is not Any:
+            yield from within(name, wrong(hint, one))
 
 
 def within(name: str, found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
