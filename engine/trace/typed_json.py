@@ -61,16 +61,17 @@ def read_or(hint: Any, value: Any, default: Any) -> Any:
 def _read(hint: Any, value: Any) -> Any:
     """A value of a type, but for entries of lists and fields with a default that cannot be read.
     Raises msgspec.ValidationError."""
-    hint = _without_extra(hint)
-    if get_origin(hint) in (Union, UnionType) and value is not None:
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    hint, or_null = _core(hint)
+    if type(value) is hint or (value is None and or_null):
+        return value
     if not hasattr(hint, "__post_init__"):  # a record without checks of its own
         try:
             return msgspec.convert(value, hint)
         except msgspec.ValidationError:
             value = strict_json(value)
-    if get_origin(hint) is list and isinstance(value, list):
-        entries = (read_or(get_args(hint)[0], one, MISSING) for one in value)
+    origin, args = _parts(hint)
+    if origin is list and isinstance(value, list):
+        entries = (read_or(args[0], one, MISSING) for one in value)
         return [one for one in entries if one is not MISSING]
     if _is_record(hint) and isinstance(value, dict):
         return _read_record(hint, value)
@@ -95,10 +96,15 @@ def _read_record(kind: type, value: dict[str, Any]) -> Any:
     return record
 
 
-def _without_extra(hint: Any) -> Any:
-    """A type without what only this module reads of it."""
-    extra = get_origin(hint) is Annotated and get_args(hint)[1].extra
-    return _without_extra(get_args(hint)[0]) if extra else hint
+def _core(hint: Any) -> tuple[Any, bool]:
+    """A type without what only this module reads of it, and without null; whether it had null."""
+    origin, args = _parts(hint)
+    if origin is Annotated and args[1].extra:
+        return _core(args[0])
+    if origin in (Union, UnionType):
+        (hint,) = (one for one in args if one is not NoneType)
+        return hint, True
+    return hint, False
 
 
 def _is_record(hint: Any) -> bool:
