@@ -10,8 +10,6 @@ from pytestqt.qtbot import QtBot
 from app.window.window import MainWindow
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
-pytestmark = pytest.mark.shares_window
-
 
 @pytest.fixture
 def builder() -> TraceBuilder:

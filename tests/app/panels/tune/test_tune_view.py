@@ -21,8 +21,6 @@ from engine.trace.store import TraceStore
 from tests.support.confident_trace import confident_trace
 from tests.support.window_acts import settle
 
-pytestmark = pytest.mark.shares_window
-
 
 @pytest.fixture(scope="module")
 def run() -> RunRef:
