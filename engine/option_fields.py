@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from engine.errors import OptionError
 
 _T = TypeVar("_T")
 _FOUND: dict[type, tuple[PlacedOption, ...]] = {}
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +188,11 @@ def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
     return kind(**own)
 
 
-@cache
 def _hints(kind: type) -> dict[str, Any]:
     """Types of the fields, which a form asks for at every key."""
-    return get_type_hints(kind)
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def _options_in(kind: type) -> Iterator[PlacedOption]:
