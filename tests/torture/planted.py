@@ -30,7 +30,7 @@ def _draw(_: np.random.Generator, number: int) -> Case:
     """Every second case is as it should be, and in one of them all processes are stopped."""
     harmless = "is stopped" if number % (2 * len(FAULTS)) == 0 else ""
     step = FAULTS[number // 2 % len(FAULTS)] if number % 2 else harmless
-    return {"steps": ["a", "b", step, "c"], "settings": {"d": number}}
+    return {"steps": ["a", step], "settings": {"d": number}}
 
 
 def _play(case: Case, folder: Path) -> Figures:
