@@ -24,7 +24,7 @@ CAUSES = {
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
     "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
-    "gate-order": "decay, correction, write and read are in another order",
+    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
     "head-mapping": "value heads read another key head",
     "unused-memory": "a value comes from memory that was never written",
