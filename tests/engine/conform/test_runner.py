@@ -7,7 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from engine.conform import report, runner
+from engine.conform.checks import check
+from engine.conform.packages import Package
 from engine.errors import KernelPackageError
+from resources import help_page
 
 ADAPTER = '''
 import os, time, torch
@@ -82,6 +85,18 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
 def test_a_kernel_that_hangs_costs_its_check(tmp_path):
     seen = outcomes(tmp_path, "time.sleep(600)", ("no-drafts",), limit_s=6.0)
     assert [f.cause for o in seen for f in o.faults] == ["hang"]
+
+
+def test_the_adapter_of_the_help_page_passes(tmp_path):
+    code = help_page("conform").split("```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 32
+    path = tmp_path / "my_file.py"
+    path.write_text(code)
+    kernel = runner.own_kernel(f"{path}:Adapter")
+    for recurrence in kernel.recurrences:
+        shape = runner.shapes(kernel, recurrence, "cpu")[1]
+        for name in runner.CHECKS:
+            assert not check(kernel, Package("", tmp_path, ""), shape, name, 1, "cpu", 5)
 
 
 @pytest.mark.parametrize(
