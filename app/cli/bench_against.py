@@ -10,10 +10,9 @@ from statistics import median
 from typing import Any
 
 from app.cli.bench_requests import add_decoding, progress, prompt_set
-from app.cli.common import add_compute, add_model, positive, target_path
-from app.cli.files import open_session
+from app.cli.common import add_compute, add_model, open_session, positive, target_path
 from app.cli.output import print_json, print_lines
-from app.cli.reports import add_markdown
+from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile

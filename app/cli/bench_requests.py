@@ -13,11 +13,11 @@ from app.cli.common import (
     add_model,
     check_output,
     draft_paths,
+    open_session,
     output_file,
     positive,
     target_path,
 )
-from app.cli.files import open_session
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
 from app.cli.run_arguments import (

@@ -21,7 +21,7 @@ from app.cli.bench_requests import (
     prompt_set,
 )
 from app.cli.output import tell
-from app.cli.reports import add_report, check_report, deliver_report
+from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.suite_report import (
