@@ -291,17 +291,17 @@ def on_signal(act: Callable[[int], None]) -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL)
         act(number)
 
-    def again(told: sys.UnraisableHookArgs) -> None:
-        if not isinstance(told.exc_value, Interrupted):
-            tell(told)
+    def again(raised: sys.UnraisableHookArgs) -> None:
+        if not isinstance(raised.exc_value, Interrupted):
+            usual(raised)
             return
-        number = told.exc_value.status - 128
+        number = raised.exc_value.status - 128
         signal.signal(number, handle)
         late = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
         late.daemon = True
         late.start()
 
-    tell = sys.unraisablehook
+    usual = sys.unraisablehook
     if before:
         sys.unraisablehook = again
     for number in before:
@@ -310,6 +310,6 @@ def on_signal(act: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         if before:
-            sys.unraisablehook = tell
+            sys.unraisablehook = usual
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -74,7 +74,7 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def make_window(qtbot: QtBot) -> Iterator[Callable[..., MainWindow]]:
     """Shows windows, with a data folder if one is given; afterwards nothing of them may be left."""
-    from app.window.dialogs.unexported import QuitChoice
+    from app.window.dialogs.files import QuitChoice
     from app.window.window import MainWindow
 
     threads = set(threading.enumerate())

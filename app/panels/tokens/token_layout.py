@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from app.trace_models.token_text import NEWLINE_MARK
+from app.trace_models.token_stream import NEWLINE_MARK
 
 _TOKENS_PER_CHECK = 512
 _WIDE_SCRIPTS = 0x2E80

@@ -10,12 +10,12 @@ import pytest
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.observed_facts import observed_text
+from app.trace_models.run_facts import observed_text
 from app.window.window import MainWindow
 from engine.observe.files.records import fill
 from engine.trace.export import export_csv
