@@ -86,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     has_head = _has_head(args, target)
     session = open_session(args, target)
-    from engine.experiments.bench.against.comparison import Against, memory_copy_rate, pass_works
-    from engine.experiments.bench.against.llama_server import SpeculativeWork
+    from engine.experiments.bench.against_llama_cpp import Against, memory_copy_rate, pass_works
+    from engine.experiments.bench.llama_programs import SpeculativeWork
     from engine.machine.environment import environment
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()
     speculative = None

@@ -128,7 +128,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     import torch
 
     from engine.machine.device import device_name, resolve_device
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
     from engine.model.loader import load_model
     from engine.model.threads import use_threads
 

@@ -24,7 +24,7 @@ from app.cli.run import make_prompt
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.recording import RecordedRun
+    from engine.experiments.bench.sections import RecordedRun
 
 _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
-    from engine.experiments.bench.recording import bench_recording
+    from engine.experiments.bench.sections import bench_recording
     from engine.experiments.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)

@@ -179,7 +179,7 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
     if args.out is not None:
         check_output(args.out, "--out")
     session = open_session(args, target, drafts)
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)

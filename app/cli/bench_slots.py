@@ -24,7 +24,7 @@ from engine.errors import OptionError
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.slots import SlotRow
+    from engine.experiments.bench.request import SlotRow
 
 _MOST = 64
 _USUAL = (1, 4)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     set_name, prompts = prompt_set(args, SUITES)
     opened = open_bench(args)
     session = opened.session
-    from engine.experiments.bench.slots import bench_slots
+    from engine.experiments.bench.request import bench_slots
 
     rows: list[SlotRow] = []
     n_all = len(opened.configurations) * len(args.slots)

@@ -24,13 +24,13 @@ from app.cli.output import tell
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
+from engine.experiments.bench.suite import SuiteWriter, suite_result
 from engine.experiments.bench.suite_report import (
     OVERVIEW_HEADS,
     options_of,
     overview_cells,
     suite_page,
 )
-from engine.experiments.bench.suite_results import SuiteWriter, suite_result
 from resources import SUITES
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
-        from engine.experiments.tune.trials import check_optuna
+        from engine.experiments.tune.confirm import check_optuna
 
         check_optuna()
     session = open_session(args, target, list(drafts.values()))
@@ -255,8 +255,8 @@ def _trials(
     base: RunOptions,
     tuned: Tuned,
 ) -> list[dict[str, Any]]:
+    from engine.experiments.tune.confirm import search
     from engine.experiments.tune.lengths import drafting
-    from engine.experiments.tune.trials import search
 
     options = base
     if tuned.chosen is not None:

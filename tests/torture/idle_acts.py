@@ -208,7 +208,7 @@ ACTS: dict[str, _Act] = {
             WriteReport(idle.runs[:1], idle.folder / "r.html", {})
         ),
         "WriteReport",
-        ("engine.report.run:summary", "engine.report.write:html_page"),
+        ("engine.report.run:summary", "engine.report.page:html_page"),
     ),
     "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),
     "begin a conversation": _Act(

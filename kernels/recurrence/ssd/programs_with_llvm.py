@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import exp
-from kernels.llvm.rows import vectors
+from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I64
 
 # rows of a task, and those that share what is read of B and C
