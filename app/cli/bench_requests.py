@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,16 +150,8 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSession:
-    """A session, and the configurations to measure with it, the plain one first."""
-
-    session: Session
-    configurations: list[Configuration]
-
-
-def open_bench(args: argparse.Namespace) -> BenchSession:
-    """Check the options, load the model files, list the configurations.
+def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
+    """Check the options, load the model files, list the configurations, the plain one first.
 
     A configuration is a list of drafters with a policy. Of several policies, the first possible
     drafter alone is measured, unless --spec-type says otherwise.
@@ -193,7 +184,7 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
         for policy in policies:
             name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
             configurations.append(Configuration(name, _options(args, types, policy)))
-    return BenchSession(session, configurations)
+    return session, configurations
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:

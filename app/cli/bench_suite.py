@@ -70,12 +70,11 @@ def run(args: argparse.Namespace) -> int:
     args.repeat = args.repeat or 1
     args.folder, args.out = _folder_and_file(args.out)
     set_name, named = prompt_set(args, SUITES)
-    opened = open_bench(args)
-    session = opened.session
+    session, configurations = open_bench(args)
     from engine.experiments.bench.suite import PromptSuite
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
-    suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(session, prompts, configurations, repeats=args.repeat)
     options, texts = options_of(suite.configurations), {one.name: one.text for one in named}
     known = {"repeat": args.repeat, **facts(args, session, set_name)}
     with ExitStack() as undo:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from llvmlite import ir
@@ -183,3 +184,37 @@ def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, int, int]
         return None
     (_, outer), (inner, step) = [(1, 0), (1, 0), *merged][-2:]
     return max(1, inner), 4 * outer, 4 * step
+
+
+class StatePlace(NamedTuple):
+    """Where rows of a state lie: the address of the first number, and the bytes from row to row."""
+
+    start: Value
+    row: Value
+
+
+class StridedTensor(NamedTuple):
+    """A tensor of 4-byte numbers as a program sees it; steps: its first three strides, in bytes."""
+
+    address: Value
+    steps: Sequence[Value]
+
+    def row(self, b: Value, t: Value, head: Value) -> Value:
+        """Address of a row [d] of a tensor [B, T, H, d]."""
+        return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
+
+    def place(self, b: Value, head: Value, column: Value) -> StatePlace:
+        """The block that begins at a column, in bytes, of a tensor [B, H, d_k, d_v]."""
+        start = self.address + b * self.steps[0] + head * self.steps[1]
+        return StatePlace(start + column, self.steps[2])
+
+
+def strided_tensors(args: Sequence[Value], count: int) -> Iterator[StridedTensor]:
+    """The first `count` tensors among a program's arguments."""
+    for i in range(0, 4 * count, 4):
+        yield StridedTensor(args[i], [step * 4 for step in args[i + 1 : i + 4]])
+
+
+def divisor(n: int, most: int) -> int:
+    """The largest power of two that divides n, up to `most`."""
+    return min(n & -n, most)

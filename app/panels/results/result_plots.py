@@ -33,13 +33,6 @@ class ResultMap:
     left_out: int
 
 
-@dataclass(frozen=True)
-class _Axis:
-    labels: tuple[str, ...]
-    place: np.ndarray
-    """int64 [n]: where each row lies, -1 for nowhere."""
-
-
 def map_axes(results: Results) -> tuple[str, ...]:
     """The settings that a heat map is first drawn over, across and up: n_max and p_min where both
     vary, else the two with most values, in the plan's order; less where fewer vary."""
@@ -55,12 +48,12 @@ def result_map(
 ) -> ResultMap:
     """The mean of a figure over the rows of each pair of values; the best cell is marked. y: None
     for a single row of cells."""
-    across = _axis(x)
-    up = _Axis(("",), np.zeros(results.n, np.int64)) if y is None else _axis(y)
-    known = np.isfinite(figure.values) & (across.place >= 0) & (up.place >= 0)
+    across, column = _axis(x)
+    up, row = (("",), np.zeros(results.n, np.int64)) if y is None else _axis(y)
+    known = np.isfinite(figure.values) & (column >= 0) & (row >= 0)
     rows = np.flatnonzero(known)
-    shape = (max(1, len(up.labels)), max(1, len(across.labels)))
-    cell = up.place[rows] * shape[1] + across.place[rows]
+    shape = (max(1, len(up)), max(1, len(across)))
+    cell = row[rows] * shape[1] + column[rows]
     n = np.bincount(cell, minlength=shape[0] * shape[1])
     total = np.bincount(cell, figure.values[rows], shape[0] * shape[1])
     values = np.full(len(n), np.nan)
@@ -74,9 +67,7 @@ def result_map(
     values = values.reshape(shape)
     texts = tuple(tuple(_text(figure, value) for value in row) for row in values.tolist())
     return ResultMap(
-        HeatMap(
-            x.title, "" if y is None else y.title, across.labels, up.labels, values, texts, marks
-        ),
+        HeatMap(x.title, "" if y is None else y.title, across, up, values, texts, marks),
         {divmod(at, shape[1]): part for at, part in enumerate(parts) if len(part)},
         results.n - len(rows),
     )
@@ -103,25 +94,26 @@ def _n_values(column: ResultColumn | None) -> int:
     return len(set(values[known].tolist()))
 
 
-def _axis(column: ResultColumn) -> _Axis:
+def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
+    """The labels of an axis, and where each row lies, int64 [n], -1 for nowhere."""
     if column.is_text:
         counts = Counter(column.values.tolist())
         names = sorted(name for name, _ in counts.most_common(MOST_CELLS))
         places = {name: i for i, name in enumerate(names)}
         place = np.array([places.get(name, -1) for name in column.values.tolist()], np.int64)
-        return _Axis(tuple(short_text(name) or "–" for name in names), place)
+        return tuple(short_text(name) or "–" for name in names), place
     known = np.isfinite(column.values)
     found, at = np.unique(column.values[known], return_inverse=True)
     place = np.full(len(column.values), -1)
     if len(found) <= MOST_CELLS:
         place[known] = at
         rows = [int(np.flatnonzero(column.values == value)[0]) for value in found]
-        return _Axis(tuple(column.text(row) for row in rows), place)
+        return tuple(column.text(row) for row in rows), place
     edges = np.linspace(found[0], found[-1], MOST_CELLS + 1)
     place[known] = np.clip(
         np.searchsorted(edges, column.values[known], "right") - 1, 0, MOST_CELLS - 1
     )
-    return _Axis(tuple(f"≥ {significant(edge)}" for edge in edges[:-1].tolist()), place)
+    return tuple(f"≥ {significant(edge)}" for edge in edges[:-1].tolist()), place
 
 
 def _text(figure: ResultColumn, value: float) -> str:
