@@ -40,13 +40,13 @@ OVER_ROUNDS: dict[str, Callable[[Theme], RoundView]] = {
     "kv": KvCellsView,
 }
 """Plots with one x-axis, by the names of their docks."""
-_WHOLE: dict[str, Callable[[Theme], WhatIfView | WholeRunView]] = {
+_WHOLE: dict[str, Callable[[Theme], WholeRunView]] = {
     "what_if": WhatIfView,
     "drafter": DrafterView,
     "tune": TuneView,
 }
 
-PlotView = RoundView | WhatIfView | WholeRunView
+PlotView = RoundView | WholeRunView
 PLOTS = (*OVER_ROUNDS, *_WHOLE)
 """Names of the docks that hold plots."""
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
@@ -74,7 +74,7 @@ class PlotGroup:
         self._report, self._tell_made = report, made
         self.menu = menu
         self.views: dict[str, RoundView] = {}
-        self.whole: dict[str, WhatIfView | WholeRunView] = {}
+        self.whole: dict[str, WholeRunView] = {}
         self._overlay: RunOverlay | None = None
         self._plain: RunRef | None = None
         self.rollback = self._make_over_rounds("rollback")
@@ -149,12 +149,13 @@ class PlotGroup:
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
-        for view in (*self.views.values(), *self.whole.values()):
+        every: list[PlotView] = [*self.views.values(), *self.whole.values()]
+        for view in every:
             view.retheme(theme)
 
     def chosen(self) -> PlotView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
-        every = [*self.views.values(), *self.whole.values()]
+        every: list[PlotView] = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
         focus = QApplication.focusWidget()
         for view in views:

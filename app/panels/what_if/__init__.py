@@ -5,28 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QBrush, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QBrush, QPen, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QBoxLayout,
     QHeaderView,
-    QStackedWidget,
     QTableWidget,
     QTableWidgetItem,
     QVBoxLayout,
     QWidget,
 )
 
-from app.looks.pacer import Pacer
 from app.looks.theme import Theme, figures_font
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_facts import engine_name, is_ours
-from app.trace_models.run_rows import Position, RunRows
-from app.widgets.empty_state import EmptyState
+from app.trace_models.run_rows import RunRows
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
+from app.widgets.whole_run_view import WholeRunView
 from engine.analysis.what_if.by_length import DraftLengthEstimate, WhatIf, what_if
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.simulation import ASSUMPTIONS
@@ -44,7 +41,6 @@ _HEADS = {
 }
 _PARTS = ("draft_ms", "verify_ms", "rest_ms")
 """Of the time of a round: left out where there is no room for all columns."""
-_EMPTY, _PAGE = range(2)
 _TABLE_SHARE, _PLOT_SHARE = 5, 2
 """Of the width, where all columns are next to the plot; where that is too little, some are left
 out and the plot is below."""
@@ -53,21 +49,26 @@ _NOTE_FROM, _PLOT_FROM = 9, 16
 _SPACING, _MARGIN = 3, 8
 _LEAST_ROWS = 2
 """With the head; there is more to scroll to."""
-_PERIOD_MS = 250
 _MOST_ROUNDS = 10_000
 """That estimates are made from, the newest ones: enough for three digits, quick to look at."""
 
 
-class WhatIfView(QStackedWidget):
+class WhatIfView(WholeRunView):
     """Estimates for every n_max up to the longest draft of the run on show."""
 
+    untold = "the drafts of its rounds"
+    period_ms = 250
+
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setAccessibleName("What if n_max were smaller")
-        self._run: RunRef | None = None
+        super().__init__(
+            "What if n_max were smaller",
+            "No draft yet",
+            "Estimates which n_max would have been fastest, from a run with drafts. "
+            "Press Run (F5) with a drafter chosen.",
+            parent,
+        )
         self._rows: RunRows | None = None
-        self._has_drafts = self._stale = False
-        self._pacer = Pacer(self._refresh, _PERIOD_MS, self)
+        self._has_drafts = False
         self.headline = ElidedLabel()
         self.note = ElidedLabel()
         self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
@@ -75,8 +76,6 @@ class WhatIfView(QStackedWidget):
         head = self.table_widget.horizontalHeader()
         self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
         self.plot = SpeedPlot(theme)
-        self.page = QWidget()
-        """The table, the plot and the text, as pictures show them."""
         self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._parts.setSpacing(8)
         self._parts.addWidget(self.table_widget, _TABLE_SHARE)
@@ -87,78 +86,6 @@ class WhatIfView(QStackedWidget):
         column.addWidget(self.headline)
         column.addLayout(self._parts, 1)
         column.addWidget(self.note)
-        self.empty = EmptyState(
-            "No draft yet",
-            "Estimates which n_max would have been fastest, from a run with drafts. "
-            "Press Run (F5) with a drafter chosen.",
-            waits_for_run=True,
-        )
-        self.addWidget(self.empty)
-        self.addWidget(self.page)
-
-    @property
-    def run(self) -> RunRef | None:
-        """The run on show."""
-        return self._run
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether there is anything to see."""
-        return self._has_drafts
-
-    @property
-    def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor in a tab that is not shown."""
-        return not self.visibleRegion().isEmpty()
-
-    def show_run(self, run: RunRef | None) -> None:
-        """Estimate from this run, or nothing."""
-        self._run = run
-        self._pacer.stop()
-        self._reset()
-        self._refresh()
-        if not self.has_rounds:
-            self.setCurrentIndex(_EMPTY)
-        if run is None or is_ours(run.facts) or "stops" not in run.facts:
-            self.empty.say()
-        else:
-            engine = engine_name(run.facts)
-            self.empty.say("Not observed", f"{engine} does not report the drafts of its rounds.")
-
-    def refresh(self) -> None:
-        """Take in what has joined the trace since the last call, now or a little later; out of
-        sight, when it comes into sight."""
-        if self._run is None:
-            return
-        if not self.in_sight:
-            self._stale = True
-        else:
-            self._pacer.ask()
-
-    def _refresh(self) -> None:
-        self._read()
-        if self._stale and self.in_sight:
-            self._show()
-
-    def _read(self) -> None:
-        if self._run is None:
-            return
-        if self._rows is None:
-            self._rows = RunRows(self._run, "rounds")
-        start, stop = self._rows.read()
-        if start == stop:
-            return
-        if not self._has_drafts:
-            drafted = self._rows.column("num_draft_tokens", start, stop) > 0
-            single = self._rows.column("n_merged", start, stop) == MISSING
-            self._has_drafts = bool((drafted & single).any())
-        if not self._has_drafts:
-            return
-        self.setCurrentIndex(_PAGE)
-        self._stale = True
-
-    def set_cursor(self, position: Position | None) -> None:
-        """Does nothing: the estimates are about the whole run."""
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -171,8 +98,17 @@ class WhatIfView(QStackedWidget):
         estimates = () if result is None else result.estimates
         return list(_HEADS), [[getattr(e, name) for name in _HEADS] for e in estimates]
 
-    def _reset(self) -> None:
-        self._rows, self._has_drafts, self._stale = None, False, False
+    def _begin(self, run: RunRef | None) -> None:
+        self._rows, self._has_drafts = None if run is None else RunRows(run, "rounds"), False
+
+    def _read(self) -> bool:
+        if self._rows is not None:
+            start, stop = self._rows.read()
+            if start < stop and not self._has_drafts:
+                drafted = self._rows.column("num_draft_tokens", start, stop) > 0
+                single = self._rows.column("n_merged", start, stop) == MISSING
+                self._has_drafts = bool((drafted & single).any())
+        return self._has_drafts
 
     def _estimate(self) -> WhatIf | None:
         if self._run is None or not self._has_drafts:
@@ -180,7 +116,6 @@ class WhatIfView(QStackedWidget):
         return what_if(RecordedRounds.of(self._run, newest=_MOST_ROUNDS))
 
     def _show(self) -> None:
-        self._stale = False
         result = self._estimate()
         if result is None:
             return
@@ -229,12 +164,6 @@ class WhatIfView(QStackedWidget):
         modes = QHeaderView.ResizeMode
         same = wide or across - bar >= n_shown * widest
         head.setSectionResizeMode(modes.Stretch if same else modes.ResizeToContents)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        if self._stale:  # it has come into sight
-            self._read()
-            self._show()
 
 
 def _table() -> QTableWidget:

@@ -104,7 +104,10 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
     assert tokens.currentWidget().words == ("Not observed", "sglang does not report the tokens.")
-    assert plots["what_if"].empty.words[0] == "Not observed"
+    estimate = plots["what_if"]
+    opened.docks["what_if"].show()
+    opened.docks["what_if"].raise_()
+    qtbot.waitUntil(lambda: estimate.empty.words[0] == "Not observed")
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]
