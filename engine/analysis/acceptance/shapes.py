@@ -184,11 +184,15 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
         or share < 0.2
         or k_after > _CHANCE * n_after
         or share < 5 * k_after / n_after
-        or binomial_at_most(k_after, n_after, max(_WEAK, 0.3 * wilson(k_before, n_before, -_Z)))
-        > _LEVEL / n_looks
+        or binomial_at_most(k_after, n_after, _WEAK) > _LEVEL / (10 * n_looks)
         or fisher_less(k_after, n_after, k_before, n_before) > _STRICT / (len(n) * n_looks)
     ):
         return 0, 0.0
+    if counts.is_by_round:  # the same sequences did well before, not others on easier text
+        rows = order[: split + 1]
+        rows = rows[np.isin(counts.seq[rows], counts.seq[order[split + 1 :]])]
+        if counts.first[rows].sum() < 0.2 * len(rows) or len(rows) < LEAST // 2:
+            return 0, 0.0
     return split + 1, gain
 
 
