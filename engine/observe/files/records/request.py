@@ -3,6 +3,7 @@ agree with each other."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ class RecordedRequest:
     """What a record says of one request; None is not given.
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
-    steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
+    steps that drafted d. per_pos[i]: steps that accepted the token at index i.
+    rates: the same as shares of the steps, as given. given: figures that are given without the
+    counts that they follow from. per_step_*: one
     entry for each verification, in order. chunks: ids and text of each
     chunk of a stream. timings: figures of `engine.trace.timings.timings` that were given. derived:
     figures that follow from others. record: the object itself. unknown: by path, what nothing was
@@ -53,6 +56,8 @@ class RecordedRequest:
     histogram: list[int] | None = None
     by_length: dict[int, list[int]] | None = None
     per_pos: list[int] | None = None
+    rates: list[float] | None = None
+    given: dict[str, float] = field(default_factory=dict)
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
     chunks: list[tuple[list[int], str]] | None = None
@@ -80,6 +85,34 @@ class RecordedRequest:
         """Note a contradiction unless it holds."""
         if not holds:
             self.contradictions.append((tuple(keys), sentence))
+
+    def steps_of(self, mean: float, half: float) -> int | None:
+        """The only number of steps with which the accepted tokens make this mean length, where
+        half a unit of its last digit leaves one."""
+        accepted = self.num_accepted_draft_tokens
+        if accepted is None or mean - half <= 1:
+            return None
+        least = math.ceil(accepted / (mean - 1 + half))
+        most = math.floor(accepted / (mean - 1 - half))
+        return least if least == most and least else None
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Take shares of the steps that accepted the token at each index, with three digits: as
+        counts where only these whole numbers have the sum."""
+        self.rates, self.num_spec_tokens = list(rates), len(rates)
+        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
+        if not steps or accepted is None:
+            return
+        counts = [round(rate * steps) for rate in rates]
+        self.check(
+            abs(sum(counts) - accepted) <= len(rates) * (0.0006 * steps + 0.5),
+            ("acceptance rate per position", "accepted"),
+            f"the acceptance rates per position make {sum(counts):,} accepted tokens in {steps:,} "
+            f"drafts, but {accepted:,} are given",
+        )
+        is_falling = all(one >= more for one, more in pairwise([steps, *counts]))
+        if sum(counts) == accepted and is_falling:
+            self.per_pos = counts
 
     def check_ratio(
         self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
@@ -196,7 +229,12 @@ class RecordedRequest:
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record has or that follow from
         it; the others are None. Empty where the record contradicts itself."""
-        return {} if self.contradictions else sum_figures([self])
+        if self.contradictions:
+            return {}
+        figures = sum_figures([self])
+        if self.rates and figures["acceptance_per_position"] is None:
+            figures["acceptance_per_position"] = _as_given(self.rates)
+        return figures | {k: v for k, v in self.given.items() if figures.get(k) is None}
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
@@ -225,6 +263,16 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         ),
         "draft_acceptance_rate": (accepted / drafted if drafted and accepted is not None else None),
         **_by_index(sound),
+    }
+
+
+def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
+    """Rates by index as a record gives them, and what follows from these alone."""
+    pairs = zip([1.0, *rates], rates, strict=False)
+    return {
+        "unconditional": list(rates),
+        "unconditional_given_drafted": [None] * len(rates),
+        "conditional": [min(one / before, 1.0) if before else None for before, one in pairs],
     }
 
 

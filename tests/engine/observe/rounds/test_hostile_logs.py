@@ -11,8 +11,8 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.foreign_json import parse_json
+from engine.observe.files.log_run import fill_log
 from engine.observe.rounds.log import LogReader
-from engine.observe.rounds.log_run import fill_log
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
