@@ -77,7 +77,11 @@ _LEVELS = re.compile(
     r"|[FPIWED])(?![A-Za-z])",
     re.IGNORECASE,
 )
-_VARIABLE = re.compile(f"(?P<time>{_TIMES.pattern})|(?P<digits>\\d{{1,20}})|(?P<gap> {{1,40}})")
+_VARIABLE = re.compile(
+    f"(?P<time>{_TIMES.pattern})|(?P<level>{_LEVELS.pattern})"
+    "|(?P<digits>[0-9]{1,20})|(?P<gap> {1,40})",
+    re.IGNORECASE,
+)
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
@@ -180,7 +184,7 @@ class LogLines:
         self._forms: dict[str, re.Pattern[str]] = {}
         self._formed: set[str] = set()
         """Names whose kind of prefix is among the forms."""
-        self._has_learned = self._is_loose = False
+        self._has_learned = self._is_loose = self._is_plain = False
         self._last = ""
 
     def feed(self, text: str) -> Iterator[LogLine]:
@@ -235,7 +239,7 @@ class LogLines:
                 line = line[:-1]
             stamp = match(line)
             if stamp is not None:
-                self._last = ""
+                self._last, self._is_plain = "", True
                 yield "", self.number, stamp, line[stamp.end() : LONGEST_LINE], True
             elif line and not line.isspace():
                 yield from self._unstamped(line)
@@ -272,12 +276,11 @@ class LogLines:
 
     def _placed(self, line: str, name: str, time: int | None, *, is_first: bool) -> LogLine:
         """A line with the server that it is of. name: of what wrapped it."""
-        found = self._head(line)
+        begin = self._form_of(line)
+        found = self._head(line) if begin is None else self._head_at(line, begin.end())
         if found is not None:
-            prefix = line[: found.start()]
-            own = self._name(prefix)
-            if own not in self._formed and (begin := self._form_of(line)) is not None:
-                own = self._name(begin[0])  # a text without an end lies between
+            prefix = begin[0] if begin is not None else line[: found.start()]
+            own = "" if begin is None and self._is_own_text(prefix, found) else self._name(prefix)
             if own not in self._formed and not prefix.isspace():
                 self._learn_form(prefix)
                 self._formed.add(own)
@@ -290,11 +293,24 @@ class LogLines:
         if name or time is not None:
             self._last = name
             return name, self.number, time, line, is_first
-        if (begin := self._form_of(line)) is not None:
+        if begin is not None:
             self._last = self._name(begin[0])
             return self._last, self.number, None, line[begin.end() :], False
         # without the prefix of its neighbours it is of another program
         return self._last, self.number, None, line, bool(self._forms)
+
+    @staticmethod
+    def _head_at(line: str, start: int) -> re.Match[str] | None:
+        """Where a server's text begins after a prefix, if it does there."""
+        found = STAMP.match(line, start) or _BARE.match(line, start)
+        if found is None and any(sign in line for sign in STAMP_SIGNS):
+            found = STAMP.search(line, start, start + _LONGEST_PREFIX)
+        return found
+
+    def _is_own_text(self, prefix: str, found: re.Match[str]) -> bool:
+        """Whether what lies before an entry is a text without an end, of a server that writes
+        without a prefix."""
+        return self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
 
     def _name(self, prefix: str) -> str:
         """The server that a prefix names; "" where nothing of it stays the same."""
@@ -331,8 +347,8 @@ class LogLines:
         form, at = "", 0
         for part in _VARIABLE.finditer(prefix.rstrip()):
             form += re.escape(prefix[at : part.start()])
-            kinds = {"time": r"[\w:.,/+\- \[\]]{3,40}", "digits": r"\d{1,20}", "gap": " {1,40}"}
-            form, at = form + kinds[part.lastgroup or "gap"], part.end()
+            kinds = {"digits": r"\d{1,20}", "gap": " {1,40}", "level": "[A-Za-z]{1,8}"}
+            form, at = form + kinds.get(part.lastgroup or "", f"(?:{_TIMES.pattern})"), part.end()
         form += re.escape(prefix.rstrip()[at:]) + (" ?" if prefix[-1:] == " " else "")
         if form not in self._forms:
             if len(self._forms) >= _MOST_FORMS:
