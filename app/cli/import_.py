@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.trace.store import TraceStore
 
 
+_MOST_SHOWN = 1000
+"""Requests of a run that --json lists."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The files and where the trace goes."""
     from engine.observe.files.importing import NAMES
@@ -94,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     n = int((store.rounds.column("run_id") == run_id).sum())
-    names = ("source", "attachment", "model", "stops", "summary", "unknown_keys")
-    return {"run": run_id, "rounds": n} | store.runs[run_id].pick(*names)
+    names = ("source", "attachment", "model", "server", "speculative_types", "stops", "summary")
+    facts = store.runs[run_id]
+    found = {"run": run_id, "rounds": n} | facts.pick(*names, "unknown_keys")
+    return found | (facts.pick("requests") if len(facts.stops or ()) <= _MOST_SHOWN else {})
 
 
 def _line(store: TraceStore, run_id: int) -> str:
@@ -108,7 +114,7 @@ def _line(store: TraceStore, run_id: int) -> str:
     unit = UNITS.get(facts.record.shape if facts.record else "", "requests")
     n_rounds = figures["rounds"]
     parts = [
-        *([facts.server.address] if facts.server and facts.attachment == "log" else []),
+        *([facts.server.address] if facts.server and "log" in (facts.attachment or "") else []),
         f"{len(figures['stops'])} {unit}",
         f"{n_rounds} rounds" if n_rounds else "rounds not observed",
         "tokens not known" if tokens is None else f"{tokens:,} tokens",
