@@ -36,6 +36,8 @@ _MOST_DRAFTERS = 64
 _MOST_SERVERS = 1000
 _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
+_LONG_US = 3_600_000_000
+_YEARS_US = int(LONGEST_MS / 2 * 1e3)
 _RESTART_US = 5_000_000
 """So far a clock has to fall before it is another process's: threads write out of order."""
 _MOST_RESTARTS = 64
@@ -43,6 +45,10 @@ _MOST_RESTARTS = 64
 _SHOWN = 100
 # In none of these may what is repeated begin in several places of a text and run to its end: gaps
 # are bounded, and what ends a text is looked for from its end.
+_LIGHT = re.compile(
+    r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (\d{1,9}) \| accepted {1,40}+(\d{1,4})/"
+    r" {0,40}+(\d{1,4}) draft tokens$"
+)
 _SLOT = re.compile(r"slot .{1,33}?: id\s{1,40}+(\d+) \| task (-?\d+) \| ?")
 _IDS = re.compile(r"\bid_slot=(\d{1,20}) id_task=(\d{1,20})\b")
 _CANDIDATE = re.compile(
@@ -90,14 +96,18 @@ _MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 _BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 _PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 _START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
-_LOOKS = re.compile(
+_LOOKS = ("n_gen =", "n_decoded =", "accepted ", "draft acc", "eval time", "#gen ", "draft cand")
+_LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
-    r"|eval time\s{0,5}=|#gen drafts|draft candidate|generate_draft:|next token:"
+    r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
 """What no line of a server has that says nothing of rounds and sums."""
 _OWN = ("spec", "srv ", "cmn ", "que ")
 """What messages of the server's own parts begin with."""
 _LOOKED_AT = 200
+_NO_TOKENS: list[tuple[int, str]] = []
+_NO_PHASES: dict[str, float] = {}
+"""Of rounds of the light form, which have none."""
 UNKNOWN_TOKEN = (-1, "")
 """A token whose line the log does not have."""
 
@@ -209,7 +219,10 @@ class ServerLog:
         self.has_wrong_numbers = False
         self.first_missing = ""
         self._reader = reader
-        self._waiting: tuple[int, Time, str | None] | None = None
+        self._waiting: tuple[int, Time, str] | None = None
+        """A line that may go on in the next one."""
+        self._candidates: list[tuple[int, str]] = []
+        """Lines about drafted tokens that are not read yet."""
         self._slots: dict[int, _Slot] = {}
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
@@ -223,27 +236,42 @@ class ServerLog:
     def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
         """The next line; it may go on with the one before it, which a token's text has cut. Returns
         the log that takes the lines that follow: a new one where a process began."""
-        waiting = self._waiting
-        if not (is_head or message) and (waiting is None or not _is_open(waiting[2])):
-            return self
-        if waiting is None:
+        if self._waiting is not None:
+            return self._go_on(number, time, message, is_head)
+        if message is None:
+            self._bad(number, "it is not valid JSON")
+        elif message[-13:] == " draft tokens" and self._light(time, message):
+            pass
+        elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
+            if message.rstrip()[-2:] == "''":  # of a text that may begin with a quote
+                self._waiting = number, time, message
+            else:
+                self._candidates.append((number, message))
+        elif ("next token:" in message or "draft candidate" in message) and _is_open(message):
             self._waiting = number, time, message
-            return self
-        if not is_head and message is not None and _is_open(waiting[2]):
-            self._waiting = waiting[0], waiting[1], f"{waiting[2]}\n{message}"
-            return self
-        if self.requests and message is not None and self._begins_again(time, message):
-            self.end()
-            return self._reader.restarted(self).add(number, time, message, is_head)
-        self._waiting = number, time, message
-        self._take(*waiting)
+        elif is_head or not (message == "" or message.isspace()):
+            return self._take(number, time, message, is_head)
         return self
+
+    def _go_on(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
+        """The line after one whose token may go on."""
+        assert self._waiting is not None
+        first, at, before = self._waiting
+        if not is_head and message is not None and len(before) < LONGEST_LINE:
+            self._waiting = first, at, f"{before}\n{message}"
+            return self
+        self.end()
+        return self.add(number, time, message, is_head)
 
     def end(self) -> None:
         """Nothing more comes of this process for now."""
         if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._take(*waiting)
+            (number, time, message), self._waiting = self._waiting, None
+            if "draft candidate" in message and message[:4] != "slot":
+                self._candidates.append((number, message))
+            else:
+                self._take(number, time, message, True)
+        self._read_candidates()
 
     @property
     def unread(self) -> list[dict[str, Any]]:
@@ -264,50 +292,87 @@ class ServerLog:
             found.append({"rule": "log-lines-missing", "message": message, "evidence": evidence})
         return found
 
-    def _begins_again(self, time: Time, message: str) -> bool:
-        """Whether a process was started anew: it says so, or its clock begins again."""
-        if message[:5] == "build" or "listening" in message or "initializing" in message:
-            return _START.match(message) is not None or "llama_server: initializing" in message
-        if message[:4] != "slot" or time is None or self._last_us is None:
+    def _light(self, time: Time, message: str) -> bool:
+        """A round of the light form, of which there are millions; False where it is anything else
+        than the round after the last one."""
+        if not self.is_light or self._clock.is_at_work or (found := _LIGHT.match(message)) is None:
             return False
-        us = microseconds(time)
-        is_earlier = us is not None and us < self._last_us - _RESTART_US
-        return is_earlier and len(self._reader.servers) < _MOST_RESTARTS
+        number, task, accepted, drafted = map(int, found.groups())
+        slot, us = self._slots.get(number), microseconds(time)
+        if slot is None or slot.request.task != task or slot.replay or slot.request.is_broken:
+            return False
+        last = self._last_us
+        if accepted > drafted or drafted > LONGEST_DRAFT:
+            return False
+        if us is not None and (last is None or not last <= us < last + _LONG_US):
+            return False
+        self._last_us, self._says_at_once, self._current = us, True, slot.request
+        one = LogRound(
+            None, drafted, accepted, False, "", (), _NO_TOKENS, None, us, _NO_PHASES, True
+        )
+        slot.round = one
+        slot.request.rounds.append(one)
+        self._reader.n_rounds += 1
+        return True
 
-    def _take(self, line: int, time: Time, message: str | None) -> None:
-        """One entry; without a message one that is not valid JSON."""
+    def _begins_again(self, us: int | None) -> bool:
+        """Whether another process writes: the clock begins again."""
+        if us is None or self._last_us is None or us >= self._last_us - _RESTART_US:
+            return False
+        return len(self._reader.servers) < _MOST_RESTARTS
+
+    def _take(self, line: int, time: Time, message: str, is_head: bool) -> ServerLog:
+        """One entry."""
         slot: _Slot | None = None
+        us = microseconds(time)
         try:
-            if message is None:
-                raise OutOfRangeError("it is not valid JSON")
-            if message[:4] != "slot" and "draft candidate" in message:
-                self._candidate(line, message)
-                return
-            us = microseconds(time)
             if us is not None:
                 self._first_us = us if self._first_us is None else self._first_us
-                if abs(us - self._first_us) > LONGEST_MS / 2 * 1e3:
+                if not -_YEARS_US < us - self._first_us < _YEARS_US:
                     raise OutOfRangeError("its time is years away from that of the first entry")
                 self.has_times = True
-            if (found := _SLOT.match(message) or _IDS.search(message)) is not None:
-                task = -1 if found[2].startswith("-") else whole(found[2])
-                number = whole(found[1])
-                if task >= 0:
-                    slot = self._slot(number, task)
-                    self._last_us = us
-                    said = message[found.end() :] if found.re is _SLOT else message
-                    if not slot.request.is_broken:
-                        self._of_slot(line, us, slot, said)
-                self._clock.mark(us, message)
-            else:
+            is_slots = message[:4] == "slot"
+            found = _SLOT.match(message) if is_slots else None
+            if found is None and "id_slot=" in message:
+                found = _IDS.search(message)
+            if found is None:
+                is_start = "llama_server: init" in message or _START.match(message) is not None
+                if is_start and self.requests:
+                    return self._reader.restarted(self).add(line, time, message, is_head)
+                self.is_whole |= is_start
                 self._of_server(line, us, message)
+                return self
+            task = -1 if found[2].startswith("-") else whole(found[2])
+            number = whole(found[1])
+            if task >= 0:
+                if self.requests and self._begins_again(us):
+                    return self._reader.restarted(self).add(line, time, message, is_head)
+                slot = self._slot(number, task)
+                self._last_us = us
+                if not slot.request.is_broken:
+                    said = message[found.end() :] if is_slots else message
+                    self._of_slot(line, us, slot, said)
+            self._clock.mark(us, message)
         except OutOfRangeError as error:
-            self.has_wrong_numbers = True
-            self._unread(line, str(error))
+            self._bad(line, str(error))
             if slot is not None:
                 slot.request.is_broken = True
                 if slot.request.rounds and not slot.request.rounds[-1].is_complete:
                     slot.request.rounds.pop()
+        return self
+
+    def _bad(self, line: int, why: str) -> None:
+        self.has_wrong_numbers = True
+        self._unread(line, why)
+
+    @property
+    def known_unread(self) -> tuple[int, str, bool]:
+        """What is known of lines that cannot be read; the last one of a log may be cut."""
+        return self.n_unread, self.first_unread, self.has_wrong_numbers
+
+    @known_unread.setter
+    def known_unread(self, known: tuple[int, str, bool]) -> None:
+        self.n_unread, self.first_unread, self.has_wrong_numbers = known
 
     def _unread(self, line: int, why: str) -> None:
         self.n_unread += 1
@@ -316,8 +381,8 @@ class ServerLog:
     def _not_taken(self, line: int, message: str) -> None:
         """A line that nothing was made of."""
         if (inner := self._inner(message)) is not None:
-            self._take(line, inner, message[inner.end() :])
-        elif _LOOKS.search(message, 0, _LOOKED_AT) is not None:
+            self.add(line, inner, message[inner.end() :], True)
+        elif any(word in message for word in _LOOKS) and _LOOKS_LIKE.search(message[:_LOOKED_AT]):
             self._unread(line, repr(message[:_SHOWN]))
 
     @staticmethod
@@ -328,8 +393,8 @@ class ServerLog:
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
-            self._take(line, inner, message[inner.end() :])
-        elif (found := _IMPL.search(message)) is not None:
+            self.add(line, inner, message[inner.end() :], True)
+        elif "called impl" in message and (found := _IMPL.search(message)) is not None:
             self._clock.mark(us, message)
             impl = found[1][:100], whole(found[2]), whole(found[3])
             self._impls = [*self._impls[-63:], impl]
@@ -340,7 +405,7 @@ class ServerLog:
         elif "loading model" in message and (found := _MODEL.search(message)) is not None:
             self.model = file_name(found[1])
         elif not self.build and "build" in message and (found := _BUILD.search(message)):
-            self.build, self.is_whole = found[1], self.is_whole or not self.requests
+            self.build = found[1]
         elif "n_rs_seq" in message and (found := _PLANES.search(message)) is not None:
             n_rs_seq = whole(found[1], LONGEST_DRAFT)
             self.n_rs_seq = n_rs_seq if self.n_rs_seq is None else self.n_rs_seq
@@ -351,7 +416,6 @@ class ServerLog:
         elif "eval time" in message or "draft acceptance" in message or " per pos" in message:
             self._bare_sums(line, message)
         else:
-            self.is_whole |= not self.requests and _START.match(message) is not None
             self._clock.mark(us, message)
             self._not_taken(line, message)
 
@@ -373,7 +437,7 @@ class ServerLog:
 
     def _of_slot(self, line: int, us: int | None, slot: _Slot, said: str) -> None:
         request = slot.request
-        if said.startswith("n_gen") or said.startswith("n_decoded"):
+        if said[:5] == "n_gen" or said[:9] == "n_decoded":
             if (found := _quoted(_TOKEN, said)) is not None:
                 self.is_light = False
                 number = whole(found[1], MOST_TOKENS)
@@ -382,8 +446,10 @@ class ServerLog:
                 self._speed(request, us, found)
             else:
                 self._not_taken(line, said)
-        elif (found := _ACCEPTED.match(said)) is not None and (
-            found[3] or found[4] or not said[found.end() :].strip()
+        elif (
+            said[:8] == "accepted"
+            and (found := _ACCEPTED.match(said)) is not None
+            and (found[3] or found[4] or not said[found.end() :].strip())
         ):
             drafted = whole(found[2], LONGEST_DRAFT)
             counts = whole(found[1], drafted or LONGEST_DRAFT), drafted
@@ -395,27 +461,27 @@ class ServerLog:
                     self._not_taken(line, said)
                 else:
                     self._accepted(slot, us, *counts, restores=False)
-        elif (found := _GENERATE.search(said)) is not None:
+        elif "generate_draft" in said and (found := _GENERATE.search(said)) is not None:
             drafted = whole(found[2], LONGEST_DRAFT)
             history, pos = whole(found[1]), whole(found[3], MOST_TOKENS)
             if not slot.replay:
                 self._begin(slot, history, drafted, pos)
             self._clock.joins(slot.round)
-        elif (found := _DECODE.search(said)) is not None:
+        elif "slot decode" in said and (found := _DECODE.search(said)) is not None:
             slot.round = LogRound(whole(found[1], MOST_TOKENS), 0)
             self._reader.n_rounds += 1
             request.rounds.append(slot.round)
             slot.round.is_complete = True
             self._clock.joins(slot.round)
-        elif (found := _CREATED.search(said)) is not None:
+        elif "created spec" in said and (found := _CREATED.search(said)) is not None:
             slot.checkpoint_bytes = round(real(found[1], LARGEST >> 20) * 2**20)
-        elif (found := _RESTORING.search(said)) is not None:
+        elif "restoring" in said and (found := _RESTORING.search(said)) is not None:
             size = whole(found[1], LARGEST)
             if slot.round is not None:
                 slot.round.checkpoint_bytes = size
-        elif (found := _PROMPT.search(said)) is not None:
+        elif "new prompt" in said and (found := _PROMPT.search(said)) is not None:
             request.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
-        elif (found := _CACHED.match(said)) is not None:
+        elif "n_tokens" in said and (found := _CACHED.match(said)) is not None:
             n_cached = whole(found[1] or found[2], MOST_PROMPT_TOKENS)
             if request.n_cached is None:  # later parts of the prompt say it again
                 request.n_cached = n_cached
@@ -428,6 +494,7 @@ class ServerLog:
             self._not_taken(line, said)
 
     def _begin(self, slot: _Slot, history: int, drafted: int, pos: int) -> None:
+        self._read_candidates()
         one = slot.round = LogRound(pos, drafted)
         self._reader.n_rounds += 1
         slot.request.rounds.append(one)
@@ -444,17 +511,27 @@ class ServerLog:
             one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
         slot.candidates = {}
 
-    def _candidate(self, line: int, message: str) -> None:
-        if (found := _quoted(_CANDIDATE, message)) is None:
-            self._not_taken(line, message)
-            return
-        number, rank, at, token = (whole(found[i]) for i in range(1, 5))
-        p, slot = min(real(found[5]), 1.0), self._slots.get(number)
-        if slot is not None and rank < 8 and at < LONGEST_DRAFT:
-            if not rank and not at:
-                slot.candidates = {}
-            slot.candidates.setdefault(at, {})[rank] = (token, p)
-            self._learn(token, _inside(found))
+    def _read_candidates(self) -> None:
+        """Read the lines about drafted tokens since the last time."""
+        lines, self._candidates = self._candidates, []
+        for line, message in lines:
+            found = _CANDIDATE.search(message)
+            if found is None:
+                self._not_taken(line, message)
+                continue
+            try:
+                number, rank, at, token = (whole(found[i]) for i in range(1, 5))
+                p = min(real(found[5]), 1.0)
+            except OutOfRangeError as error:
+                self._bad(line, str(error))
+                continue
+            slot = self._slots.get(number)
+            if slot is not None and rank < 8 and at < LONGEST_DRAFT:
+                if not rank and not at:
+                    slot.candidates = {}
+                slot.candidates.setdefault(at, {})[rank] = (token, p)
+                if token not in self.pieces:
+                    self._learn(token, _inside(found))
 
     def _accepted(
         self, slot: _Slot, us: int | None, accepted: int, drafted: int, restores: bool
@@ -492,6 +569,8 @@ class ServerLog:
             request.first, request.first_us = token, us
         elif slot.round is not None:
             one = slot.round
+            if one.tokens is _NO_TOKENS:
+                one.tokens = []
             if one.first_n is None:
                 one.first_n = number
             elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
@@ -602,13 +681,12 @@ class LogReader:
     def end(self, lines: Iterable[LogLine] | None = None) -> None:
         """Nothing more comes: the last entry is complete, unless the server ended in it. lines:
         the last ones, where the caller has taken them from `lines`."""
+        known = {one: one.known_unread for one in self.servers}
         self.take(self.lines.end() if lines is None else lines)
         for server in self._by_stream.values():
-            known = server.n_unread, server.first_unread, server.has_wrong_numbers
-            waiting = server._waiting
             server.end()
-            if self.lines.is_cut and waiting is not None and waiting[0] == self.lines.number:
-                server.n_unread, server.first_unread, server.has_wrong_numbers = known
+            if self.lines.is_cut and server in known:
+                server.known_unread = known[server]
 
     def joins(self, request: LogRequest) -> None:
         """A request more. Raises TraceFileError for more than a trace can hold."""
@@ -651,12 +729,12 @@ class LogReader:
         return [finding for one in self.servers for finding in one.unread]
 
 
-def _is_open(message: str | None) -> bool:
-    """Whether the text of a token goes on in the next line."""
-    if message is None or not ("next token:" in message or "draft candidate" in message):
-        return False
+def _is_open(message: str) -> bool:
+    """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
+    begin with."""
     found = _TOKEN.search(message) or _CANDIDATE.search(message)
-    return found is not None and not message[found.end() :].rstrip().endswith("'")
+    text = message[found.end() :].rstrip() if found is not None else "'"
+    return found is not None and (text == "'" or not text.endswith("'"))
 
 
 def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -682,6 +760,11 @@ class _PhaseClock:
         self._rounds: list[LogRound] = []
         self._at: dict[str, int] = {}
         self._n_yielded = 0
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the log tells of phases."""
+        return bool(self._at)
 
     def mark(self, us: int | None, message: str) -> None:
         """An entry that begins or ends a phase."""
