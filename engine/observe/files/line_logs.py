@@ -9,7 +9,6 @@ averages of a batch, so no counts follow from them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log_lines import LogLine, name_of, time_of
+from engine.observe.rounds.log_lines import name_of, time_of
 from engine.trace.store import TraceStore
 
 VLLM, SGLANG_LOG, BENCH = "vllm-log", "sglang-log", "mtp-bench"
@@ -27,7 +26,6 @@ UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 _ENGINES = {VLLM: "vllm", SGLANG_LOG: "sglang", BENCH: "llama-server"}
 _MOST_RUNS = 256
 _LONGEST = 1 << 14
-_WORDS = ("metrics: ", "Decode batch", "spec_verify_ct", "pred=", "throughput:", "Aggregate")
 _TABLE_END = 40
 """Lines that the object after a table may have."""
 _SUM_DIGITS = 0.01
@@ -91,12 +89,25 @@ class LineLogs:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._tables: list[_Run] = []
         self._n_left_of_table = 0
-        self._is_at_work = False
 
-    def from_lines(self, text: str, lines: Iterable[LogLine]) -> Iterable[LogLine]:
-        """The lines that are of none of these. text: the piece of the log that they end in."""
-        self._is_at_work = self._is_at_work or any(word in text for word in _WORDS)
-        return self._others(lines) if self._is_at_work else lines
+    def takes(self, number: int, stream: str, said: str) -> bool:
+        """Whether a line is one of these, and then taken. stream: the server that it is of, where
+        more than its text says so."""
+        if self._n_left_of_table:
+            self._n_left_of_table -= 1
+            self._total(said)
+        elif (
+            "metrics: " in said
+            or "Decode batch" in said
+            or "spec_verify_ct" in said
+            or "pred=" in said
+            or "throughput:" in said
+            or "Aggregate" in said
+        ):
+            return self._takes(number, stream, said[:_LONGEST])
+        else:
+            return False
+        return True
 
     def write(self, store: TraceStore, file: str) -> list[int]:
         """Write what was read as runs; returns their ids. Raises TraceFileError for more than a
@@ -125,18 +136,8 @@ class LineLogs:
         first = next((run.first_unread for run in runs if run.n_unread), "")
         return sum(run.n_unread for run in runs), first
 
-    def _others(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        for line in lines:
-            said = line[3]
-            if said is None or not self._takes(line[1], line[0], said[:_LONGEST]):
-                yield line
-
     def _takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line was taken."""
-        if self._n_left_of_table:
-            self._n_left_of_table -= 1
-            self._total(said)
-            return True
         if "metrics: " in said and (found := _METRICS.search(said)) is not None:
             run = self._run(VLLM, _source(said, found.start(), stream))
             self._read(run, number, said, found.end(), self._vllm)

@@ -5,12 +5,13 @@ every request ends with. Builds of two years and ik_llama.cpp have other words f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import (
+    COUNT,
     LARGEST,
     LONGEST_DRAFT,
     LONGEST_MS,
@@ -23,10 +24,10 @@ from engine.foreign_numbers import (
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
     STAMP,
-    STAMP_SIGNS,
     LogLine,
     LogLines,
     Time,
+    may_have_stamp,
     microseconds,
 )
 
@@ -49,8 +50,8 @@ _LIGHT = re.compile(
     r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (\d{1,9}) \| accepted {1,40}+(\d{1,4})/"
     r" {0,40}+(\d{1,4}) draft tokens$"
 )
-_SLOT = re.compile(r"slot .{1,33}?: id\s{1,40}+(\d+) \| task (-?\d+) \| ?")
-_IDS = re.compile(r"\bid_slot=(\d{1,20}) id_task=(\d{1,20})\b")
+_SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
+_IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
 _CANDIDATE = re.compile(
     r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
 )
@@ -96,7 +97,6 @@ _MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 _BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 _PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 _START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
-_LOOKS = ("n_gen =", "n_decoded =", "accepted ", "draft acc", "eval time", "#gen ", "draft cand")
 _LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
@@ -342,9 +342,12 @@ class ServerLog:
                 self.is_whole |= is_start
                 self._of_server(line, us, message)
                 return self
-            task = -1 if found[2].startswith("-") else whole(found[2])
-            number = whole(found[1])
-            if task >= 0:
+            number, task = int(found[1]), int(found[2])
+            if task < 0:
+                self._clock.mark(us, message)
+            else:
+                if task > COUNT:
+                    raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
                 if self.requests and self._begins_again(us):
                     return self._reader.restarted(self).add(line, time, message, is_head)
                 slot = self._slot(number, task)
@@ -352,7 +355,6 @@ class ServerLog:
                 if not slot.request.is_broken:
                     said = message[found.end() :] if is_slots else message
                     self._of_slot(line, us, slot, said)
-            self._clock.mark(us, message)
         except OutOfRangeError as error:
             self._bad(line, str(error))
             if slot is not None:
@@ -382,14 +384,13 @@ class ServerLog:
         """A line that nothing was made of."""
         if (inner := self._inner(message)) is not None:
             self.add(line, inner, message[inner.end() :], True)
-        elif any(word in message for word in _LOOKS) and _LOOKS_LIKE.search(message[:_LOOKED_AT]):
+        elif _LOOKS_LIKE.search(message, 0, _LOOKED_AT) if _may_look_like(message) else False:
             self._unread(line, repr(message[:_SHOWN]))
 
     @staticmethod
     def _inner(message: str) -> re.Match[str] | None:
         """The time of an entry within a line: some messages have no end, so that one follows."""
-        has_sign = any(sign in message for sign in STAMP_SIGNS)
-        return STAMP.search(message, 0, LONGEST_LINE) if has_sign else None
+        return STAMP.search(message, 0, LONGEST_LINE) if may_have_stamp(message) else None
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
@@ -475,6 +476,7 @@ class ServerLog:
             self._clock.joins(slot.round)
         elif "created spec" in said and (found := _CREATED.search(said)) is not None:
             slot.checkpoint_bytes = round(real(found[1], LARGEST >> 20) * 2**20)
+            self._clock.mark(us, said)
         elif "restoring" in said and (found := _RESTORING.search(said)) is not None:
             size = whole(found[1], LARGEST)
             if slot.round is not None:
@@ -491,6 +493,7 @@ class ServerLog:
             if not self._sums(request, said):
                 self._not_taken(line, said)
         else:
+            self._clock.mark(us, said)
             self._not_taken(line, said)
 
     def _begin(self, slot: _Slot, history: int, drafted: int, pos: int) -> None:
@@ -654,19 +657,19 @@ class LogReader:
     """Reads a log as it grows. servers: the processes that wrote it, each with what it told.
     requests: of all of them, in the order in which their tasks began."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Callable[[int, str, str], bool] | None = None) -> None:
+        """others: takes lines of other engines, see `LogLines`."""
         self.requests: list[LogRequest] = []
         self.servers: list[ServerLog] = []
-        self.lines = LogLines()
+        self._lines = LogLines(others)
         self.n_rounds = 0
         self._by_stream: dict[str, ServerLog] = {}
 
     def feed(self, text: str) -> None:
         """More of the log, cut anywhere. Raises TraceFileError for more than a trace can hold."""
-        self.take(self.lines.feed(text))
+        self._take(self._lines.feed(text))
 
-    def take(self, lines: Iterable[LogLine]) -> None:
-        """Lines of the log. Raises what `feed` does."""
+    def _take(self, lines: Iterable[LogLine]) -> None:
         by_stream = self._by_stream
         for stream, number, time, message, is_head in lines:
             server = by_stream.get(stream)
@@ -678,14 +681,13 @@ class LogReader:
                 f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
             )
 
-    def end(self, lines: Iterable[LogLine] | None = None) -> None:
-        """Nothing more comes: the last entry is complete, unless the server ended in it. lines:
-        the last ones, where the caller has taken them from `lines`."""
+    def end(self) -> None:
+        """Nothing more comes: the last entry is complete, unless the server ended in it."""
         known = {one: one.known_unread for one in self.servers}
-        self.take(self.lines.end() if lines is None else lines)
+        self._take(self._lines.end())
         for server in self._by_stream.values():
             server.end()
-            if self.lines.is_cut and server in known:
+            if self._lines.is_cut and server in known:
                 server.known_unread = known[server]
 
     def joins(self, request: LogRequest) -> None:
@@ -729,6 +731,18 @@ class LogReader:
         return [finding for one in self.servers for finding in one.unread]
 
 
+def _may_look_like(message: str) -> bool:
+    """Whether a message has a word that one has that _LOOKS_LIKE finds."""
+    return (
+        "n_gen =" in message
+        or "n_decoded =" in message
+        or "accepted " in message
+        or "draft " in message
+        or "eval time" in message
+        or "#gen " in message
+    )
+
+
 def _is_open(message: str) -> bool:
     """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
     begin with."""
@@ -770,7 +784,7 @@ class _PhaseClock:
         """An entry that begins or ends a phase."""
         if us is None:
             return
-        if message.endswith("start_loop: update slots"):
+        if message[-12:] == "update slots":
             self._rounds, self._at, self._n_yielded = [], {}, 0
         elif "max possible draft" in message:
             self._at.setdefault("draft", us)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -36,7 +36,6 @@ _MANY = 3
 # In none of these may what is repeated begin in several places of a text and run to its end: gaps
 # are bounded, and only the beginning of a line is searched.
 STAMP = re.compile(r"(?<!\d)(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ", re.ASCII)
-STAMP_SIGNS = (" I ", " D ", " W ", " E ", " C ")
 _BARE = re.compile(
     r"(?:(?<!\S)[\d.]{0,14}\d{3} )?(?:(?<!\S)[IWEDC] )?(?<![\w/])("
     r"slot {1,20}[\w():~.]{1,32}: id {1,40}\d"
@@ -47,22 +46,6 @@ _BARE = re.compile(
     r"|total time {0,8}=)"
 )
 """Where a server's text begins that has no time: what entries of llama-server begin with."""
-_BARE_SIGNS = (
-    "slot ",
-    "srv ",
-    "spec ",
-    "eval time",
-    "draft acceptance",
-    "statistics ",
-    "main: ",
-    "llama_",
-    "common_",
-    "build: ",
-    "INFO [",
-    "system",
-    "que ",
-    "cmn ",
-)
 _TIMES = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]{1,2}\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?"
     r"(?: ?(?:Z|[+-]\d\d:?\d\d|UTC)\b)?"
@@ -85,7 +68,6 @@ _VARIABLE = re.compile(
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
-_ESCAPE_SIGNS = ("\x1b[", "#033[", "^[[", "\\x1b[", "\\x1B[", "\\033[", "\\u001b[", "[0m")
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
@@ -134,7 +116,34 @@ def microseconds(time: Time) -> int | None:
 
 def without_colours(text: str) -> str:
     """A text without the escapes of a terminal, also where they were copied as text."""
-    return _ESCAPES.sub("", text) if any(sign in text for sign in _ESCAPE_SIGNS) else text
+    # all that is coloured is reset somewhere
+    return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
+
+
+def may_have_stamp(line: str) -> bool:
+    """Whether a line has one of the letters that follow a time."""
+    return " I " in line or " D " in line or " W " in line or " E " in line or " C " in line
+
+
+def _may_be_bare(line: str) -> bool:
+    """Whether a line has what one has that _BARE finds."""
+    return (
+        "slot " in line
+        or "srv " in line
+        or "spec " in line
+        or "eval time" in line
+        or "draft acceptance" in line
+        or "statistics " in line
+        or "main: " in line
+        or "llama_" in line
+        or "common_" in line
+        or "build: " in line
+        or "[ " in line
+        or "total time" in line
+        or "system" in line
+        or "que " in line
+        or "cmn " in line
+    )
 
 
 def name_of(prefix: str, *, is_loose: bool = False) -> str:
@@ -170,9 +179,11 @@ def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
 class LogLines:
     """Cuts a log into lines as it grows. Of a long line no more is kept than what is looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Callable[[int, str, str], bool] | None = None) -> None:
+        """others: takes lines of other engines, of which it is given number, server and text."""
         self.number = 0
         """Lines so far."""
+        self._others = others
         self.is_cut = False
         """Whether the last line has no end."""
         self._rest: list[str] = []
@@ -255,22 +266,22 @@ class LogLines:
                 text, name, time = found
                 name = name or self._name(line[:start])
                 for i, part in enumerate(text.rstrip("\n").split("\n")):
-                    yield self._placed(part, name, time, is_first=i == 0 and time is not None)
+                    if self._others is None or not self._others(self.number, name, part):
+                        yield self._placed(part, name, time, is_first=i == 0 and time is not None)
                 return
             if self._is_json and found is not None:
                 return  # an object that says nothing
         if self._is_json and (start >= 0 or self._head(line) is None):
             yield self._last, self.number, None, None, True
             return
-        yield self._placed(line, "", None, is_first=False)
+        if self._others is None or not self._others(self.number, "", line):
+            yield self._placed(line, "", None, is_first=False)
 
     @staticmethod
     def _head(line: str) -> re.Match[str] | None:
         """Where a server's own text begins in a line."""
-        found = None
-        if any(sign in line for sign in STAMP_SIGNS):
-            found = STAMP.search(line, 0, _LONGEST_PREFIX)
-        if found is None and any(sign in line for sign in _BARE_SIGNS):
+        found = STAMP.search(line, 0, _LONGEST_PREFIX) if may_have_stamp(line) else None
+        if found is None and _may_be_bare(line):
             found = _BARE.search(line, 0, _LONGEST_PREFIX)
         return found
 
@@ -303,7 +314,7 @@ class LogLines:
     def _head_at(line: str, start: int) -> re.Match[str] | None:
         """Where a server's text begins after a prefix, if it does there."""
         found = STAMP.match(line, start) or _BARE.match(line, start)
-        if found is None and any(sign in line for sign in STAMP_SIGNS):
+        if found is None and may_have_stamp(line):
             found = STAMP.search(line, start, start + _LONGEST_PREFIX)
         return found
 

@@ -183,7 +183,7 @@ def test_acceptance_lines_alone_are_a_request_each() -> None:
     [
         "draft acceptance = 0.90000 (   30 accepted /    60 generated)",
         "draft acceptance = 0.5 (  30 accepted /    60 generated), mean len = 2.50, acc per pos = "
-        + "(0.9, 0.9, 0.9)",
+        "(0.9, 0.9, 0.9)",
     ],
 )
 def test_sums_that_disagree_are_found(line: str) -> None:
@@ -332,6 +332,12 @@ def vllm(a: int, d: int, rates: list[float], head: str, steps: int) -> str:
     return head + SPEC.format(mean=mean, a=a, d=d, rates=shown, rate=rate) + "\n"
 
 
+OLD_WORDS = """\
+INFO 04-01 10:00:00 [metrics.py:50] SpecDecoding metrics: Draft acceptance rate: 50.0%, \
+Accepted: 33 tokens, Drafted: 66 tokens
+INFO 03-30 10:00:00 [metrics.py:50] Speculative metrics: Draft acceptance rate: 1.000, \
+Number of accepted tokens: 66, Number of draft tokens: 66,\x20
+"""
 VLLM_HEAD = "(APIServer pid=4411) INFO 05-08 16:26:{:02} [metrics.py:101] "
 
 
@@ -365,10 +371,7 @@ def test_intervals_of_vllm_have_their_right_values() -> None:
             [(200, 60, 100, [60, 0]), (200, 61, 100, [61, 0])],
         ),
         (  # the words of April 2025
-            "INFO 04-01 10:00:00 [metrics.py:50] SpecDecoding metrics: Draft acceptance rate: "
-            + "50.0%, Accepted: 33 tokens, Drafted: 66 tokens\n"
-            + "INFO 03-30 10:00:00 [metrics.py:50] Speculative metrics: Draft acceptance rate: "
-            + "1.000, Number of accepted tokens: 66, Number of draft tokens: 66, \n",
+            OLD_WORDS,
             [(66, 33, None, None), (66, 66, None, None)],
         ),
         (  # the first generation counts on

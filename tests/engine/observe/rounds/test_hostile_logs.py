@@ -85,7 +85,7 @@ def test_of_a_long_entry_only_the_beginning_is_kept() -> None:
     reader.feed("0.00.000.001 I ")
     for _ in range(64):
         reader.feed("x" * (1 << 18))
-    assert sum(map(len, reader.lines._rest)) < 1 << 19
+    assert sum(map(len, reader._lines._rest)) < 1 << 19
 
 
 def test_entries_are_the_same_wherever_a_log_is_cut() -> None:
