@@ -15,7 +15,7 @@ from typing import Any
 from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
-from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.request import RecordedRequest, merged
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import name_of, time_of
 from engine.trace.store import TraceStore
@@ -25,6 +25,8 @@ UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _ENGINES = {VLLM: "vllm", SGLANG_LOG: "sglang", BENCH: "llama-server"}
 _MOST_RUNS = 256
+MOST_INTERVALS = 8192
+"""Of a run; neighbours of more are taken together, so that a log of months is a run too."""
 _LONGEST = 1 << 14
 _TABLE_END = 40
 """Lines that the object after a table may have."""
@@ -181,6 +183,8 @@ class LineLogs:
             run.first_unread = run.first_unread or f"line {number}: {why}"
         else:
             run.requests.append(found)
+            if len(run.requests) > MOST_INTERVALS and run.shape != BENCH:
+                run.requests = _thinned(run.requests)
 
     # -- vLLM ----------------------------------------------------------------------------------
 
@@ -319,6 +323,21 @@ class LineLogs:
                 )
         if "}" in said:
             self._n_left_of_table, table.engine = 0, "closed"
+
+
+def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
+    """Half as many, of two neighbours of the same engine each."""
+    by_engine: dict[str, list[RecordedRequest]] = {}
+    for one in requests:
+        label = one.place.partition(", ")[0]
+        by_engine.setdefault(label if label.startswith(("engine ", "rank ")) else "", []).append(
+            one
+        )
+    return [
+        merged(group[i : i + 2], f"{group[i].place} and after")
+        for group in by_engine.values()
+        for i in range(0, len(group), 2)
+    ]
 
 
 def float_of(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
-from engine.observe.files.records.request import RecordedRequest, sum_figures
+from engine.observe.files.records.request import RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound, ServerLog
 from engine.observe.rounds.log_lines import texts_of
@@ -44,12 +44,13 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
         data = text
         text = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
     others = LineLogs()
-    reader = LogReader(others.takes)
+    earlier: dict[ServerLog, RecordedRequest] = {}
+    reader = LogReader(others.takes, lambda server: _fold(server, earlier))
     with _without_collection():
         for piece in [text] if isinstance(text, str) else texts_of(text):
             reader.feed(piece)
         reader.end()
-    found = _write_servers(store, reader, file) + others.write(store, file)
+    found = _write_servers(store, reader, earlier, file) + others.write(store, file)
     if not found:
         unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
         n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
@@ -75,14 +76,35 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _write_servers(store: TraceStore, reader: LogReader, file: str) -> list[int]:
+def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
+    """Take the first half of a server's requests together, of which there are more than a trace
+    holds; returns how many that are. None where the log has their rounds."""
+    n = len(server.requests) // 2
+    if any(one.rounds or one.first or not one.is_over for one in server.requests[:n]):
+        return 0
+    parts = [sums_of(one, server) for one in server.requests[:n] if _has_sums(one)]
+    if server in earlier:
+        parts.insert(0, earlier[server])
+    if parts:
+        n_all = sum(one.n_merged for one in parts)
+        earlier[server] = merged(parts, f"the first {n_all:,} requests together")
+    del server.requests[:n]
+    return n
+
+
+def _write_servers(
+    store: TraceStore, reader: LogReader, earlier: Mapping[ServerLog, RecordedRequest], file: str
+) -> list[int]:
     """Write what was read as runs, one for each server that has rounds or sums."""
     found = []
     for server in reader.servers:
         if any(request.rounds or request.first for request in server.requests):
             found.append(_write_rounds(store, server, file))
-        elif sums := [one for one in server.requests if _has_sums(one)]:
-            found.append(_write_sums(store, server, sums, file))
+        else:
+            sums = [one for one in server.requests if _has_sums(one)]
+            before = [earlier[server]] if server in earlier else []
+            if sums or before:
+                found.append(_write_sums(store, server, before, sums, file))
     return found
 
 
@@ -174,17 +196,21 @@ def _steps(
 
 
 def _write_sums(
-    store: TraceStore, server: ServerLog, requests: Sequence[LogRequest], file: str
+    store: TraceStore,
+    server: ServerLog,
+    before: Sequence[RecordedRequest],
+    requests: Sequence[LogRequest],
+    file: str,
 ) -> int:
     return write_requests(
         store,
-        [sums_of(request, server) for request in requests],
+        [*before, *(sums_of(request, server) for request in requests)],
         SHAPE,
         file,
         {},
         version=server.build,
         facts=_facts(server, file) | {"attachment": "log"},
-        about=[_about(request) for request in requests],
+        about=[*({} for _ in before), *map(_about, requests)],
     )
 
 

@@ -657,11 +657,16 @@ class LogReader:
     """Reads a log as it grows. servers: the processes that wrote it, each with what it told.
     requests: of all of them, in the order in which their tasks began."""
 
-    def __init__(self, others: Callable[[int, str, str], bool] | None = None) -> None:
-        """others: takes lines of other engines, see `LogLines`."""
+    def __init__(
+        self,
+        others: Callable[[int, str, str], bool] | None = None,
+        fold: Callable[[ServerLog], int] | None = None,
+    ) -> None:
+        """others: takes lines of other engines, see `LogLines`. fold: where there are more requests
+        than a trace can hold, makes room among those of a server; returns for how many."""
         self.requests: list[LogRequest] = []
         self.servers: list[ServerLog] = []
-        self._lines = LogLines(others)
+        self._lines, self._fold = LogLines(others), fold
         self.n_rounds = 0
         self._by_stream: dict[str, ServerLog] = {}
 
@@ -692,12 +697,18 @@ class LogReader:
 
     def joins(self, request: LogRequest) -> None:
         """A request more. Raises TraceFileError for more than a trace can hold."""
-        if len(self.requests) >= MOST_REQUESTS:
+        if len(self.requests) >= MOST_REQUESTS and not self._make_room():
             raise TraceFileError(
                 f"The log tells of more than {MOST_REQUESTS:,} requests.",
                 "Cut it into several files.",
             )
         self.requests.append(request)
+
+    def _make_room(self) -> bool:
+        """Whether requests were taken together."""
+        if self._fold is not None and sum(map(self._fold, self.servers)):
+            self.requests = [one for server in self.servers for one in server.requests]
+        return len(self.requests) < MOST_REQUESTS
 
     def restarted(self, server: ServerLog) -> ServerLog:
         """The log of the process that comes after another one's."""

@@ -36,9 +36,9 @@ class RecordedRequest:
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i.
     rates: the same as shares of the steps, as given. given: figures that are given without the
-    counts that they follow from. per_step_*: one
-    entry for each verification, in order. chunks: ids and text of each
-    chunk of a stream. timings: figures of `engine.trace.timings.timings` that were given. derived:
+    counts that they follow from. n_merged: requests, or intervals, that it stands for. per_step_*:
+    one entry for each verification, in order. chunks: ids and text of each chunk of a stream.
+    timings: figures of `engine.trace.timings.timings` that were given. derived:
     figures that follow from others. record: the object itself. unknown: by path, what nothing was
     made of. contradictions: keys, as the engine names them, of numbers that cannot all be right,
     each with a sentence.
@@ -61,6 +61,7 @@ class RecordedRequest:
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
     chunks: list[tuple[list[int], str]] | None = None
+    n_merged: int = 1
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
@@ -264,6 +265,32 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         "draft_acceptance_rate": (accepted / drafted if drafted and accepted is not None else None),
         **_by_index(sound),
     }
+
+
+def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
+    """Several requests as one: sums where all have them. Figures that are given alone are averages
+    over those that have them."""
+    first = requests[0]
+    found = RecordedRequest(first.engine, place, first.model, first.stop)
+    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        setattr(found, name, _sum([getattr(one, name) for one in requests]))
+    for name in _SUMMED:
+        if (total := _sum([one.timings.get(name) for one in requests])) is not None:
+            found.timings[name] = total
+    by_index = [one.per_pos for one in requests]
+    if all(one is not None for one in by_index):
+        found.per_pos = _padded_sum([np.array(one, np.int64) for one in by_index]).tolist()
+    counts = [one.n_merged for one in requests]
+    found.n_merged = sum(counts)
+    for name in first.given:
+        values = [
+            (one.given[name], n)
+            for one, n in zip(requests, counts, strict=True)
+            if name in one.given
+        ]
+        found.given[name] = sum(v * n for v, n in values) / sum(n for _, n in values)
+    found.contradictions = [c for one in requests for c in one.contradictions][:1]
+    return found
 
 
 def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:

@@ -182,8 +182,7 @@ def test_acceptance_lines_alone_are_a_request_each() -> None:
     "line",
     [
         "draft acceptance = 0.90000 (   30 accepted /    60 generated)",
-        "draft acceptance = 0.5 (  30 accepted /    60 generated), mean len = 2.50, acc per pos = "
-        "(0.9, 0.9, 0.9)",
+        "draft acceptance = 0.5 (30 accepted / 60 generated), mean len = 2.5, acc per pos = (1, 1)",
     ],
 )
 def test_sums_that_disagree_are_found(line: str) -> None:
@@ -483,6 +482,35 @@ def test_other_tables(text: str, expected: list[Any], found: list[str]) -> None:
     assert [sums(store, run)[:3] for run in store.runs] == expected
     assert rules(store) == found
     assert recognise(text.encode()) == "log"
+
+
+# -- long logs -----------------------------------------------------------------------------------
+
+
+def test_more_requests_than_a_trace_holds_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.observe.rounds.log.MOST_REQUESTS", 16)
+    head = "1.02.{:03}.004 I slot print_timing: id  0 | task {} | "
+    line = "{head}draft acceptance = 0.5 (   30 accepted /    60 generated), mean len =  2.50\n"
+    store = read("".join(with_times(line, head.format(i, i)) for i in range(100)))
+    assert sums(store) == (10100, 6000, 3000, 2000)
+    assert len(store.runs[0]["requests"]) <= 16
+    assert store.runs[0]["requests"][0]["place"].startswith("the first ")
+
+
+def test_more_intervals_than_a_run_keeps_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.observe.files.line_logs.MOST_INTERVALS", 16)
+    heads = (VLLM_HEAD.format(i % 60) + f"Engine 00{i % 2}: " for i in range(100))
+    store = read("".join(vllm(30, 300, [0.3, 0, 0], head, 100) for head in heads))
+    assert sums(store) == (None, 30000, 3000, 10000)
+    assert len(store.runs[0]["requests"]) <= 17
+    batch = "[2026-06-02 10:11:12] Decode batch, accept len: {}, accept rate: 0.5, #queue-req: 0\n"
+    store = read("".join(batch.format(2 + i % 2) for i in range(64)))
+    assert {one for (one,) in told(store, "mean_acceptance_length")} == {2.0, 2.5, 3.0}
+    assert len(store.runs[0]["requests"]) <= 17
 
 
 # -- files -------------------------------------------------------------------------------------
