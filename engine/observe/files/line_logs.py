@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
@@ -37,6 +38,10 @@ SIGNS = re.compile(
 )
 """What a text has in which there are such lines."""
 _METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
+_PROCESSES = re.compile(
+    r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
+    r"|\[[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
+)
 _ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b")
 _SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
@@ -141,21 +146,21 @@ class LineLogs:
     def _takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line was taken."""
         if "metrics: " in said and (found := _METRICS.search(said)) is not None:
-            run = self._run(VLLM, _source(said, found.start(), stream))
+            run = self._run(VLLM, _source(said[: found.start()], stream))
             self._read(run, number, said, found.end(), self._vllm)
         elif "throughput:" in said and (speeds := _SPEED.search(said)) is not None:
-            run = self._run(VLLM, _source(said, said.find("Engine"), stream))
+            run = self._run(VLLM, _source(said[: max(said.find("Engine"), 0)], stream))
             run.engine = _engine(said) or run.engine
             run.speeds[run.engine] = min(float_of(speeds[1]), 1e9), min(float_of(speeds[2]), 1e9)
         elif "Decode batch" in said and "accept " in said:
             found = _BATCH.search(said)
             if found is None:
                 return False
-            run = self._run(SGLANG_LOG, _source(said, found.start(), stream))
+            run = self._run(SGLANG_LOG, _source(said[: found.start()], stream))
             self._read(run, number, said, found.end(), self._batch)
         elif "'spec_verify_ct'" in said:
             at = said.find("Finish")
-            run = self._run(SGLANG_LOG, _source(said, max(at, 0), stream))
+            run = self._run(SGLANG_LOG, _source(said[: max(at, 0)], stream))
             self._read(run, number, said, max(said.find("meta_info"), 0), self._finished)
         elif "pred=" in said and "acc=" in said:
             self._row(number, said)
@@ -345,13 +350,11 @@ def float_of(text: str) -> float:
     return real(text) if re.fullmatch(r"\d{1,12}(?:\.\d{0,12})?", text) else 0.0
 
 
-def _source(said: str, at: int, stream: str) -> str:
+@lru_cache(1 << 12)
+def _source(prefix: str, stream: str) -> str:
     """The server that a line is of: what its prefix names, without processes of one server."""
-    prefix = re.sub(
-        r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)", " ", said[:at]
-    )
-    prefix = re.sub(r"\[[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b", " ", prefix)
-    return stream or name_of(prefix[:256])
+    prefix = _PROCESSES.sub(" ", prefix[-256:])
+    return stream or name_of(prefix)
 
 
 def _engine(said: str) -> str:

@@ -104,6 +104,8 @@ _LOOKS_LIKE = re.compile(
 """What no line of a server has that says nothing of rounds and sums."""
 _OWN = ("spec", "srv ", "cmn ", "que ")
 """What messages of the server's own parts begin with."""
+_DEEPEST = 8
+"""Entries within a line that are looked at."""
 _LOOKED_AT = 200
 _NO_TOKENS: list[tuple[int, str]] = []
 _NO_PHASES: dict[str, float] = {}
@@ -230,6 +232,7 @@ class ServerLog:
         self._first_us: int | None = None
         self._last_us: int | None = None
         self._counts: dict[str, _Counts] = {}
+        self._depth = 0
         self._says_at_once = False
         """Whether rounds are told before their tokens; then what tells them later repeats them."""
 
@@ -383,9 +386,15 @@ class ServerLog:
     def _not_taken(self, line: int, message: str) -> None:
         """A line that nothing was made of."""
         if (inner := self._inner(message)) is not None:
-            self.add(line, inner, message[inner.end() :], True)
+            self._add_inner(line, inner)
         elif _LOOKS_LIKE.search(message, 0, _LOOKED_AT) if _may_look_like(message) else False:
             self._unread(line, repr(message[:_SHOWN]))
+
+    def _add_inner(self, line: int, inner: re.Match[str]) -> None:
+        if self._depth < _DEEPEST:
+            self._depth += 1
+            self.add(line, inner, inner.string[inner.end() :], True)
+            self._depth -= 1
 
     @staticmethod
     def _inner(message: str) -> re.Match[str] | None:
@@ -394,7 +403,7 @@ class ServerLog:
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
-            self.add(line, inner, message[inner.end() :], True)
+            self._add_inner(line, inner)
         elif "called impl" in message and (found := _IMPL.search(message)) is not None:
             self._clock.mark(us, message)
             impl = found[1][:100], whole(found[2]), whole(found[3])

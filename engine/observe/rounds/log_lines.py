@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -157,6 +158,7 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
     return found if not is_text and re.search(r"[^\W_]", found) else ""
 
 
+@lru_cache(1 << 12)
 def time_of(prefix: str) -> str:
     """The date and time in a prefix, as written; "" without any."""
     found = [part for one in _TIMES.finditer(prefix[-_LONGEST_PREFIX:]) if (part := one[0].strip())]
