@@ -23,6 +23,7 @@ from engine.foreign_numbers import (
 )
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
+    SHORTEST_LINE,
     STAMP,
     LogLine,
     LogLines,
@@ -241,6 +242,8 @@ class ServerLog:
         the log that takes the lines that follow: a new one where a process began."""
         if self._waiting is not None:
             return self._go_on(number, time, message, is_head)
+        if not is_head and message is not None and len(message) < SHORTEST_LINE:
+            return self
         if message is None:
             self._bad(number, "it is not valid JSON")
         elif message[-13:] == " draft tokens" and self._light(time, message):
@@ -252,7 +255,7 @@ class ServerLog:
                 self._candidates.append((number, message))
         elif ("next token:" in message or "draft candidate" in message) and _is_open(message):
             self._waiting = number, time, message
-        elif is_head or not (message == "" or message.isspace()):
+        else:
             return self._take(number, time, message, is_head)
         return self
 

@@ -26,6 +26,8 @@ LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
 
 LONGEST_LINE = 1 << 14
 """Characters of a line that are looked at; what is read of one takes some hundred."""
+SHORTEST_LINE = 12
+"""Characters of a line that can say anything by itself."""
 _MOST_JSON = 16 << 20
 _LONGEST_PREFIX = 256
 _MOST_PREFIXES = 4096
@@ -245,7 +247,7 @@ class LogLines:
             lines = plain.split("\n")
         if not self._has_learned:
             self._learn(lines)
-        match, ends_cr = STAMP.match, self._end == "\r\n"
+        match, ends_cr, others = STAMP.match, self._end == "\r\n", self._others
         for line in lines:
             self.number += 1
             if ends_cr and line.endswith("\r"):
@@ -254,6 +256,9 @@ class LogLines:
             if stamp is not None:
                 self._last, self._is_plain = "", True
                 yield "", self.number, stamp, line[stamp.end() : LONGEST_LINE], True
+            elif len(line) < SHORTEST_LINE and not (self._is_json or self._forms):
+                if others is None or not others(self.number, "", line):
+                    yield self._last, self.number, None, line, False
             elif line and not line.isspace():
                 yield from self._unstamped(line)
             elif not self._is_json:  # it may be within the text of a token

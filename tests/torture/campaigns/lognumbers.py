@@ -100,7 +100,11 @@ def _imported(case: Case, path: Path, folder: Path) -> Figures:
     assert bool(found) == (folder / "trace").exists()
     known = _KNOWN.get(case["base"])
     is_copied = case["base"].endswith(_COPIED) and len(case["steps"]) == 1
-    if known and (not case["steps"] or (is_copied and case["steps"][0]["how"] == "copy")):
+    if (
+        known
+        and case["how"] != "join"
+        and (not case["steps"] or (is_copied and case["steps"][0]["how"] == "copy"))
+    ):
         assert [_figures(run) for run in found] == [known], [_figures(run) for run in found]
         return {"untouched": 1, "imported": 1}
     return {"imported": bool(found), "refused": not found}
