@@ -31,7 +31,7 @@ SHAPE = "llama-server-log"
 ENGINE = "llama-server"
 _PIECE = 1 << 20
 _RATIO = 0.01
-"""By how much the ratio that a line tells may differ from that of its counts: only its digits."""
+"""By how much the ratio that a line has may differ from that of its counts: only its digits."""
 
 
 def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) -> list[int]:
@@ -117,7 +117,7 @@ def _has_sums(request: LogRequest) -> bool:
 
 
 def sums_of(request: LogRequest, server: ServerLog) -> RecordedRequest:
-    """The sums that a server told of a request, and what follows from them."""
+    """The sums that a server wrote of a request, and what follows from them."""
     place = f"slot {request.slot}, task {request.task}" if request.task >= 0 else ""
     found = RecordedRequest(ENGINE, place, stop="end" if request.is_over else "lost")
     n_cached, processed = request.n_cached, request.n_processed
@@ -281,7 +281,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
 
 def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     """The finding about rounds that the log does not have, seen from the sums; gaps between
-    tokens have told it already."""
+    tokens have shown it already."""
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
     complete = [one for one in request.rounds if one.is_complete]

@@ -235,7 +235,7 @@ class ServerLog:
         self._counts: dict[str, _Counts] = {}
         self._depth = 0
         self._says_at_once = False
-        """Whether rounds are told before their tokens; then what tells them later repeats them."""
+        """Whether rounds are written before their tokens; what names them later repeats them."""
 
     def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
         """The next line; it may go on with the one before it, which a token's text has cut. Returns
@@ -666,7 +666,7 @@ class ServerLog:
 
 
 class LogReader:
-    """Reads a log as it grows. servers: the processes that wrote it, each with what it told.
+    """Reads a log as it grows. servers: the processes that wrote it, each with what it wrote.
     requests: of all of them, in the order in which their tasks began."""
 
     def __init__(
@@ -718,7 +718,8 @@ class LogReader:
 
     def _make_room(self) -> bool:
         """Whether requests were taken together."""
-        if self._fold is not None and sum(map(self._fold, self.servers)):
+        fold = self._fold
+        if fold is not None and sum(fold(server) for server in self.servers):
             self.requests = [one for server in self.servers for one in server.requests]
         return len(self.requests) < MOST_REQUESTS
 
@@ -745,7 +746,7 @@ class LogReader:
 
     @property
     def is_light(self) -> bool:
-        """Whether no tokens are told."""
+        """Whether the log has no tokens."""
         return self.server.is_light
 
     @property

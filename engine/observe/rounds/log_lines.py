@@ -2,7 +2,7 @@
 of a router's child, a container, journald, times), colours, CRLF, lines wrapped in JSON.
 
 A prefix is what lies before the place where a server's own text can begin. Times and levels in it
-change from line to line; what remains names the server, so that lines of several can be told apart.
+change from line to line; what remains names the server, so that lines of several are kept apart.
 """
 
 from __future__ import annotations
