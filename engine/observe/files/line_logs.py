@@ -195,9 +195,9 @@ class LineLogs:
 
     def _vllm(self, run: _Run, said: str, at: int) -> RecordedRequest | None:
         counts = {
-            name: whole(found[1], COUNT)
+            name: whole(value[1], COUNT)
             for name, one in _COUNTS.items()
-            if (found := one.search(said, at)) is not None
+            if (value := one.search(said, at)) is not None
         }
         if "drafted" not in counts or "accepted" not in counts:
             return None

@@ -718,8 +718,7 @@ class LogReader:
 
     def _make_room(self) -> bool:
         """Whether requests were taken together."""
-        fold = self._fold
-        if fold is not None and sum(fold(server) for server in self.servers):
+        if self._fold is not None and any(self._fold(server) > 0 for server in self.servers):
             self.requests = [one for server in self.servers for one in server.requests]
         return len(self.requests) < MOST_REQUESTS
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any
 
 from engine.analysis.findings.check import record_findings
@@ -62,7 +61,9 @@ def write_requests(
     engines = list(dict.fromkeys(request.engine for request in requests))
     models = list(dict.fromkeys(request.model for request in requests if request.model))
     more = dict(facts or {})
-    kept = [one | dict(more) for one, more in zip_longest(_facts(requests), about, fillvalue={})]
+    kept = _facts(requests)
+    for one, further in zip(kept, about, strict=False):
+        one.update(further)
     facts = {
         "attachment": "record",
         "record": {"file": file, "shape": shape},
