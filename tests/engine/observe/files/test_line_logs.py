@@ -10,6 +10,7 @@ import pytest
 
 from engine.analysis.findings.check import find, record_findings
 from engine.errors import TraceFileError
+from engine.observe.files import records
 from engine.observe.files.importing import import_file, recognise
 from engine.observe.files.log_run import fill_log
 from engine.trace.store import TraceStore
@@ -432,6 +433,20 @@ def test_requests_that_sglang_finished_have_counts() -> None:
         (64, 69, 41, 23)
     ]
     assert recognise(text.encode()) == "log"
+
+
+def test_gauges_of_sglang_are_averages() -> None:
+    text = (
+        "# TYPE sglang:spec_accept_length gauge\n"
+        'sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.78\n'
+        "# TYPE sglang:spec_accept_rate gauge\n"
+        'sglang:spec_accept_rate{model_name="m",tp_rank="0"} 0.59\n'
+    )
+    assert recognise(text.encode()) == "prometheus"
+    store = TraceStore()
+    records.fill(store, text.encode(), "metrics.txt")
+    names = ("mean_acceptance_length", "draft_acceptance_rate", "draft_n")
+    assert told(store, *names) == [(2.78, 0.59, None)]
 
 
 # -- tables of mtp-bench -----------------------------------------------------------------------
