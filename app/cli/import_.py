@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.output import print_json, print_line, tell
 
 if TYPE_CHECKING:
+    from engine.trace.facts import RequestFacts
     from engine.trace.store import TraceStore
+
+
+_MOST_SHOWN = 1000
+"""Requests of a run that --json lists."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,22 +97,43 @@ def run(args: argparse.Namespace) -> int:
 
 def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
     n = int((store.rounds.column("run_id") == run_id).sum())
-    names = ("source", "attachment", "model", "stops", "summary", "unknown_keys")
-    return {"run": run_id, "rounds": n} | store.runs[run_id].pick(*names)
+    names = ("source", "attachment", "model", "server", "speculative_types", "stops", "summary")
+    facts = store.runs[run_id]
+    found = {"run": run_id, "rounds": n} | facts.pick(*names, "unknown_keys")
+    return found | (facts.pick("requests") if len(facts.stops or ()) <= _MOST_SHOWN else {})
 
 
 def _line(store: TraceStore, run_id: int) -> str:
-    """One line: sequences, rounds, tokens, acceptance."""
-    figures = _figures(store, run_id)
+    """One line: the server where there are several, sequences, rounds, tokens, acceptance."""
+    from engine.observe.files.line_logs import UNITS
+
+    figures, facts = _figures(store, run_id), store.runs[run_id]
     summary = figures["summary"]
     tokens, drafted = summary.get("predicted_n"), summary.get("draft_n")
+    unit = UNITS.get(facts.record.shape if facts.record else "", "requests")
+    n_rounds = figures["rounds"]
     parts = [
-        f"{len(figures['stops'])} requests",
-        f"{figures['rounds']} rounds",
+        *([facts.server.address] if facts.server and "log" in (facts.attachment or "") else []),
+        f"{len(figures['stops'])} {unit}",
+        f"{n_rounds} rounds" if n_rounds else "rounds not observed",
         "tokens not known" if tokens is None else f"{tokens:,} tokens",
     ]
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
+    elif drafted is None:
+        parts += _averages(facts.requests or [])
     if unread := figures["unknown_keys"]:
         parts.append(f"{len(unread)} keys kept but not used")
     return ", ".join(parts)
+
+
+def _averages(requests: Sequence[RequestFacts]) -> Iterator[str]:
+    """Where no counts are known, from where to where the rates of the requests go."""
+    names = {
+        "mean_acceptance_length": "mean acceptance length",
+        "draft_acceptance_rate": "acceptance rate",
+    }
+    for name, words in names.items():
+        values = [v for one in requests if (v := one.told.get(name)) is not None]
+        if values:
+            yield f"{words} {min(values):.3g} to {max(values):.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -66,6 +67,19 @@ _CLASSES: dict[str, bytes] = {
 _SIZES = (1 << 16, 1 << 18, 1 << 18, 1 << 20, 1 << 22)
 _BAD = (b"\0", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\x1b[31m", b"\xe2\x80\xa8", b"\x85", b"\r")
 _LINES = ("double", "cut", "drop", "join", "shuffle", "swap")
+_COPIES = (
+    "[53409] ",
+    "llama-1  | ",
+    "Aug 15 19:02:{s:02} box llama-server[2211]: ",
+    "2026-08-15T19:02:{s:02}.{i:06}Z ",
+    "2026-08-15T19:02:{s:02}.{i:09}+02:00 stderr F ",
+    "[pod/llama-7d9fb-x2x/llama] ",
+    "> ",
+    "colour",
+    "docker",
+    "utf-16",
+)
+"""What may be in front of each line, or around it."""
 _CODES = ("utf-16", "utf-8-sig", "utf-32", "latin-1", "crlf", "cr")
 
 
@@ -98,6 +112,16 @@ def draw_huge(random: Random) -> Step:
         "at": int(random.integers(1 << 20)),
         "what": _pick(random, _HUGE),
         "n": 1,
+    }
+
+
+def draw_copy(random: Random) -> Step:
+    """The same lines as people copy them."""
+    return {
+        "how": "copy",
+        "at": int(random.integers(1 << 20)),
+        "what": _pick(random, _COPIES),
+        "n": int(random.integers(2)),
     }
 
 
@@ -202,6 +226,18 @@ def _deep(text: bytes, at: int, what: str, _n: int) -> bytes:
     return text[: place.start()] + made + more + text[place.end() :]
 
 
+def _copy(text: bytes, _at: int, what: str, n: int) -> bytes:
+    lines = text.decode("utf-8", "replace").split("\n")
+    if what == "colour":
+        lines = [f"\x1b[34m{line}\x1b[0m" for line in lines]
+    elif what == "docker":
+        lines = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in lines]
+    elif what != "utf-16":
+        lines = [what.format(i=i, s=i % 60) + line for i, line in enumerate(lines)]
+    copied = ("\r\n" if n else "\n").join([*lines, ""])
+    return copied.encode("utf-16" if what == "utf-16" else "utf-8")
+
+
 def _code(text: bytes, _at: int, what: str, _n: int) -> bytes:
     if what == "crlf":
         return text.replace(b"\n", b"\r\n")
@@ -236,4 +272,5 @@ _HOWS: dict[str, tuple[Callable[[bytes, int, Any, int], bytes], Any]] = {
     "insert": (_insert, range(len(_BAD))),
     "deep": (_deep, ("lists", "open lists", "objects", "keys", "values")),
     "code": (_code, _CODES),
+    "copy": (_copy, _COPIES),
 }

@@ -25,7 +25,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "an accepted draft of a log is counted one too short": (
             "lognumbers",
-            around("engine.observe.rounds.log:LogReader._accepted", _one_fewer),
+            around("engine.observe.rounds.log:ServerLog._accepted", _one_fewer),
         ),
         "lines of a log are searched in quadratic time": (
             "lognumbers",

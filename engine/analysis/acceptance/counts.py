@@ -136,7 +136,7 @@ def _of_sums(
         accepted = min(_count(told, *_ACCEPTED) or 0, drafted)
         per_pos = _list(told, "num_accepted_tokens_per_pos")
         steps = _count(told, "num_spec_steps")
-        n = steps or -(-drafted // _longest(one))
+        n = min(steps or -(-drafted // _longest(one)), drafted)
         first = min(per_pos[0] if per_pos else accepted, n)
         prompt = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0)
         setting = known.get(_setting(one), 0)

@@ -54,12 +54,23 @@ RULES = (
         _told("log-of-another-run"),
     ),
     Rule(
+        "log-lines-missing",
+        WARNING,
+        "Lines of the log are missing",
+        "Tokens go on with a gap in their numbers, or the rounds in the log are not all that the "
+        "server's own sums count: lines were filtered, or the log was cut. Nothing is wrong with "
+        "the server's counting; sums are its own, rounds and rates by round are of what is left.",
+        "Name the whole log, without grep.",
+        _told("log-lines-missing"),
+    ),
+    Rule(
         "log-unread",
         WARNING,
-        "Entries of the log cannot be read",
-        "Numbers in the log are none, or larger than a server can mean: more than 1,024 drafted "
-        "tokens, more accepted than drafted, a position beyond any context. They are counted; of "
-        "their requests nothing after them is shown.",
+        "Lines of the log are not read",
+        "Lines look like those that tell rounds or sums and are not read, or numbers in them are "
+        "none, or larger than a server can mean: more than 1,024 drafted tokens, more accepted "
+        "than drafted, a position beyond any context. Of a request with such a number nothing "
+        "after it is shown.",
         "Name the log as the server wrote it; the evidence has the first line.",
         _told("log-unread"),
     ),

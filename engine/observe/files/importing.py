@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, unpacked
+from engine.files import file_bytes, file_head, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
+from engine.observe.files.line_logs import SIGNS
+from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
-from engine.observe.rounds.log import is_log
-from engine.observe.rounds.log_run import fill_log
+from engine.observe.rounds.log import has_entries
+from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
 CAPTURE, LOG = "capture", "log"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
-_HEAD = 1 << 16
+_HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
-"""Of a log; captures and records have limits of their own."""
+"""Of a file that is read as a whole; captures and records have limits of their own."""
+_MOST_LOG_BYTES = 1 << 36
+_PIECE = 1 << 20
+_MOST_WRAPPED = 200
 
 
 def recognise(data: bytes) -> str | None:
@@ -32,16 +37,35 @@ def recognise(data: bytes) -> str | None:
     if is_capture(data):
         return CAPTURE
     head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
-    return LOG if is_log(head) else records.recognise(head)
+    record = records.recognise(head)
+    if record == METRICS:
+        return METRICS
+    text = "".join(texts_of([head])).lstrip()
+    if text.startswith(("{", "[{", "data:")):  # a record may quote a log
+        return LOG if is_log(_of_wrapped(text)) else record
+    return LOG if is_log(text) else record
+
+
+def is_log(text: str) -> bool:
+    """Whether a text has lines of an engine's log."""
+    text = without_colours(text)
+    return has_entries(text) or SIGNS.search(text) is not None
+
+
+def _of_wrapped(text: str) -> str:
+    """The lines that lines of JSON hold."""
+    lines = (line.strip() for line in text.split("\n", _MOST_WRAPPED)[:_MOST_WRAPPED])
+    found = (unwrapped(line) for line in lines if line[:1] == "{" and line[-1:] == "}")
+    return "\n".join(one[0] for one in found if one is not None)
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
     """Files, each with the next one if both are counters of a server: scrapes taken before and
-    after something. Raises TraceFileError for a file that cannot be read."""
+    after something."""
     at = 0
     while at < len(paths):
         both = paths[at : at + 2]
-        is_pair = len(both) == 2 and all(recognise(_content(p)) == METRICS for p in both)
+        is_pair = len(both) == 2 and all(recognise_file(p) == METRICS for p in both)
         yield both[0], both[1] if is_pair else None
         at += 2 if is_pair else 1
 
@@ -67,14 +91,19 @@ def import_file(
     are not given. Raises TraceFileError for a file that cannot
     be read or is unknown.
     """
+    kind = name or recognise_file(path)
+    if kind == LOG and log is None:
+        return fill_log(store, _pieces(path), path.name)
     data = _content(path)
-    # what a record is known by may stand at its end
-    kind = name or recognise(data) or records.recognise(data[:MOST_BYTES])
+    # what a file is known by may stand at its end
+    kind = kind or records.recognise(data[:MOST_BYTES])
+    if kind is None and is_log("".join(texts_of([data]))):
+        kind = LOG
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, path.name)
         if not capture.requests:
-            return [fill_log(store, capture.log, path.name)]
+            return fill_log(store, capture.log, path.name)
         return [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
     if log is not None:
         raise TraceFileError(
@@ -82,10 +111,11 @@ def import_file(
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return [fill_log(store, data, path.name)]
+        return fill_log(store, data, path.name)
     if kind is None:
         raise TraceFileError(
-            f"{path.name} is nothing that another engine is known to write.",
+            f"{path.name} is nothing that another engine is known to write: neither a log with "
+            "lines of rounds or sums, nor a reply, a stream, counters or a record of requests.",
             "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
         )
     if later is not None:
@@ -99,3 +129,18 @@ def _content(path: Path) -> bytes:
     large."""
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
     return unpacked(data, path.name, _MOST_BYTES, TraceFileError)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """A file in pieces, unpacked. Raises what `_content` does; a log may be far larger."""
+    with opened_file(path, TraceFileError) as file:
+        begin = file.read(_PIECE) or b""
+        if begin[:2] != b"\x1f\x8b":
+            n = 0
+            while begin and (n := n + len(begin)) <= _MOST_LOG_BYTES:
+                yield begin
+                begin = file.read(_PIECE) or b""
+            return
+    data = _content(path)
+    for at in range(0, len(data), _PIECE):
+        yield data[at : at + _PIECE]

@@ -159,12 +159,13 @@ class ObservedRun:
         return self._log
 
     def _learn_from_log(self, reader: LogReader) -> None:
-        if reader.n_rs_seq is not None:
-            self._reach.tell(reader.n_rs_seq)
-        if reader.drafters:
-            self._rows.drafters = reader.drafters
-        self._rows.log_pieces = reader.pieces
-        if reader.is_synthetic:
+        server = reader.server
+        if server.n_rs_seq is not None:
+            self._reach.tell(server.n_rs_seq)
+        if server.drafters:
+            self._rows.drafters = server.drafters
+        self._rows.log_pieces = server.pieces
+        if server.is_synthetic:
             self._writer.set_facts(synthetic=True)
         for answer in self._current:
             answer.join_log()
@@ -296,6 +297,7 @@ class ObservedRun:
 
     def ready(self, row: ReadyRow) -> None:
         """A row is settled; it is written once no earlier one can follow."""
+        assert row.t_ms is not None
         heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
         self._n_ready += 1
 

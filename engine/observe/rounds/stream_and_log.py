@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from engine.observe.rounds.log import LogReader, LogRequest, LogRound
+from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound
 from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
@@ -204,7 +204,8 @@ def _is_plain(row: ObservedRound) -> bool:
 
 def _agree(streamed: Sequence[int | None], logged: Sequence[int]) -> bool:
     """Whether known ids are equal as far as both go."""
-    return all(a is None or a == b for a, b in zip(streamed, logged, strict=False))
+    pairs = zip(streamed, logged, strict=False)
+    return all(a is None or a == b or b == UNKNOWN_TOKEN[0] for a, b in pairs)
 
 
 def path_of(part: LogRound) -> str:
@@ -222,7 +223,7 @@ def _filled(
         raise AnotherRunError(f"the log has other ids than {[t.token_id for t in tokens]}")
     return tuple(
         token
-        if token.token_id is not None or i >= len(logged)
+        if token.token_id is not None or i >= len(logged) or logged[i] == UNKNOWN_TOKEN
         else token._replace(token_id=logged[i][0])
         for i, token in enumerate(tokens)
     )

@@ -67,21 +67,23 @@ LOG_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Tokens of a prompt that were processed together. pos0: position of the first."""
+    """Tokens of a prompt that were processed together. pos0: position of the first. prompt_ms: the
+    end of it, None where it is not known."""
 
     pos0: int
     n_tokens: int
-    prompt_ms: float
+    prompt_ms: float | None
     before_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyRow:
-    """A row of `rounds` that is settled. t_ms: its end, in the run's time. n_prompt: tokens of the
+    """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
+    n_prompt: tokens of the
     sequence's prompt. prompt_ids: of the whole prompt, with its first part. Without round and part:
     a prompt of which only the first token is known to have come."""
 
-    t_ms: float
+    t_ms: float | None
     seq_id: int
     n_prompt: int
     round: ObservedRound | None = None
@@ -107,7 +109,7 @@ class RowWriter:
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
         """One row and its tokens, as the round after the last one written; they are in the trace
         after `flush`. begun_ms: the run's beginning on the row's clock."""
-        t_ms = max(ready.t_ms - begun_ms, 0.0)
+        t_ms = None if ready.t_ms is None else max(ready.t_ms - begun_ms, 0.0)
         ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
         self._n_rounds += 1
         if ready.prompt_ids:
@@ -151,7 +153,9 @@ class RowWriter:
         if self._vocabulary is not None:
             self._writer.learn(prompt, self._vocabulary.piece)
 
-    def _part(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, part: PromptPart) -> None:
+    def _part(
+        self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, part: PromptPart
+    ) -> None:
         first = ready.round
         if first is not None:
             self._tokens(ids, ready.n_prompt, first)
@@ -169,10 +173,12 @@ class RowWriter:
             replay_index=0,
             n_rs_seq=self._reach.n_rs_seq,
             verify_width=part.n_tokens,
-            total_ms=part.prompt_ms - part.before_ms,
+            total_ms=None if part.prompt_ms is None else part.prompt_ms - part.before_ms,
         )
 
-    def _round(self, ids: dict[str, int], t_ms: float, ready: ReadyRow, one: ObservedRound) -> None:
+    def _round(
+        self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, one: ObservedRound
+    ) -> None:
         is_one, is_placed = one.n_merged == 1, one.first > 0
         restored = one.path == "restore"
         self.n_merged += not is_one
@@ -196,7 +202,7 @@ class RowWriter:
             n_rs_seq=self._reach.n_rs_seq,
             replay_index=int(restored) if one.path and is_one else None,
             verify_width=one.drafted + 1 if is_one else None,
-            total_ms=one.name_ms - one.before_ms if is_placed else None,
+            total_ms=one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             n_merged=one.n_merged if not is_one else None,
             **_of_log(one.log),
         )

@@ -71,7 +71,7 @@ def test_the_log_of_another_run_is_a_finding(cli: Cli, tmp_path: Path) -> None:
     [
         (b"hello", "nothing that another engine is known to write"),
         (b'{"format": "draftscope-capture", "requests": 3}', "neither requests nor a log"),
-        (b"srv  llama_server: initializing ...\n", "--log-timestamps"),
+        (b"srv  llama_server: initializing ...\n", "no request that ended"),
         (b"\x1f\x8bbroken", "damaged gzip"),
     ],
 )

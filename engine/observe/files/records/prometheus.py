@@ -29,7 +29,16 @@ _SERIES = re.compile(
 )
 _TOKENS = {"vllm:generation_tokens": "vllm", "llamacpp:tokens_predicted": "llamacpp"}
 """Emitted tokens, of all requests, with and without drafts."""
-_SIGN = re.compile(rb"^(vllm|llamacpp):spec_decode_num_drafts(_total)?[ {]", re.MULTILINE)
+_GAUGES = {
+    "spec_accept_length": "mean_acceptance_length",
+    "spec_accept_rate": "draft_acceptance_rate",
+}
+"""SGLang's, averages of its last batches: no counts follow from them."""
+_SIGN = re.compile(
+    rb"^(?:(?:vllm|llamacpp):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
+    rb"|sglang:spec_accept_(?:length|rate))[ {]",
+    re.MULTILINE,
+)
 _EXACT = {"vllm": COUNT, "llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -61,7 +70,9 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
     scrapes = [_read_scrape(text, name) for text in texts]
     before = scrapes[0] if len(scrapes) == 2 else {}
     return [
-        _difference(engine, labels, before.get((engine, labels)), last)
+        _averages(labels, last)
+        if engine == "sglang"
+        else _difference(engine, labels, before.get((engine, labels)), last)
         for (engine, labels), last in scrapes[-1].items()
     ]
 
@@ -95,6 +106,11 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             f"{name} is not a valid Prometheus text ({str(error)[:80]}).", _REMEDY
         ) from error
     for sample in samples:
+        gauge = sample.name.removeprefix("sglang:")
+        if gauge in _GAUGES and gauge != sample.name and is_real(sample.value, LARGEST):
+            whose = _labels_text(sample.labels)
+            found.setdefault(("sglang", whose), defaultdict(dict))[gauge][-1] = sample.value
+            continue
         match = _SERIES.fullmatch(sample.name)
         if match is None:
             engine = _TOKENS.get(sample.name.removesuffix("_total"))
@@ -131,6 +147,13 @@ def _position(text: str, series: str, file: str) -> int:
             f"{file}: position {text[:40]!r} of {series} is not an index in a draft.", _REMEDY
         )
     return int(text)
+
+
+def _averages(labels: str, last: _Counters) -> RecordedRequest:
+    found = RecordedRequest("sglang", labels)
+    found.given = {_GAUGES[name]: values[-1] for name, values in last.items()}
+    found.record = {name: values[-1] for name, values in last.items()}
+    return found
 
 
 def _difference(

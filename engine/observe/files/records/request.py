@@ -3,6 +3,7 @@ agree with each other."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,11 @@ class RecordedRequest:
     """What a record says of one request; None is not given.
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
-    steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
-    entry for each verification, in order. chunks: ids and text of each
-    chunk of a stream. timings: figures of `engine.trace.timings.timings` that were given. derived:
+    steps that drafted d. per_pos[i]: steps that accepted the token at index i.
+    rates: the same as shares of the steps, as given. given: figures that are given without the
+    counts that they follow from. n_merged: requests, or intervals, that it stands for. per_step_*:
+    one entry for each verification, in order. chunks: ids and text of each chunk of a stream.
+    timings: figures of `engine.trace.timings.timings` that were given. derived:
     figures that follow from others. record: the object itself. unknown: by path, what nothing was
     made of. contradictions: keys, as the engine names them, of numbers that cannot all be right,
     each with a sentence.
@@ -53,9 +56,12 @@ class RecordedRequest:
     histogram: list[int] | None = None
     by_length: dict[int, list[int]] | None = None
     per_pos: list[int] | None = None
+    rates: list[float] | None = None
+    given: dict[str, float] = field(default_factory=dict)
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
     chunks: list[tuple[list[int], str]] | None = None
+    n_merged: int = 1
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +86,34 @@ class RecordedRequest:
         """Note a contradiction unless it holds."""
         if not holds:
             self.contradictions.append((tuple(keys), sentence))
+
+    def steps_of(self, mean: float, half: float) -> int | None:
+        """The only number of steps with which the accepted tokens make this mean length, where
+        half a unit of its last digit leaves one."""
+        accepted = self.num_accepted_draft_tokens
+        if accepted is None or mean - half <= 1:
+            return None
+        least = math.ceil(accepted / (mean - 1 + half))
+        most = math.floor(accepted / (mean - 1 - half))
+        return least if least == most and least else None
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Take shares of the steps that accepted the token at each index, with three digits: as
+        counts where only these whole numbers have the sum."""
+        self.rates, self.num_spec_tokens = list(rates), len(rates)
+        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
+        if not steps or accepted is None:
+            return
+        counts = [round(rate * steps) for rate in rates]
+        self.check(
+            abs(sum(counts) - accepted) <= len(rates) * (0.0006 * steps + 0.5),
+            ("acceptance rate per position", "accepted"),
+            f"the acceptance rates per position make {sum(counts):,} accepted tokens in {steps:,} "
+            f"drafts, but {accepted:,} are given",
+        )
+        is_falling = all(one >= more for one, more in pairwise([steps, *counts]))
+        if sum(counts) == accepted and is_falling:
+            self.per_pos = counts
 
     def check_ratio(
         self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
@@ -196,7 +230,12 @@ class RecordedRequest:
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record has or that follow from
         it; the others are None. Empty where the record contradicts itself."""
-        return {} if self.contradictions else sum_figures([self])
+        if self.contradictions:
+            return {}
+        figures = sum_figures([self])
+        if self.rates and figures["acceptance_per_position"] is None:
+            figures["acceptance_per_position"] = _as_given(self.rates)
+        return figures | {k: v for k, v in self.given.items() if figures.get(k) is None}
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
@@ -225,6 +264,42 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         ),
         "draft_acceptance_rate": (accepted / drafted if drafted and accepted is not None else None),
         **_by_index(sound),
+    }
+
+
+def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
+    """Several requests as one: sums where all have them. Figures that are given alone are averages
+    over those that have them."""
+    first = requests[0]
+    found = RecordedRequest(first.engine, place, first.model, first.stop)
+    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        setattr(found, name, _sum([getattr(one, name) for one in requests]))
+    for name in _SUMMED:
+        if (total := _sum([one.timings.get(name) for one in requests])) is not None:
+            found.timings[name] = total
+    by_index = [one.per_pos for one in requests]
+    if all(one is not None for one in by_index):
+        found.per_pos = _padded_sum([np.array(one, np.int64) for one in by_index]).tolist()
+    counts = [one.n_merged for one in requests]
+    found.n_merged = sum(counts)
+    for name in first.given:
+        values = [
+            (one.given[name], n)
+            for one, n in zip(requests, counts, strict=True)
+            if name in one.given
+        ]
+        found.given[name] = sum(v * n for v, n in values) / sum(n for _, n in values)
+    found.contradictions = [c for one in requests for c in one.contradictions][:1]
+    return found
+
+
+def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
+    """Rates by index as a record gives them, and what follows from these alone."""
+    pairs = zip([1.0, *rates], rates, strict=False)
+    return {
+        "unconditional": list(rates),
+        "unconditional_given_drafted": [None] * len(rates),
+        "conditional": [min(one / before, 1.0) if before else None for before, one in pairs],
     }
 
 

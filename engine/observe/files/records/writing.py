@@ -45,20 +45,29 @@ def write_requests(
     shape: str,
     file: str,
     unknown: Mapping[str, Any],
+    *,
+    version: str = "",
+    facts: Mapping[str, Any] | None = None,
+    about: Sequence[Mapping[str, Any]] = (),
 ) -> int:
     """Write one run with a sequence for each request, in the order given; returns its id.
 
-    shape: whose records they are. unknown: what else the file says. Requests with lists by
-    step become rows, others sums in the run's facts `told` and, by sequence, `requests`. Raises
-    TraceFileError for more than a trace can hold.
+    shape: whose records they are. unknown: what else the file says. version: of the engine. facts:
+    of the run, about: of each request, instead of those that follow from the requests. Requests
+    with lists by step become rows, others sums in the run's facts `told` and, by sequence,
+    `requests`. Raises TraceFileError for more than a trace can hold.
     """
     _check_size(requests, file)
     engines = list(dict.fromkeys(request.engine for request in requests))
     models = list(dict.fromkeys(request.model for request in requests if request.model))
-    facts: dict[str, Any] = {
+    more = dict(facts or {})
+    kept = _facts(requests)
+    for one, further in zip(kept, about, strict=False):
+        one.update(further)
+    facts = {
         "attachment": "record",
         "record": {"file": file, "shape": shape},
-        "requests": _facts(requests),
+        "requests": kept,
         "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
         "told": sum_figures(requests),
         "observed_findings": [
@@ -66,10 +75,12 @@ def write_requests(
         ],
         "derived": sorted({name for request in requests for name in request.derived}),
     }
+    facts["observed_findings"] += more.pop("observed_findings", [])
     if unknown:
         facts |= {"unknown": dict(unknown)}
     if models:
         facts |= {"model": {"name": ", ".join(models)}}
+    facts |= more
     if len(json.dumps(facts)) > _MOST_FACTS:
         raise TraceFileError(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
@@ -79,7 +90,9 @@ def write_requests(
     columns = dict(_OF_STEPS if steps else _OF_SUMS)
     if any(request.chunks for request in steps):
         columns["tokens"] = _OF_TOKENS
-    writer = TraceWriter.begin(store, RunSource(", ".join(engines), ""), facts, columns=columns)
+    writer = TraceWriter.begin(
+        store, RunSource(", ".join(engines), version), facts, columns=columns
+    )
     rows = _Rows()
     for seq_id, request in enumerate(requests):
         if request.has_steps and not request.contradictions:

@@ -16,8 +16,8 @@ from engine.files import unpacked
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.observe.files.capture import capture_of, read_capture, replay, write_capture
+from engine.observe.files.log_run import fill_log
 from engine.observe.rounds.kept_requests import RawStore
-from engine.observe.rounds.log_run import fill_log
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.export import export_csv
 from engine.trace.records import EMITTED_KINDS

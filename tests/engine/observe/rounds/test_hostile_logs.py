@@ -10,9 +10,9 @@ import pytest
 
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
-from engine.foreign_json import parse_json
+from engine.observe.files.log_run import fill_log
 from engine.observe.rounds.log import LogReader
-from engine.observe.rounds.log_run import fill_log
+from engine.observe.rounds.log_lines import LogLines, unwrapped
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -50,7 +50,9 @@ def test_a_number_out_of_range_is_found_with_its_line(
 
 def test_a_log_of_which_nothing_remains_says_why() -> None:
     log = "\n".join(light_lines()).replace(" draft tokens", "0000000000 draft tokens")
-    with pytest.raises(TraceFileError, match=r"tells of no round that can be read \(line \d+: "):
+    with pytest.raises(
+        TraceFileError, match=r"tells of no .* cannot be read, the first is line \d+: "
+    ):
         fill_log(TraceStore(), log, "server.log")
 
 
@@ -68,12 +70,12 @@ def test_times_years_apart_are_not_those_of_one_log() -> None:
     lines[stamps[-9]] = "999999999" + lines[stamps[-9]][1:].lstrip("0123456789")
     reader = LogReader()
     reader.feed("\n".join(lines))
-    assert "years away" in reader.first_unread
+    assert "years away" in reader.server.first_unread
 
 
 def test_more_requests_than_a_trace_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.observe.rounds.log.MOST_REQUESTS", 10)
-    entry = "0.00.000.001 I slot update_slots: id  0 | task {} | prompt done\n"
+    entry = "0.00.000.001 I slot update_slots: id  0 | task {} | accepted  1/ 3 draft tokens\n"
     with pytest.raises(TraceFileError, match="more than 10 requests"):
         fill_log(TraceStore(), "".join(map(entry.format, range(12))), "server.log")
 
@@ -83,21 +85,16 @@ def test_of_a_long_entry_only_the_beginning_is_kept() -> None:
     reader.feed("0.00.000.001 I ")
     for _ in range(64):
         reader.feed("x" * (1 << 18))
-    entries = reader._entries
-    assert len(entries._said) + sum(map(len, entries._parts)) < 1 << 15
+    assert sum(map(len, reader._lines._rest)) < 1 << 19
 
 
 def test_entries_are_the_same_wherever_a_log_is_cut() -> None:
     text = "\n".join(load("mtp").log.split("\n")[-400:])
 
     def read(step: int) -> list[object]:
-        reader = LogReader()
-        taken: list[object] = []
-        reader._take = lambda *entry: taken.append(entry)  # type: ignore[method-assign]
-        for at in range(0, len(text), step):
-            reader.feed(text[at : at + step])
-        reader.end()
-        return taken
+        lines = LogLines()
+        parts = [lines.feed(text[at : at + step]) for at in range(0, len(text), step)]
+        return [(line[1], line[3]) for part in [*parts, lines.end()] for line in part]
 
     whole = read(len(text))
     assert len(whole) > 100
@@ -151,15 +148,15 @@ def test_lines_that_are_no_objects_take_no_parser(monkeypatch: pytest.MonkeyPatc
     """A million of them took 40 s."""
     parsed: list[str] = []
 
-    def parse(text: str, **options: bool) -> object:
-        parsed.append(text)
-        return parse_json(text, **options)
+    def parse(line: str) -> object:
+        parsed.append(line)
+        return unwrapped(line)
 
-    monkeypatch.setattr("engine.observe.rounds.log.parse_json", parse)
+    monkeypatch.setattr("engine.observe.rounds.log_lines.unwrapped", parse)
     entry = '{"type":"log","time":5,"msg":"x"}'
     reader = LogReader()
     reader.feed("\n".join([f" {entry} \r", *[" }", "[1]", "{", ""] * 100, entry]) + "\n")
     reader.end()
     assert parsed == [entry, entry]
-    assert reader.n_unread == 300
-    assert reader.first_unread.startswith("line 2:")
+    assert reader.server.n_unread == 300
+    assert reader.server.first_unread.startswith("line 2:")

@@ -8,8 +8,9 @@ import pytest
 
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
-from engine.observe.rounds.log import LogReader, is_log
-from engine.observe.rounds.log_run import fill_log
+from engine.observe.files.importing import is_log
+from engine.observe.files.log_run import fill_log
+from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
@@ -37,9 +38,9 @@ def test_a_log_may_be_cut_anywhere() -> None:
     whole = read(text, len(text))
     assert figures(read(text, 997)) == figures(whole)
     assert sum(len(request.rounds) for request in whole.requests) == 37
-    assert whole.n_rs_seq == 3
-    assert whole.drafters == ["draft-mtp"]
-    assert whole.model == "demo-target.gguf"
+    server = whole.server
+    assert (server.n_rs_seq, server.drafters) == (3, ["draft-mtp"])
+    assert server.model == "demo-target.gguf"
 
 
 def test_both_forms_tell_the_same() -> None:
@@ -57,21 +58,34 @@ def test_both_forms_tell_the_same() -> None:
         assert mine == theirs
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "srv  llama_server: initializing ...\nslot launch_slot_: id  0 | task 0 | processing\n"
-        * 900,
-        "\x1b[34m0.00.001.342\x1b[0m I srv  llama_server: initializing\n",
-    ],
-)
-def test_a_log_without_times_or_with_colours_is_refused(text: str) -> None:
-    with pytest.raises(TraceFileError, match="--log-timestamps"):
-        fill_log(TraceStore(), text, "server.log")
-    assert is_log(text.encode())
+@pytest.mark.parametrize("name", ["mtp", "light-log", "draft"])
+def test_colours_and_prefixes_change_nothing(name: str) -> None:
+    text = load(name).log
+    plain = read(text, len(text))
+    lines = text.split("\n")
+    coloured = [
+        f"\x1b[34m{stamp}\x1b[0m \x1b[32m{rest[:2]}\x1b[0m{rest[2:]}"
+        if stamp.count(".") == 3
+        else line
+        for line in lines
+        for stamp, _, rest in (line.partition(" "),)
+    ]
+    wrapped = [json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "x"}) for line in lines]
+    for changed in (
+        "\r\n".join(lines),
+        "\n".join(coloured),
+        "\n".join(f"[53409] {line}" for line in lines),
+        "\n".join(f"llama-1  | {line}" for line in lines),
+        "\n".join(f"2026-08-15T19:02:{i % 60:02}.{i % 997:03}Z {s}" for i, s in enumerate(lines)),
+        "\n".join(wrapped),
+    ):
+        reader = read(changed, 1 << 16)
+        assert figures(reader) == figures(plain)
+        assert len(reader.servers) == 1 and not reader.unread
+        assert is_log(changed[: 1 << 17]) or changed[0] == "{"
 
 
-def test_a_log_without_rounds_says_how_to_get_some() -> None:
+def test_a_log_without_requests_says_how_to_get_rounds() -> None:
     with pytest.raises(TraceFileError, match="LLAMA_TRACE=1"):
         fill_log(TraceStore(), "0.00.001.342 I srv  llama_server: initializing ...\n", "server.log")
 

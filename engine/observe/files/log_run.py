@@ -1,0 +1,432 @@
+"""A server's log by itself as runs of a trace, one for each server in it and each of its starts:
+rounds where the log has them, else the sums that requests end with."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TraceFileError
+from engine.observe.files.line_logs import LineLogs
+from engine.observe.files.records.request import RecordedRequest, merged, sum_figures
+from engine.observe.files.records.writing import write_requests
+from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound, ServerLog
+from engine.observe.rounds.log_lines import texts_of
+from engine.observe.rounds.log_prompts import note_prompts
+from engine.observe.rounds.stream_and_log import path_of
+from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
+from engine.observe.rounds.trace_rows import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, path_name
+from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.facts import RunFacts
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
+from engine.trace.writer import RunSource, TraceWriter
+
+SHAPE = "llama-server-log"
+ENGINE = "llama-server"
+_PIECE = 1 << 20
+_RATIO = 0.01
+"""By how much the ratio that a line has may differ from that of its counts: only its digits."""
+
+
+def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) -> list[int]:
+    """Write a log as runs of a trace, with a sequence for each request; returns their ids.
+
+    text: also in pieces, as they are read. file: its name. Raises TraceFileError for a text that is
+    no engine's log, or has neither rounds nor sums.
+    """
+    if isinstance(text, bytes):
+        data = text
+        text = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+    others = LineLogs()
+    earlier: dict[ServerLog, RecordedRequest] = {}
+    reader = LogReader(others.takes, lambda server: _fold(server, earlier))
+    with _without_collection():
+        for piece in [text] if isinstance(text, str) else texts_of(text):
+            reader.feed(piece)
+        reader.end()
+    found = _write_servers(store, reader, earlier, file) + others.write(store, file)
+    if not found:
+        unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
+        n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
+        what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
+        raise TraceFileError(
+            f"{file} tells of no round and of no request that ended{what}.",
+            "Name the log of a time in which a request was answered. For rounds, start "
+            "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
+        )
+    return found
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Millions of records that live on, and no cycles: looking for some takes a third of the time
+    of reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
+    """Take the first half of a server's requests together, of which there are more than a trace
+    holds; returns how many that are. None where the log has their rounds."""
+    n = len(server.requests) // 2
+    if any(one.rounds or one.first or not one.is_over for one in server.requests[:n]):
+        return 0
+    parts = [sums_of(one, server) for one in server.requests[:n] if _has_sums(one)]
+    if server in earlier:
+        parts.insert(0, earlier[server])
+    if parts:
+        n_all = sum(one.n_merged for one in parts)
+        earlier[server] = merged(parts, f"the first {n_all:,} requests together")
+    del server.requests[:n]
+    return n
+
+
+def _write_servers(
+    store: TraceStore, reader: LogReader, earlier: Mapping[ServerLog, RecordedRequest], file: str
+) -> list[int]:
+    """Write what was read as runs, one for each server that has rounds or sums."""
+    found = []
+    for server in reader.servers:
+        if any(request.rounds or request.first for request in server.requests):
+            found.append(_write_rounds(store, server, file))
+        else:
+            sums = [one for one in server.requests if _has_sums(one)]
+            before = [earlier[server]] if server in earlier else []
+            if sums or before:
+                found.append(_write_sums(store, server, before, sums, file))
+    return found
+
+
+def _has_sums(request: LogRequest) -> bool:
+    told = request.predicted, request.drafted, request.prompt_ms
+    return any(one is not None for one in told) or bool(request.speeds)
+
+
+# -- sums --------------------------------------------------------------------------------------
+
+
+def sums_of(request: LogRequest, server: ServerLog) -> RecordedRequest:
+    """The sums that a server wrote of a request, and what follows from them."""
+    place = f"slot {request.slot}, task {request.task}" if request.task >= 0 else ""
+    found = RecordedRequest(ENGINE, place, stop="end" if request.is_over else "lost")
+    n_cached, processed = request.n_cached, request.n_processed
+    if processed is None and request.n_prompt is not None and n_cached is not None:
+        processed = max(request.n_prompt - n_cached, 0)
+    given = {"cache_n": n_cached, "prompt_n": processed, "predicted_n": request.predicted}
+    given |= _rates("prompt", "", request.prompt_ms, processed)
+    n_timed = None if request.predicted is None else max(request.predicted - 1, 0)
+    given |= _rates("predicted", "", request.predicted_ms, n_timed)
+    given |= _rates("predicted", "_n_gen", request.predicted_ms, request.predicted)
+    found.timings = {name: value for name, value in given.items() if value is not None}
+    found.num_draft_tokens, found.num_accepted_draft_tokens = request.drafted, request.accepted
+    found.record = {"speeds": request.speeds} if request.speeds else {}
+    if request.drafted and request.accepted is not None:
+        _check_ratio(found, request, request.accepted / request.drafted)
+        found.num_spec_steps = _steps(found, request, server, request.accepted)
+        if request.rates:
+            found.set_rates(request.rates)
+    return found
+
+
+def _rates(name: str, suffix: str, ms: float | None, n: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {} if suffix else {f"{name}_ms": ms}
+    if ms is not None and n is not None:
+        found[f"{name}_per_token_ms{suffix}"] = ms / n if n else None
+        found[f"{name}_per_second{suffix}"] = 1e3 * n / ms if ms else None
+    return found
+
+
+def _check_ratio(found: RecordedRequest, request: LogRequest, ratio: float) -> None:
+    given = request.ratio
+    if re.fullmatch(r"\d{1,9}\.\d{1,20}", given):
+        found.check(
+            abs(float(given) - ratio) <= _RATIO,
+            ("draft acceptance",),
+            f"draft acceptance is {given}, but {request.accepted:,} accepted of "
+            f"{request.drafted:,} generated make {ratio:.5f}",
+        )
+
+
+def _steps(
+    found: RecordedRequest, request: LogRequest, server: ServerLog, accepted: int
+) -> int | None:
+    """Verifications with a draft: what the drafters counted, if it is of this request alone, else
+    the number that has the mean length, if there is one."""
+    steps = None
+    is_first = server.is_whole and request is server.requests[0]
+    if request.statistics:
+        parts = [
+            tuple(a - b for a, b in zip(now, before or (0, 0, 0), strict=True))
+            for now, before in request.statistics.values()
+        ]
+        drafts, tokens, confirmed = (sum(part[i] for part in parts) for i in range(3))
+        if is_first and len(server.requests) == 1:  # drafters may draft what is then left out
+            found.check(
+                confirmed == accepted and tokens >= (request.drafted or 0),
+                ("draft acceptance", "statistics"),
+                f"draft acceptance counts {accepted:,} of {request.drafted:,}, but the statistics "
+                f"of the drafters {confirmed:,} of {tokens:,}",
+            )
+        if (tokens, confirmed) == (request.drafted, accepted):
+            steps = drafts
+    if request.mean_length:
+        mean, digits = float(request.mean_length), len(request.mean_length.partition(".")[2])
+        half = 0.5001 * 10.0**-digits
+        if steps:
+            found.check(
+                abs(1 + accepted / steps - mean) <= half + _RATIO,
+                ("mean acceptance length", "statistics"),
+                f"the mean acceptance length is {request.mean_length}, but {accepted:,} accepted "
+                f"in {steps:,} drafts make {1 + accepted / steps:.2f}",
+            )
+        else:
+            steps = found.steps_of(mean, half)
+    return steps
+
+
+def _write_sums(
+    store: TraceStore,
+    server: ServerLog,
+    before: Sequence[RecordedRequest],
+    requests: Sequence[LogRequest],
+    file: str,
+) -> int:
+    facts = RunFacts(_facts(server, file) | {"attachment": "log"})
+    note_prompts(facts, enumerate((one.prompt for one in requests), len(before)))
+    return write_requests(
+        store,
+        [*before, *(sums_of(request, server) for request in requests)],
+        SHAPE,
+        file,
+        {},
+        version=server.build,
+        facts=facts,
+        about=[*({} for _ in before), *map(_about, requests)],
+    )
+
+
+def _facts(server: ServerLog, file: str) -> dict[str, Any]:
+    drafters = server.drafters or list(
+        dict.fromkeys(chain.from_iterable(one.statistics for one in server.requests))
+    )
+    return {
+        "file": file,
+        "model": {"name": server.model} if server.model else None,
+        "speculative_types": drafters,
+        "synthetic": server.is_synthetic,
+        "observed_findings": server.unread,
+    } | ({"server": {"address": server.stream}} if server.stream else {})
+
+
+def _about(request: LogRequest) -> dict[str, Any]:
+    if request.task < 0:
+        return {"complete": request.is_over}
+    return {"slot": request.slot, "task": request.task, "complete": request.is_over}
+
+
+# -- rounds ------------------------------------------------------------------------------------
+
+
+def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
+    reach = PlaneReach()
+    if server.n_rs_seq is not None:
+        reach.tell(server.n_rs_seq)
+    facts = _facts(server, file) | {
+        "attachment": "light-log" if server.is_light else "log",
+        "requests": [],
+    }
+    source = RunSource(ENGINE, server.build)
+    writer = TraceWriter.begin(store, source, facts, columns=LOG_COLUMNS)
+    sums = [sums_of(one, server) for one in server.requests]
+    note_prompts(writer.facts, enumerate(one.prompt for one in server.requests))
+    for seq_id, (request, told) in enumerate(zip(server.requests, sums, strict=True)):
+        has_rows = bool(request.rounds or request.first)
+        figures = told.figures()
+        if has_rows:  # the rows tell the others
+            figures = {name: value for name, value in figures.items() if value is not None}
+        about = {"seq_ids": [seq_id], **_about(request), "told": figures}
+        if told.record:
+            about["record"] = told.record
+        writer.facts.add_to("requests", about)
+        if (lost := _lost_rounds(request)) is not None:
+            writer.facts.add_to("observed_findings", lost | {"seq_id": seq_id})
+    rows = RowWriter(writer, reach)
+    rows.drafters, rows.log_pieces = server.drafters, server.pieces
+    if server.is_light:
+        _write_light(writer, server, rows.drafters, reach)
+    else:
+        ready = [
+            row
+            for seq_id, request in enumerate(server.requests)
+            for row in _full(seq_id, request, server.has_times)
+        ]
+        begun = min((row.t_ms for row in ready if row.t_ms is not None), default=0.0)
+        for row in sorted(ready, key=lambda one: one.t_ms or 0.0):
+            rows.write(row, begun)
+        rows.flush()
+    if all(one.predicted is not None for one in server.requests):
+        together = {name: v for name, v in sum_figures(sums).items() if v is not None}
+        writer.set_facts(told=together)
+    writer.end(["end" if request.is_over else "lost" for request in server.requests])
+    return writer.run_id
+
+
+def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
+    """The finding about rounds that the log does not have, seen from the sums; gaps between
+    tokens have shown it already."""
+    if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
+        return None
+    complete = [one for one in request.rounds if one.is_complete]
+    logged = sum(r.accepted for r in complete), sum(r.drafted for r in complete)
+    if logged == (request.accepted, request.drafted):
+        return None
+    return {
+        "rule": "log-lines-missing",
+        "message": "The log does not have all rounds of a request: its lines are missing, or it "
+        "begins in the middle. Sums are the server's.",
+        "evidence": f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the "
+        f"server's sums {request.accepted:,} of {request.drafted:,}",
+    }
+
+
+def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRow]:
+    """The prompt and the rounds of a request."""
+    n_prompt, n_cached = request.n_prompt or 0, request.n_cached or 0
+    begun_ms = (request.first_us or 0) / 1e3
+    if request.first is not None:
+        part = PromptPart(n_cached, max(n_prompt - n_cached, 0), request.prompt_ms, 0.0)
+        first = ObservedRound(0.0, 0.0, 0, 0, 1, _tokens([request.first]), "")
+        yield ReadyRow(begun_ms if has_times else None, seq_id, n_prompt, first, part)
+    number, before = 2, 0.0
+    for i, one in enumerate(request.rounds):
+        end_ms = one.end_us / 1e3 - begun_ms if one.end_us is not None else before
+        is_cut = not request.is_closed(i)
+        path = "" if is_cut and not one.is_complete else path_of(one)
+        after = request.rounds[i + 1].first_n if i + 1 < len(request.rounds) else None
+        tokens = _whole_tokens(one, after if request.n_missing else None, is_cut)
+        row = ObservedRound(
+            max(end_ms, before),
+            before,
+            one.drafted,
+            one.accepted,
+            one.first_n or number,
+            tokens,
+            path,
+            is_cut=is_cut or len(tokens) < one.accepted + 1,
+            log=one,
+        )
+        yield ReadyRow(begun_ms + row.name_ms if has_times else None, seq_id, n_prompt, row)
+        number, before = row.first + row.emitted, row.name_ms
+
+
+def _whole_tokens(one: LogRound, after: int | None, is_last: bool) -> tuple[StreamedToken, ...]:
+    """The tokens of a round, with those whose lines are missing. after: number of the first token
+    of the next round, where lines are missing at all."""
+    found = _tokens(one.tokens)
+    if is_last or not one.is_complete or len(found) > one.accepted:
+        return found
+    n = one.accepted + 1 + one.restored
+    if one.first_n is not None:
+        n = min(after - one.first_n, n) if after is not None else len(found)
+    elif one.tokens or after is None:
+        n = len(found)
+    return found + _unknown(max(n - len(found), 0))
+
+
+def _write_light(
+    writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach
+) -> None:
+    """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
+    not logged, nor is any token."""
+    n_each = [sum(one.is_complete for one in request.rounds) for request in server.requests]
+    rounds = [one for r in server.requests for one in r.rounds if one.is_complete]
+    seq_id = np.repeat(np.arange(len(n_each)), n_each)
+    drafted = np.array([one.drafted for one in rounds], np.int64)
+    accepted = np.array([one.accepted for one in rounds], np.int64)
+    restored = np.array([one.restored for one in rounds], np.int64)
+    t_ms = np.array([np.nan if r.end_us is None else r.end_us / 1e3 for r in rounds], float)
+    whole = accepted + 1 + restored
+    before = np.concatenate([np.cumsum(part) - part for part in np.split(whole, np.cumsum(n_each))])
+    most = [2**40 if r.predicted is None else max(r.predicted - 1, 0) for r in server.requests]
+    left = np.maximum(np.repeat(most, n_each) - before, 0)
+    emitted = np.minimum(whole, left)
+    code = writer.store.text_pool.code
+    kinds = np.array([code(one) for one in ("end", "target", "bonus", "replacement")], np.int32)
+    kind = np.where(accepted == drafted, 2, 3)
+    kind = np.where((emitted == accepted + 2) | (drafted == 0), 1, kind)
+    kind = np.where((whole > left) & (emitted <= accepted) & (drafted > 0), 0, kind)
+    path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0))
+    paths = np.array(
+        [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
+    )
+    sizes = np.array(
+        [MISSING if r.checkpoint_bytes is None else r.checkpoint_bytes for r in rounds], int
+    )
+    drafter = code(drafters[0]) if len(drafters) == 1 else 0
+    is_drafted, undone = drafted > 0, drafted - accepted
+    begun = np.nanmin(t_ms) if np.isfinite(t_ms).any() else 0.0
+    columns: dict[str, np.ndarray] = {
+        "seq_id": seq_id,
+        "t_ms": np.maximum(t_ms - begun, 0.0),
+        "drafter": np.where(is_drafted, drafter, 0).astype(np.int32),
+        "accept_rule": np.where(is_drafted, code("match"), 0).astype(np.int32),
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "num_target_tokens": 1 + restored,
+        "num_emitted": emitted,
+        "stop_kind": kinds[kind],
+        "rollback_depth": undone,
+        "memory_rollback": undone,
+        "rollback_path": paths[path],
+        "replay_index": restored,
+        "verify_width": drafted + 1,
+        "checkpoint_bytes": sizes,
+        "n_rs_seq": np.full(len(rounds), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
+    }
+    # before each request's first row one of its prompt, which ended at some time before
+    firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
+    times = np.nan_to_num(np.concatenate([t_ms[firsts], t_ms]))
+    order = np.lexsort(
+        (np.arange(len(times)), np.concatenate([firsts, np.arange(len(rounds))]), times)
+    )
+    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int64)}
+    for name, values in columns.items():
+        blank = {np.dtype(float): np.nan, np.dtype(np.int32): 0}.get(values.dtype, MISSING)
+        begin = prompts.get(name, np.full(len(firsts), blank, values.dtype))
+        columns[name] = np.concatenate([begin, values])[order]
+    columns["round"] = np.arange(len(order))
+    writer.extend("rounds", columns)
+    if drafter:
+        with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)
+        writer.extend("drafts", {name: columns[name][with_draft] for name in _OF_DRAFTS})
+
+
+_OF_DRAFTS = ("round", "seq_id", "drafter", "num_draft_tokens")
+
+
+@cache
+def _unknown(n_tokens: int) -> tuple[StreamedToken, ...]:
+    """Tokens of which only the number is known, the same for all rows."""
+    return (StreamedToken(),) * n_tokens
+
+
+def _tokens(logged: list[tuple[int, str]]) -> tuple[StreamedToken, ...]:
+    return tuple(
+        StreamedToken()
+        if one == UNKNOWN_TOKEN
+        else StreamedToken(one[0], one[1], "\ufffd" not in one[1])
+        for one in logged
+    )

@@ -1,0 +1,374 @@
+"""Lines of a log as people copy it: several servers in one file, each line with a prefix (the port
+of a router's child, a container, journald, times), colours, CRLF, lines wrapped in JSON.
+
+A prefix is what lies before the place where a server's own text can begin. Times and levels in it
+change from line to line; what remains names the server, so that lines of several are kept apart.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+import msgspec
+
+from engine.errors import TraceFileError
+from engine.foreign_numbers import LARGEST, is_whole
+
+Time: TypeAlias = re.Match[str] | int | None
+"""Of a line, on its server's clock: a match of STAMP, or microseconds."""
+LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
+"""The server that a line is of ("" where it has no prefix), its number from 1, its time, its text
+(None of a line that should be JSON and is not), and whether an entry may begin in it."""
+
+LONGEST_LINE = 1 << 14
+"""Characters of a line that are looked at; what is read of one takes some hundred."""
+SHORTEST_LINE = 12
+"""Characters of a line that can say anything by itself."""
+_MOST_JSON = 16 << 20
+_LONGEST_PREFIX = 256
+_MOST_PREFIXES = 4096
+_MOST_FORMS = 8
+_MOST_WORDS = 6
+"""Of a prefix."""
+_MANY = 3
+"""Lines that a name has at least on average, if it is one and not a number that counts lines."""
+# In none of these may what is repeated begin in several places of a text and run to its end: gaps
+# are bounded, and only the beginning of a line is searched.
+STAMP = re.compile(r"(?<!\d)(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ", re.ASCII)
+_BARE = re.compile(
+    r"(?:(?<!\S)[\d.]{0,14}\d{3} )?(?:(?<!\S)[IWEDC] )?(?<![\w/])("
+    r"slot {1,20}[\w():~.]{1,32}: id {1,40}\d"
+    r"|(?:srv|que|spec|cmn) {1,20}[\w():~]{1,32}: "
+    r"|(?:INFO|WARN|VERB|ERR|DEBUG|ERROR|WARNING) {1,3}\[ {0,40}\w{1,40}\] "
+    r"|main: |llama_\w{1,40}: |common_\w{1,40}: |build: \d|system.info: "
+    r"|statistics {1,40}\S{1,64}: #calls|draft acceptance|(?:prompt |generation )?eval time {0,8}="
+    r"|total time {0,8}=)"
+)
+"""Where a server's text begins that has no time: what entries of llama-server begin with."""
+_TIMES = re.compile(
+    r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]{1,2}\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?"
+    r"(?: ?(?:Z|[+-]\d\d:?\d\d|UTC)\b)?"
+    r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
+    r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}(?:,? \d{4})?(?=\D)"
+    r"|\d\d/[A-Z][a-z]{2}/\d{4}:|\d\d-\d\d(?= \d\d:\d\d:)"
+    r"|\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AP]M)?(?: ?(?:Z|[+-]\d\d:?\d\d)(?!\d))?"
+    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\.\d{1,9})?(?![\d.])"
+)
+_LEVELS = re.compile(
+    r"(?<![A-Za-z])(?:TRACE|DEBUG|DBG|INFO|INF|NOTICE|WARN|WARNING|WRN|ERROR|ERR|FATAL|stdout|stderr"
+    r"|[FPIWED])(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_VARIABLE = re.compile(
+    f"(?P<time>{_TIMES.pattern})|(?P<level>{_LEVELS.pattern})"
+    "|(?P<digits>[0-9]{1,20})|(?P<gap> {1,40})",
+    re.IGNORECASE,
+)
+_ESCAPES = re.compile(
+    r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
+)
+_NO_NAME = re.compile(r"[^\w./@-]+")
+
+
+class _Wrapped(msgspec.Struct):
+    """A line of JSON that holds a line of a log: `--log-jsonl`, docker's files, journalctl, old
+    builds of llama-server, Loki."""
+
+    msg: object = None
+    log: object = None
+    MESSAGE: object = None
+    message: object = None
+    line: object = None
+    time: object = None
+    id_slot: object = None
+    id_task: object = None
+    process: object = msgspec.field(default=None, name="_PID")
+    container_name: object = None
+
+
+_DECODER = msgspec.json.Decoder(_Wrapped)
+
+
+def unwrapped(line: str) -> tuple[str, str, int | None] | None:
+    """Text, server and time in microseconds of a line of JSON; no text where it holds none. None
+    for what is not an object."""
+    try:
+        found = _DECODER.decode(line)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    texts = (found.msg, found.log, found.MESSAGE, found.message, found.line)
+    text = next((one for one in texts if isinstance(one, str)), "")
+    if text and is_whole(found.id_slot) and is_whole(found.id_task):
+        text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"
+    names = (found.container_name, found.process)
+    name = next((one[:100] for one in names if isinstance(one, str)), "")
+    return text, name, found.time if is_whole(found.time, LARGEST) else None
+
+
+def microseconds(time: Time) -> int | None:
+    """The time of a line since its server started."""
+    if time is None or isinstance(time, int):
+        return time
+    minutes, seconds, ms, us, _ = time.groups()
+    return ((int(minutes) * 60 + int(seconds)) * 1000 + int(ms)) * 1000 + int(us)
+
+
+def without_colours(text: str) -> str:
+    """A text without the escapes of a terminal, also where they were copied as text."""
+    # all that is coloured is reset somewhere
+    return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
+
+
+def may_have_stamp(line: str) -> bool:
+    """Whether a line has one of the letters that follow a time."""
+    return " I " in line or " D " in line or " W " in line or " E " in line or " C " in line
+
+
+def _may_be_bare(line: str) -> bool:
+    """Whether a line has what one has that _BARE finds."""
+    return (
+        "slot " in line
+        or "srv " in line
+        or "spec " in line
+        or "eval time" in line
+        or "draft acceptance" in line
+        or "statistics " in line
+        or "main: " in line
+        or "llama_" in line
+        or "common_" in line
+        or "build: " in line
+        or "[ " in line
+        or "total time" in line
+        or "system" in line
+        or "que " in line
+        or "cmn " in line
+    )
+
+
+def name_of(prefix: str, *, is_loose: bool = False) -> str:
+    """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
+    numbers change."""
+    kept = _LEVELS.sub(" ", _TIMES.sub(" ", prefix))
+    if is_loose:
+        kept = re.sub(r"\d{1,20}", " ", kept)
+    found = _NO_NAME.sub(" ", kept).strip()
+    is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
+    return found if not is_text and re.search(r"[^\W_]", found) else ""
+
+
+@lru_cache(1 << 12)
+def time_of(prefix: str) -> str:
+    """The date and time in a prefix, as written; "" without any."""
+    found = [part for one in _TIMES.finditer(prefix[-_LONGEST_PREFIX:]) if (part := one[0].strip())]
+    return " ".join(found)[:40]
+
+
+def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Bytes of a file as text: UTF-8, or UTF-16 as PowerShell writes it."""
+    decoder = None
+    for piece in pieces:
+        if decoder is None:
+            is_wide = piece[:2] in (b"\xff\xfe", b"\xfe\xff")
+            name = "utf-16" if is_wide else "utf-8-sig"
+            decoder = codecs.getincrementaldecoder(name)("replace")
+        yield decoder.decode(piece)
+    if decoder is not None:
+        yield decoder.decode(b"", final=True)
+
+
+class LogLines:
+    """Cuts a log into lines as it grows. Of a long line no more is kept than what is looked at."""
+
+    def __init__(self, others: Callable[[int, str, str], bool] | None = None) -> None:
+        """others: takes lines of other engines, of which it is given number, server and text."""
+        self.number = 0
+        """Lines so far."""
+        self._others = others
+        self.is_cut = False
+        """Whether the last line has no end."""
+        self._rest: list[str] = []
+        self._n_rest = 0
+        self._end = ""
+        """What lines end with, once known."""
+        self._is_json: bool | None = None
+        self._names: dict[str, str] = {}
+        self._forms: dict[str, re.Pattern[str]] = {}
+        self._formed: set[str] = set()
+        """Names whose kind of prefix is among the forms."""
+        self._has_learned = self._is_loose = self._is_plain = False
+        self._last = ""
+
+    def feed(self, text: str) -> Iterator[LogLine]:
+        """More of the log, cut anywhere: the lines that this completes. Raises TraceFileError for
+        a line of JSON that is too long."""
+        if not text:
+            return
+        self.is_cut = not text.endswith("\n")
+        if self._is_json is None and (begin := text.lstrip()[:1]):
+            self._is_json = begin == "{"
+        if self._end != "\r" and "\n" in text:
+            *lines, rest = "".join((*self._rest, text)).split("\n")
+        elif self._end == "\r" or (not self._end and self._n_rest > LONGEST_LINE // 2):
+            self._end = "\r"  # of old systems; what has no ends at all is one line as before
+            *lines, rest = re.split(r"\r\n|\r|\n", "".join((*self._rest, text)))
+        else:
+            self._keep(text)
+            return
+        if not self._end:
+            self._end = "\r\n" if lines[0].endswith("\r") else "\n"
+        self._rest, self._n_rest = [], 0
+        self._keep(rest)
+        yield from self._cut(lines)
+
+    def end(self) -> Iterator[LogLine]:
+        """The line that was still open."""
+        if self._rest:
+            last, self._rest = "".join(self._rest), []
+            yield from self._cut(last.split("\r") if not self._end else [last])
+
+    def _keep(self, rest: str) -> None:
+        most = _MOST_JSON if self._is_json else LONGEST_LINE
+        if rest and self._n_rest <= most:
+            self._rest.append(rest[: most + 1])
+        self._n_rest += len(rest)
+        if self._is_json and self._n_rest > _MOST_JSON:
+            raise TraceFileError(
+                f"The log's line {self.number + 1} has more than {_MOST_JSON >> 20} MiB.",
+                "Name the log that a server wrote.",
+            )
+
+    def _cut(self, lines: list[str]) -> Iterator[LogLine]:
+        whole = "\n".join(lines)
+        if (plain := without_colours(whole)) is not whole:
+            lines = plain.split("\n")
+        if not self._has_learned:
+            self._learn(lines)
+        match, ends_cr, others = STAMP.match, self._end == "\r\n", self._others
+        for line in lines:
+            self.number += 1
+            if ends_cr and line.endswith("\r"):
+                line = line[:-1]
+            stamp = match(line)
+            if stamp is not None:
+                self._last, self._is_plain = "", True
+                yield "", self.number, stamp, line[stamp.end() : LONGEST_LINE], True
+            elif len(line) < SHORTEST_LINE and not (self._is_json or self._forms):
+                if others is None or not others(self.number, "", line):
+                    yield self._last, self.number, None, line, False
+            elif line and not line.isspace():
+                yield from self._unstamped(line)
+            elif not self._is_json:  # it may be within the text of a token
+                yield self._last, self.number, None, line, False
+
+    def _unstamped(self, line: str) -> Iterator[LogLine]:
+        """A line that does not begin with a time."""
+        start = line.find("{", 0, _LONGEST_PREFIX) if "}" in line[-2:] else -1
+        if start >= 0:
+            found = unwrapped(line[start:].strip())
+            if found is not None and found[0]:
+                text, name, time = found
+                name = name or self._name(line[:start])
+                for i, part in enumerate(text.rstrip("\n").split("\n")):
+                    if self._others is None or not self._others(self.number, name, part):
+                        yield self._placed(part, name, time, is_first=i == 0 and time is not None)
+                return
+            if self._is_json and found is not None:
+                return  # an object that says nothing
+        if self._is_json and (start >= 0 or self._head(line) is None):
+            yield self._last, self.number, None, None, True
+            return
+        if self._others is None or not self._others(self.number, "", line):
+            yield self._placed(line, "", None, is_first=False)
+
+    @staticmethod
+    def _head(line: str) -> re.Match[str] | None:
+        """Where a server's own text begins in a line."""
+        found = STAMP.search(line, 0, _LONGEST_PREFIX) if may_have_stamp(line) else None
+        if found is None and _may_be_bare(line):
+            found = _BARE.search(line, 0, _LONGEST_PREFIX)
+        return found
+
+    def _placed(self, line: str, name: str, time: int | None, *, is_first: bool) -> LogLine:
+        """A line with the server that it is of. name: of what wrapped it."""
+        begin = self._form_of(line)
+        found = self._head(line) if begin is None else self._head_at(line, begin.end())
+        if found is not None:
+            prefix = begin[0] if begin is not None else line[: found.start()]
+            own = "" if begin is None and self._is_own_text(prefix, found) else self._name(prefix)
+            if own not in self._formed and not prefix.isspace():
+                self._learn_form(prefix)
+                self._formed.add(own)
+            self._last = f"{name} {own}".strip() if name else own
+            is_stamp = found.re is STAMP
+            at: Time = found if is_stamp and time is None else time
+            start = found.end() if is_stamp else found.start(1)
+            return self._last, self.number, at, line[start:LONGEST_LINE], True
+        line = line[:LONGEST_LINE]
+        if name or time is not None:
+            self._last = name
+            return name, self.number, time, line, is_first
+        if begin is not None:
+            self._last = self._name(begin[0])
+            return self._last, self.number, None, line[begin.end() :], False
+        # without the prefix of its neighbours it is of another program
+        return self._last, self.number, None, line, bool(self._forms)
+
+    @staticmethod
+    def _head_at(line: str, start: int) -> re.Match[str] | None:
+        """Where a server's text begins after a prefix, if it does there."""
+        found = STAMP.match(line, start) or _BARE.match(line, start)
+        if found is None and may_have_stamp(line):
+            found = STAMP.search(line, start, start + _LONGEST_PREFIX)
+        return found
+
+    def _is_own_text(self, prefix: str, found: re.Match[str]) -> bool:
+        """Whether what lies before an entry is a text without an end, of a server that writes
+        without a prefix."""
+        return self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
+
+    def _name(self, prefix: str) -> str:
+        """The server that a prefix names; "" where nothing of it stays the same."""
+        if not prefix:
+            return ""
+        found = self._names.get(prefix)
+        if found is None:
+            if len(self._names) >= _MOST_PREFIXES:  # times in them
+                self._names.clear()
+            found = self._names[prefix] = name_of(prefix, is_loose=self._is_loose)
+        return found
+
+    def _form_of(self, line: str) -> re.Match[str] | None:
+        """The prefix of a line, of a kind that was seen before."""
+        matches = (form.match(line) for form in self._forms.values())
+        return next((one for one in matches if one is not None), None)
+
+    def _learn(self, lines: list[str]) -> None:
+        """See in the first lines whether numbers in prefixes name servers: `grep -n` counts."""
+        heads = [(line, self._head(line)) for line in lines[:1000] if STAMP.match(line) is None]
+        prefixes = [line[: head.start()] for line, head in heads if head is not None]
+        if len(prefixes) > 1:
+            self._has_learned = True
+            names = {name for prefix in prefixes if (name := self._name(prefix))}
+            self._is_loose = len(names) > 1 and len(prefixes) < _MANY * len(names)
+            self._names.clear()
+        elif len(lines) > 1:
+            self._has_learned = True
+
+    def _learn_form(self, prefix: str) -> None:
+        """Lines that go on have the same kind of prefix, with other times and numbers."""
+        if not prefix or len(self._formed) >= _MOST_PREFIXES:
+            return
+        form, at = "", 0
+        for part in _VARIABLE.finditer(prefix.rstrip()):
+            form += re.escape(prefix[at : part.start()])
+            kinds = {"digits": r"\d{1,20}", "gap": " {1,40}", "level": "[A-Za-z]{1,8}"}
+            form, at = form + kinds.get(part.lastgroup or "", f"(?:{_TIMES.pattern})"), part.end()
+        form += re.escape(prefix.rstrip()[at:]) + (" ?" if prefix[-1:] == " " else "")
+        if form not in self._forms:
+            if len(self._forms) >= _MOST_FORMS:
+                del self._forms[next(iter(self._forms))]
+            self._forms[form] = re.compile(form)

@@ -1,0 +1,567 @@
+"""Logs as people paste them: sums of every build and engine, prefixes, several servers, parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import find, record_findings
+from engine.errors import TraceFileError
+from engine.observe.files import records
+from engine.observe.files.importing import import_file, recognise
+from engine.observe.files.log_run import fill_log
+from engine.trace.store import TraceStore
+from tests.support.golden_files import DATA
+
+CASES = Path(__file__).parents[5] / "shared" / "cases"
+
+
+def read(text: str | bytes) -> TraceStore:
+    store = TraceStore()
+    record_findings(store, fill_log(store, text, "pasted.log"))
+    return store
+
+
+def sums(store: TraceStore, run: int = 0) -> tuple[Any, ...]:
+    summary = store.runs[run]["summary"]
+    names = ("predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps")
+    return tuple(summary.get(name) for name in names)
+
+
+def told(store: TraceStore, *names: str, run: int = 0) -> list[tuple[Any, ...]]:
+    """Figures of each request."""
+    return [tuple(one["told"].get(name) for name in names) for one in store.runs[run]["requests"]]
+
+
+def rules(store: TraceStore) -> list[str]:
+    return [finding.rule for finding in find(store)]
+
+
+# -- sums of llama-server, in the words of its builds ------------------------------------------
+
+COUNTS = ("prompt_n", "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps")
+
+
+@pytest.mark.parametrize("name", ["default.log", "old-build.log"])
+def test_a_default_log_is_a_run_of_sums(name: str) -> None:
+    store = read((DATA / "logs" / name).read_bytes())
+    expected = {"default.log": (20, 304, 306, 152, 153), "old-build.log": (3258, 57, 36, 36, 18)}
+    assert told(store, *COUNTS) == [expected[name]]
+    assert store.runs[0]["speculative_types"] == [
+        {"default.log": "draft-mtp", "old-build.log": "mtp"}[name]
+    ]
+    assert not len(store.rounds) and not rules(store)
+    assert "cache_n" not in {k for k, v in store.runs[0]["requests"][0]["told"].items() if v == 0}
+
+
+def test_the_default_log_has_its_right_values() -> None:
+    store = read((DATA / "logs" / "default.log").read_bytes())
+    (request,) = store.runs[0]["requests"]
+    assert (request["slot"], request["task"]) == (0, 0)
+    assert request["told"]["num_accepted_tokens_per_pos"] == [92, 60]
+    assert request["told"]["mean_acceptance_length"] == pytest.approx(1 + 152 / 153)
+    assert (request["told"]["prompt_ms"], request["told"]["predicted_ms"]) == (300.11, 9296.72)
+    assert [(n, tg) for _, n, tg, _ in request["record"]["speeds"]] == [(100, 31.44), (193, 31.11)]
+
+
+SLOT = "slot print_timing: id {slot} | task {task} | "
+TIMES = (
+    "{head}prompt eval time =     120.50 ms /    40 tokens (    3.01 ms per token)\n"
+    "{head}       eval time =    2000.00 ms /   101 tokens (   19.80 ms per token)\n"
+)
+
+
+def with_times(rest: str, head: str = "1.02.003.004 I slot print_timing: id  1 | task 7 | ") -> str:
+    return TIMES.format(head=head) + rest.format(head=head)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (  # mean len with two digits leaves one number of drafts
+            with_times("{head}draft acceptance = 0.50000 (   30 accepted /    60 generated), "
+                       "mean len =  2.50\n"),
+            (40, 101, 60, 30, 20),
+        ),
+        (  # without a mean and statistics the drafts are not known
+            with_times("{head}draft acceptance = 0.50000 (   30 accepted /    60 generated)\n"),
+            (40, 101, 60, 30, None),
+        ),
+        (  # rates by position in a line of their own
+            with_times("{head}draft acceptance = 0.50000 (   30 accepted /    60 generated), "
+                       "mean acceptance length =  2.50\n"
+                       "{head}acc per pos = (0.700, 0.500, 0.300)\n"),
+            (40, 101, 60, 30, 20),
+        ),
+        (  # a build of 2025: one entry of several lines
+            "slot print_timing: id  2 | task 9 | \n" + with_times(
+                "draft acceptance rate = 0.23026 (   70 accepted /   304 generated)\n", ""
+            ),
+            (40, 101, 304, 70, None),
+        ),
+        (  # the beginning is cut within a line
+            ".003.004 I slot print_timing: id  1 | task 7 | n_decoded =    50, tg =  25.00 t/s\n"
+            + with_times("{head}draft acceptance rate = 1.0 (   36 accepted /    36 generated)"),
+            (40, 101, 36, 36, None),
+        ),
+        (  # nothing was drafted
+            with_times("{head}      total time =    2120.50 ms /   141 tokens\n"),
+            (40, 101, None, None, None),
+        ),
+        (  # nan, where nothing was generated
+            with_times("draft acceptance rate = -nan (    0 accepted /     0 generated)\n"),
+            (40, 101, 0, 0, None),
+        ),
+    ],
+)  # fmt: skip
+def test_words_of_other_builds(text: str, expected: tuple[int | None, ...]) -> None:
+    for changed in (text, text.replace("\n", "\r\n"), text.encode("utf-16")):
+        store = read(changed)
+        assert told(store, *COUNTS) == [expected]
+        assert not rules(store)
+
+
+def statistics(name: str, calls: int, drafts: int, tokens: int, accepted: int) -> str:
+    return (
+        f"[53409] 4.48.313.675 I statistics {name}: #calls(b,g,a) = 1 {calls} {drafts}, "
+        f"#gen drafts = {drafts}, #acc drafts = {drafts}, #gen tokens = {tokens}, "
+        f"#acc tokens = {accepted}, dur(b,g,a) = 1.276, 1.457, 0.000 ms\n"
+    )
+
+
+def test_statistics_of_chained_drafters_are_summed_over_requests() -> None:
+    head = "[53409] 4.48.313.649 I slot print_timing: id  0 | task {} | "
+    one = with_times("[53409] draft acceptance rate = 0.6 (   90 accepted /   150 generated)\n",
+                     "[53409] ").join([head.format(600) + "\n", ""])  # fmt: skip
+    two = with_times("[53409] draft acceptance rate = 0.7 (   70 accepted /   100 generated)\n",
+                     "[53409] ").join([head.format(689) + "\n", ""])  # fmt: skip
+    text = (
+        one
+        + statistics("ngram-mod", 100, 2, 30, 20)
+        + statistics("draft-mtp", 98, 40, 120, 70)
+        + two
+        + statistics("ngram-mod", 200, 3, 50, 35)
+        + statistics("draft-mtp", 188, 67, 200, 125)
+    )
+    store = read(text)
+    assert told(store, *COUNTS[2:]) == [(150, 90, 42), (100, 70, 28)]
+    assert store.runs[0]["speculative_types"] == ["ngram-mod", "draft-mtp"]
+    part = two + statistics("draft-mtp", 188, 67, 200, 125)  # what went before is not known
+    assert told(read(part), *COUNTS[2:]) == [(100, 70, None)]
+
+
+def test_ik_llama_cpp_names_slots_at_the_end_of_a_line() -> None:
+    line = (
+        'INFO [           print_timings] {} | tid="1" timestamp=1777276256 id_slot={} id_task={}\n'
+    )
+    text = ""
+    for slot, task, n in ((0, 3, 304), (1, 4, 204)):
+        text += line.format("prompt eval time     =     300.11 ms /    20 tokens (..)", slot, task)
+        text += line.format(f"generation eval time =  9296.72 ms /   {n} runs   (..)", slot, task)
+        text += "draft acceptance rate = 0.88372 (  152 accepted /   172 generated)\n"
+    store = read(text)
+    assert told(store, *COUNTS[:4]) == [(20, 304, 172, 152), (20, 204, 172, 152)]
+    assert [(r["slot"], r["task"]) for r in store.runs[0]["requests"]] == [(0, 3), (1, 4)]
+
+
+def test_acceptance_lines_alone_are_a_request_each() -> None:
+    text = "".join(
+        f"draft acceptance rate = {a / d:.5f} ({a:5} accepted / {d:5} generated)\n"
+        for a, d in ((5, 10), (0, 8), (7, 7))
+    )
+    store = read(text)
+    assert told(store, "draft_n", "draft_n_accepted", "predicted_n", "prompt_n") == [
+        (10, 5, None, None), (8, 0, None, None), (7, 7, None, None)
+    ]  # fmt: skip
+    assert sums(store) == (None, 25, 12, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "draft acceptance = 0.90000 (   30 accepted /    60 generated)",
+        "draft acceptance = 0.5 (30 accepted / 60 generated), mean len = 2.5, acc per pos = (1, 1)",
+    ],
+)
+def test_sums_that_disagree_are_found(line: str) -> None:
+    store = read(with_times("{head}" + line + "\n"))
+    assert rules(store) == ["counters-contradict"]
+
+
+def test_more_accepted_than_generated_is_not_read() -> None:
+    store = read(with_times("{head}draft acceptance = 0.5 (  61 accepted /  60 generated)\n"))
+    assert rules(store) == ["log-unread"]
+    assert sums(store)[:3] == (101, None, None)
+
+
+# -- prefixes, several servers, several starts -------------------------------------------------
+
+LIGHT = "plain.log"
+EXPECTED = (25, 36, 12)
+
+
+def light() -> list[str]:
+    return (DATA / "logs" / LIGHT).read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[53409] ",
+        "llama-1  | ",
+        "2026-08-15T19:02:{s:02}.{i:06}Z ",
+        "2026-08-15T19:02:{s:02}+0200 box llama-server[2211]: ",
+        "Aug 15 19:02:{s:02} box systemd[1]: llama-server[2211]: ",
+        "<14>1 2026-08-15T19:02:{s:02}.1Z box llama 2211 - - ",
+        "2026-08-15T19:02:{s:02}.{i:09}Z stderr F ",
+        "[pod/llama-7d9fb-x2x/llama] ",
+        "12:10:{s:02}.384stderr ",
+        "12:10PM DBG GRPC(model-127.0.0.1:36541): stderr ",
+        "{i}:",
+        "server.log:{i}:",
+        "> ",
+        "    ",
+        "1755284{i:03}.123456 ",
+        "2026/08/15 19:02:{s:02} INFO llama: ",
+        "[   12.{i:06}] ",
+    ],
+)
+def test_a_prefix_changes_nothing(prefix: str) -> None:
+    lines = [prefix.format(i=i + 1, s=i % 60) + line for i, line in enumerate(light())]
+    store = read("\n".join(lines))
+    assert len(store.runs) == 1 and len(store.rounds) == 13
+    assert sums(store)[:3] == EXPECTED and not rules(store)
+    assert recognise("\n".join(lines).encode()) == "log"
+
+
+def test_children_of_a_router_are_runs_of_their_own() -> None:
+    store = read((DATA / "logs" / "two-children.log").read_bytes())
+    assert [sums(store, run)[:3] for run in store.runs] == [EXPECTED] * 2
+    assert [facts["server"]["address"] for facts in store.runs.values()] == ["53409", "53410"]
+    router = ["0.00.000.001 I srv  llama_server: initializing ..."]
+    mixed = [*router, *(f"[1] {line}" for line in light()), "0.00.100.000 I srv  stop: x"]
+    assert [sums(read("\n".join(mixed)))[:3]] == [EXPECTED]
+
+
+def test_starts_of_a_server_are_runs_of_their_own() -> None:
+    store = read("\n".join([*light(), *light()]))
+    assert [sums(store, run)[:3] for run in store.runs] == [EXPECTED] * 2
+    middle = [line for line in light() if " slot " in line]  # neither says that it starts
+    assert len(
+        read("\n".join([*middle, "9.00.000.000 I slot x: id  0 | task 1 | y", *middle])).runs
+    )
+
+
+def test_other_programs_between_the_lines_change_nothing() -> None:
+    lines = [f"llama-1  | {line}" for line in light()]
+    for i in range(len(lines), 0, -3):
+        lines.insert(i, "postgres-1  | 2026-08-15 19:02:11.123 UTC [1] LOG:  checkpoint starting")
+    store = read("\n".join(lines))
+    assert sums(store)[:3] == EXPECTED and not rules(store)
+
+
+def test_a_log_without_times_has_rounds_without_times() -> None:
+    lines = [line.split(" ", 2)[2] for line in light()]
+    store = read("\n".join(lines))
+    assert sums(store)[:3] == EXPECTED and len(store.rounds) == 13
+    assert all(store.rounds.row(i)["t_ms"] is None for i in range(13))
+    lines.insert(len(lines) // 2, "the answer came at 0.00.001.001 I think")
+    assert sums(read("\n".join(lines)))[:3] == EXPECTED
+
+
+def test_missing_lines_are_said_and_no_engine_is_accused() -> None:
+    light_part = [line for i, line in enumerate(light()) if "accepted  1/ 3" not in line]
+    store = read("\n".join(light_part))
+    assert rules(store) == ["log-lines-missing"]
+    assert sums(store)[:3] == EXPECTED
+    verbose = (DATA / "logs" / "verbose-plain.log").read_text().splitlines()
+    tokens = [i for i, line in enumerate(verbose) if "next token" in line]
+    for left_out in ([tokens[3]], tokens[4:9], [tokens[-1]]):
+        kept = [line for i, line in enumerate(verbose) if i not in left_out]
+        store = read("\n".join(kept))
+        assert "counters-contradict" not in rules(store)
+        assert ("log-lines-missing" in rules(store)) == (left_out[0] != tokens[-1])
+    positions = [row["pos0"] for i in range(len(store.rounds)) for row in [store.rounds.row(i)]]
+    assert positions[1:] == sorted(positions[1:])
+
+
+def test_lines_filtered_to_accepted_ones_are_rounds() -> None:
+    kept = [line for line in light() if "accepted " in line and "draft tokens" in line]
+    store = read("\n".join(kept))
+    assert (len(store.rounds), *sums(store)[1:3]) == (13, 36, 12)
+
+
+def test_a_build_that_tells_rounds_in_other_words() -> None:
+    text = "".join(
+        f"slot update_slots: id  3 | task 0 | accepted {a}/{d} draft tokens, new n_tokens = 700\n"
+        for a, d in ((1, 16), (2, 16), (16, 16), (3, 4))
+    )
+    store = read(text)
+    assert sums(store)[1:3] == (52, 22) and not rules(store)
+
+
+def test_lines_that_look_like_an_engines_are_counted() -> None:
+    lines = [
+        *light(),
+        "0.02.000.000 I slot print_timing: id  0 | task 0 | n_gen = many, tg = fast",
+        "",
+    ]
+    store = read("\n".join(lines))
+    (finding,) = [one for one in find(store) if one.rule == "log-unread"]
+    assert "1 of them" in finding.evidence and "n_gen = many" in finding.evidence
+    with pytest.raises(TraceFileError, match="1 lines cannot be read, the first is line 1: "):
+        read("0.02.000.000 I slot print_timing: id  0 | task 0 | n_gen = many, tg = fast\n")
+
+
+# -- vLLM and SGLang ---------------------------------------------------------------------------
+
+SPEC = (
+    "SpecDecoding metrics: Mean acceptance length: {mean}, Accepted throughput: 28.20 tokens/s, "
+    "Drafted throughput: 45.30 tokens/s, Accepted: {a} tokens, Drafted: {d} tokens, "
+    "Per-position acceptance rate: {rates}, Avg Draft acceptance rate: {rate}%"
+)
+
+
+def vllm(a: int, d: int, rates: list[float], head: str, steps: int) -> str:
+    rate = f"{100 * a / d:.1f}" if d else "nan"
+    mean = f"{1 + a / steps:.2f}"
+    shown = ", ".join(f"{one:.3f}" for one in rates)
+    return head + SPEC.format(mean=mean, a=a, d=d, rates=shown, rate=rate) + "\n"
+
+
+OLD_WORDS = """\
+INFO 04-01 10:00:00 [metrics.py:50] SpecDecoding metrics: Draft acceptance rate: 50.0%, \
+Accepted: 33 tokens, Drafted: 66 tokens
+INFO 03-30 10:00:00 [metrics.py:50] Speculative metrics: Draft acceptance rate: 1.000, \
+Number of accepted tokens: 66, Number of draft tokens: 66,\x20
+"""
+VLLM_HEAD = "(APIServer pid=4411) INFO 05-08 16:26:{:02} [metrics.py:101] "
+
+
+def test_intervals_of_vllm_have_their_right_values() -> None:
+    store = read((DATA / "logs" / "vllm.log").read_bytes())
+    names = ("draft_n", "draft_n_accepted", "num_spec_steps", "num_accepted_tokens_per_pos")
+    assert told(store, *names) == [(453, 282, 151, [124, 92, 66]), (453, 299, 151, [124, 102, 73])]
+    assert sums(store) == (None, 906, 581, 302)
+    first = store.runs[0]["requests"][0]
+    assert first["place"] == "engine 000, 05-08 16:26:29"
+    assert first["told"]["predicted_per_second"] == 124.5
+    assert first["record"]["accepted_per_second"] == 28.2
+    assert not rules(store)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (  # only the first position
+            vllm(30, 300, [0.3, 0, 0], VLLM_HEAD.format(1), 100),
+            [(300, 30, 100, [30, 0, 0])],
+        ),
+        (vllm(0, 300, [0, 0, 0], VLLM_HEAD.format(1), 100), [(300, 0, 100, [0, 0, 0])]),
+        (  # two engines, each with its own line before
+            "".join(
+                f"(APIServer pid=1) INFO 05-08 16:26:29 [loggers.py:271] Engine 00{i}: Avg prompt "
+                f"throughput: 5.0tokens/s, Avg generation throughput: 124.5tokens/s\n"
+                + vllm(60 + i, 200, [(60 + i) / 100, 0], VLLM_HEAD.format(29), 100)
+                for i in range(2)
+            ),
+            [(200, 60, 100, [60, 0]), (200, 61, 100, [61, 0])],
+        ),
+        (  # the words of April 2025
+            OLD_WORDS,
+            [(66, 33, None, None), (66, 66, None, None)],
+        ),
+        (  # the first generation counts on
+            "".join(
+                f"INFO 11-05 08:00:{i:02} metrics.py:400] Speculative metrics: Draft acceptance "
+                f"rate: 0.600, System efficiency: 0.500, Number of speculative tokens: 4, Number "
+                f"of accepted tokens: {60 * i}, Number of draft tokens: {100 * i}, Number of "
+                f"emitted tokens: {80 * i}.\n"
+                for i in (1, 2, 3)
+            ),
+            [(100, 60, 25, None)] * 3,
+        ),
+        (  # drafts of any length: neither the positions nor the mean tell how many
+            vllm(282, 455, [0.821, 0.609, 0.437], "vllm-1  | " + VLLM_HEAD.format(3), 151),
+            [(455, 282, 151, [124, 92, 66])],
+        ),
+    ],
+)
+def test_other_lines_of_vllm(text: str, expected: list[Any]) -> None:
+    access = '(APIServer pid=4411) INFO:     127.0.0.1:49754 - "POST /v1/chat/completions" 200 OK\n'
+    store = read(access + text.replace("\n", "\n" + access))
+    names = ("draft_n", "draft_n_accepted", "num_spec_steps", "num_accepted_tokens_per_pos")
+    assert told(store, *names) == expected
+    assert "log-unread" not in rules(store) and "counters-contradict" not in rules(store)
+    assert recognise(text.encode()) == "log"
+
+
+def test_an_impossible_line_of_vllm_is_not_read() -> None:
+    text = vllm(282, 453, [0.821, 0.609, 0.437], VLLM_HEAD.format(1), 151)
+    store = read(text + text.replace("Accepted: 282", "Accepted: 9999999999999"))
+    assert rules(store) == ["log-unread"] and sums(store)[1:3] == (453, 282)
+    store = read(text.replace("0.437", "0.937"))
+    assert rules(store) == ["counters-contradict"]
+
+
+def test_averages_of_sglang_have_no_counts() -> None:
+    store = read((DATA / "logs" / "sglang.log").read_bytes())
+    names = ("mean_acceptance_length", "draft_acceptance_rate", "predicted_per_second", "draft_n")
+    assert told(store, *names) == [(2.81, 0.6, 118.32, None), (2.65, 0.55, 112.07, None)]
+    assert sums(store) == (None, None, None, None)
+    more = (
+        "[2026-06-02 10:11:12 DP1 TP0] Decode batch. #running-req: 4, #token: 1822, token usage: "
+        "0.01, accept len: 1.00, gen throughput (token/s): 18.32, #queue-req: 0\n"
+        "[2026-06-02 10:11:13] Decode batch, #running-req: 1, gen throughput (token/s): 8.3\n"
+        "[2026-06-02 10:11:14] INFO:     127.0.0.1:40052 - \"POST /generate HTTP/1.1\" 200 OK\n"
+    )  # fmt: skip
+    store = read(more)
+    assert told(store, *names) == [(1.0, None, 18.32, None)]
+    assert store.runs[0]["requests"][0]["place"] == "rank 1, 2026-06-02 10:11:12"
+
+
+def test_requests_that_sglang_finished_have_counts() -> None:
+    meta = json.loads((DATA / "logs" / "sglang-spec.json").read_text())["meta_info"]
+    text = (
+        f"[2025-10-02 23:42:16] Finish: obj=GenerateReqInput(rid='5'), out={{'meta_info': {meta}}}"
+    )
+    store = read(text + "\n")
+    assert told(store, "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps") == [
+        (64, 69, 41, 23)
+    ]
+    assert recognise(text.encode()) == "log"
+
+
+def test_gauges_of_sglang_are_averages() -> None:
+    text = (
+        "# TYPE sglang:spec_accept_length gauge\n"
+        'sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.78\n'
+        "# TYPE sglang:spec_accept_rate gauge\n"
+        'sglang:spec_accept_rate{model_name="m",tp_rank="0"} 0.59\n'
+    )
+    assert recognise(text.encode()) == "prometheus"
+    store = TraceStore()
+    records.fill(store, text.encode(), "metrics.txt")
+    names = ("mean_acceptance_length", "draft_acceptance_rate", "draft_n")
+    assert told(store, *names) == [(2.78, 0.59, None)]
+
+
+# -- tables of mtp-bench -----------------------------------------------------------------------
+
+ROWS = "  {name:<18} pred={p:>4} draft={d:>4} acc={a:>4} rate={r} tok/s={s}\n"
+
+
+def table(rows: list[tuple[str, int, int, int, float]], total: int | None = None) -> str:
+    text = "".join(
+        ROWS.format(name=n, p=p, d=d, a=a, r=f"{a / d:.3f}" if d else "n/a", s=s)
+        for n, p, d, a, s in rows
+    )
+    if total is None:
+        return text
+    return (
+        text + f'\nAggregate: {{\n  "n_requests": 3,\n  "total_draft": {total},\n  "wall": 5\n}}\n'
+    )
+
+
+TABLE = [("code_python", 192, 153, 140, 103.2), ("summarize", 54, 48, 37, 70.5)]
+
+
+def test_a_table_has_a_sequence_for_each_prompt() -> None:
+    store = read((DATA / "logs" / "B1-mtpbench.txt").read_bytes())
+    assert sums(store) == (438, 357, 316, None) and not rules(store)
+    assert [r["prompt"] for r in store.runs[0]["requests"]] == [
+        "code_python", "code_cpp", "summarize"
+    ]  # fmt: skip
+    assert told(store, "predicted_per_second") == [(103.2,), (94.4,), (70.5,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "found"),
+    [
+        (table(TABLE), [(246, 201, 177)], []),
+        (table(TABLE, 201) + table(TABLE, 201), [(246, 201, 177)] * 2, []),
+        (table(TABLE) + table(TABLE), [(246, 201, 177)] * 2, []),
+        (table(TABLE, 300), [(246, 201, 177)], ["log-lines-missing"]),
+        (table([("plain", 192, 0, 0, 30.0)]), [(192, 0, 0)], []),
+        ("$ python3 mtp-bench.py\n" + table(TABLE, 201).replace("\n", "\r\n"),
+         [(246, 201, 177)], []),
+        (table(TABLE).replace("0.771", "0.171"), [(192, 153, 140)], ["counters-contradict"]),
+        (table(TABLE).replace("48", "4x"), [(246, None, None)], []),
+    ],
+)  # fmt: skip
+def test_other_tables(text: str, expected: list[Any], found: list[str]) -> None:
+    store = read(text)
+    assert [sums(store, run)[:3] for run in store.runs] == expected
+    assert rules(store) == found
+    assert recognise(text.encode()) == "log"
+
+
+# -- long logs -----------------------------------------------------------------------------------
+
+
+def test_more_requests_than_a_trace_holds_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.observe.rounds.log.MOST_REQUESTS", 16)
+    head = "1.02.{:03}.004 I slot print_timing: id  0 | task {} | "
+    line = "{head}draft acceptance = 0.5 (   30 accepted /    60 generated), mean len =  2.50\n"
+    store = read("".join(with_times(line, head.format(i, i)) for i in range(100)))
+    assert sums(store) == (10100, 6000, 3000, 2000)
+    assert len(store.runs[0]["requests"]) <= 16
+    assert store.runs[0]["requests"][0]["place"].startswith("the first ")
+
+
+def test_more_intervals_than_a_run_keeps_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.observe.files.line_logs.MOST_INTERVALS", 16)
+    heads = (VLLM_HEAD.format(i % 60) + f"Engine 00{i % 2}: " for i in range(100))
+    store = read("".join(vllm(30, 300, [0.3, 0, 0], head, 100) for head in heads))
+    assert sums(store) == (None, 30000, 3000, 10000)
+    assert len(store.runs[0]["requests"]) <= 17
+    batch = "[2026-06-02 10:11:12] Decode batch, accept len: {}, accept rate: 0.5, #queue-req: 0\n"
+    store = read("".join(batch.format(2 + i % 2) for i in range(64)))
+    assert {one for (one,) in told(store, "mean_acceptance_length")} == {2.0, 2.5, 3.0}
+    assert len(store.runs[0]["requests"]) <= 17
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("03-default-server-log/pasted-part.log", [(304, 306, 152, 153)]),
+        ("03-default-server-log/ik-build.log", [(304, 172, 152, None)]),
+        ("04-log-lines-with-prefix/compose.log", [(25, 36, 12, 12)]),
+        ("04-log-lines-with-prefix/journal.log", [(25, 36, 12, 12)]),
+        ("04-log-lines-with-prefix/router.log", [(25, 36, 12, 12)]),
+        ("04-log-lines-with-prefix/verbose-router.log", [(20, 30, 9, 10)]),
+    ],
+)
+def test_cases_have_their_right_values(name: str, expected: list[Any]) -> None:
+    store = TraceStore()
+    import_file(store, CASES / name)
+    assert [sums(store, run) for run in store.runs] == expected
+    assert not rules(store)
+
+
+def test_a_log_that_says_what_it_is_late_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "late.log"
+    access = 'INFO:     127.0.0.1:49754 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    text = access * 8000 + vllm(0, 300, [0, 0, 0], VLLM_HEAD.format(1), 100)
+    path.write_text(text)
+    store = TraceStore()
+    import_file(store, path)
+    assert sums(store)[1:3] == (300, 0)
+
+
+def test_what_is_no_log_says_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear all,\nacceptance is low.\n")
+    with pytest.raises(TraceFileError, match="neither a log with lines of rounds or sums"):
+        import_file(TraceStore(), path)
