@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.machine.transfer import upload_together
+from engine.machine.transfer import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class UBatch:
         parts = self.tokens, self.positions, self.outputs
         if device.type == "cpu":
             return UBatchTensors(*(torch.from_numpy(part) for part in parts))
-        return UBatchTensors(*upload_together(parts, device)[1])
+        return UBatchTensors(*Uploads().put(parts, device)[1])
 
 
 class UBatchTensors(NamedTuple):
