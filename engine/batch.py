@@ -92,6 +92,8 @@ def split_equal(
     sequential: sequences side by side must have ids that increase by exactly one.
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
+    if len(spans) == 1 and 0 < (n := len(spans[0].tokens)) <= n_ubatch:
+        return [UBatchPlan((0,), (0,), n, "all tokens")]
     done = [0] * len(spans)
     plans: list[UBatchPlan] = []
     while True:

@@ -88,7 +88,7 @@ class RecurrentCells:
         tails = [self.tail[seq] for seq in seqs]
         if first == NONE or tails != [*here] or self.src[first:stop] != tails:
             return None
-        if any([len(self.owners[cell]) > 1 for cell in here]):
+        if any(len(self.owners[cell]) > 1 for cell in here):
             return None
         return UBatchCells(first, tuple(tails), range(stop, stop), NONE)
 

@@ -405,7 +405,7 @@ class AttentionKV:
         which of these are not filler. None where they do."""
         table = self._table
         self._gathered = None
-        if all([table.last_position(seq) is not None for seq in seqs]):
+        if all(table.last_position(seq) is not None for seq in seqs):
             return None
         orders = []
         for seq in seqs:

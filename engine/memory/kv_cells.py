@@ -112,7 +112,7 @@ class CellTable:
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
         """`visible` of the newest tokens without a window, which have these cells
         [len(seqs), T]; None where it has to be searched for."""
-        if not all([self._is_in_order(self.stream(seq)) for seq in seqs]):
+        if not all(self._is_in_order(self.stream(seq)) for seq in seqs):
             return None
         return self._cell_numbers[:n] <= cells[:, :, None]
 

@@ -42,8 +42,9 @@ _FOREIGN: tuple[str, int | None] = ("stale", None)
 class _Step:
     """One forward pass between `begin` and `commit`.
 
-    cells: the bookkeeping as it will be, or as it is if sequences stay where they are. here: cells written. n_fresh: planes written with new
-    states. depths, n_carried: by row, the depth it will have and how many older states move on.
+    cells: the bookkeeping as it will be, or as it is if sequences stay where they are. here: cells
+    written. n_fresh: planes written with new states. depths, n_carried: by row, the depth it will
+    have and how many older states move on.
     states, windows: rows read as input, of windows and of other states. carried: rows that move on,
     None if there are none.
     moves: rows from and to which the states of idle cells move; moved: their sequences.
