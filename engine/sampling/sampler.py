@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,26 @@ RowDistribution = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties or a grammar are in force it
 depends on the tokens accepted so far: rows must be asked for in order, each before its token is
 accepted."""
+
+
+class SamplerState(NamedTuple):
+    """What a sampler will draw by. random: of its generator. The others as in Sampler."""
+
+    accepted: list[int]
+    history: list[int]
+    grammar: GrammarState | None
+    random: Mapping[str, Any]
+
+    def differs_from(self, plain: SamplerState) -> str:
+        """What is not as in a sampler which only drew the text: tokens, penalties, grammar or
+        random numbers; "" if nothing."""
+        if self.accepted != plain.accepted:
+            return "tokens"
+        if self.history != plain.history:
+            return "penalties"
+        if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
+            return "grammar"
+        return "" if self.random == plain.random else "random numbers"
 
 
 class Sampler:
@@ -77,17 +98,14 @@ class Sampler:
         self.grammar = other.grammar.clone() if other.grammar else None
         self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
 
-    def differs_from(self, plain: Sampler) -> str:
-        """What of the state is not that of a sampler which only drew the text: tokens, penalties,
-        grammar or random numbers; "" if nothing."""
-        if self.accepted != plain.accepted:
-            return "tokens"
-        if self._penalties.history != plain._penalties.history:
-            return "penalties"
-        if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
-            return "grammar"
-        mine, theirs = (one._random.bit_generator.state for one in (self, plain))
-        return "" if mine == theirs else "random numbers"
+    def state(self) -> SamplerState:
+        """What it will draw by; the grammar is its own and goes on."""
+        return SamplerState(
+            self.accepted.copy(),
+            self._penalties.history.copy(),
+            self.grammar,
+            self._random.bit_generator.state,
+        )
 
     def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
