@@ -17,12 +17,12 @@ from pathlib import Path
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
-from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.export_trace import ExportTrace, SaveTrace
 from app.saved.errors import log
 from app.saved.folders import hold, is_held, lock_path, unwritable
 from engine.errors import DraftscopeError
 from engine.trace.change_facts import change_facts
-from engine.trace.export import export_csv
+from engine.trace.export import SavedRows, append_csv
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -37,12 +37,14 @@ _JOIN_TIMEOUT = 5.0
 
 @dataclass
 class _SavedTrace:
-    """The autosave of one trace. saved, exported: how much of it the folder and exports hold.
+    """The autosave of one trace. saved, exported: how much of it the folder and exports hold. rows:
+    those in the folder, which new ones can follow.
     is_earlier: the trace is one of an earlier session, about which the user is not asked."""
 
     folder: Path
     lock: QLockFile | None = None
     saved: TraceMark | None = None
+    rows: SavedRows | None = None
     exported: TraceMark | None = None
     is_earlier: bool = False
 
@@ -68,7 +70,7 @@ class Autosave(QObject):
         self._stores, self._is_busy = stores, is_busy
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
-        self._job: ExportTrace | None = None
+        self._job: SaveTrace | None = None
         self.problem: CommandFailed | None = None
         """Why nothing could be saved the last time."""
         self._timer = QTimer(self)
@@ -163,7 +165,8 @@ class Autosave(QObject):
             try:
                 self._make_room(store)
                 mark = mark_of(store)
-                export_csv(store, self.folder_of(store))
+                copy = self._copy(store)
+                copy.rows = append_csv(store, copy.folder, copy.rows)
             except Exception as error:
                 self.problem = failure(error)
                 return self.problem
@@ -214,8 +217,8 @@ class Autosave(QObject):
             except DraftscopeError as error:
                 self._tell(failure(error))
             else:
-                folder = self.folder_of(store)
-                self._job = ExportTrace(store, folder)
+                copy = self._copy(store)
+                self._job = SaveTrace(store, copy.folder, copy.rows)
                 self._job.start(self._posted.emit)
 
     def _join(self) -> None:
@@ -225,13 +228,14 @@ class Autosave(QObject):
             self._job.join(_JOIN_TIMEOUT)
             self._job = None
 
-    def _receive(self, export: ExportTrace) -> None:
+    def _receive(self, export: SaveTrace) -> None:
         if export.failed is not None:
             self._waiting = []
             self._tell(export.failed)
         self._job = None
         if export.is_complete:
-            self._copy(export.store).saved = export.mark
+            copy = self._copy(export.store)
+            copy.saved, copy.rows = export.mark, export.saved
             self.problem = None
             self.saved.emit()
         self._save_next()

@@ -8,7 +8,7 @@ from app.engine_thread.events import mark_of
 from app.engine_thread.job import SideJob
 from app.engine_thread.status import EngineStatus
 from engine.progress import ReportProgress
-from engine.trace.export import export_csv
+from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.store import TraceStore
 
 
@@ -44,3 +44,17 @@ class ExportTrace(SideJob):
         status.exporting = False
         if self.is_complete:
             status.exported.emit(self)
+
+
+class SaveTrace(ExportTrace):
+    """Put what is new of a trace into the folder that holds `saved` of it, None = nothing."""
+
+    def __init__(self, store: TraceStore, folder: Path, saved: SavedRows | None) -> None:
+        super().__init__(store, folder)
+        self.saved = saved
+
+    def run(self, progress: ReportProgress) -> None:
+        self.saved = append_csv(
+            self.store, self.folder, self.saved, progress=progress, cancelled=self.cancelled.is_set
+        )
+        self.is_complete = True
