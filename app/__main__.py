@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from app.cli import output
 from app.cli.interruption import Interrupted, interrupt, on_signal
@@ -56,7 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.end()
 
 
+def leave_out_meta_kernels() -> None:
+    """Have `import torch` leave out a third of its work, torch._meta_registrations: shapes of
+    results for torch.compile and torch.export, which nothing here uses. No effect once torch is
+    imported."""
+    if "torch" not in sys.modules:
+        name = "torch._meta_registrations"
+        sys.modules.setdefault(name, ModuleType(name, "Left out by draftscope."))
+
+
 def _dispatch(argv: list[str]) -> int:
+    leave_out_meta_kernels()
     name, words = split_command(argv)
     module = import_module(module_of(name))
     parser = new_parser(name)
