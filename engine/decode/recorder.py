@@ -221,7 +221,7 @@ class Recorder:
             {**ids, "slot": slot.slot, "state": slot.state, "age": slot.age} for slot in slots
         )
         is_prompt = round_.is_prompt
-        rounds = dict(
+        row: dict[str, Any] = dict(
             seq_id=round_.seq_id,
             pos0=round_.pos0,
             drafter=round_.draft.drafter if round_.draft else "",
@@ -248,7 +248,7 @@ class Recorder:
             **columns,
             **clock.columns(round_.seq, n),
         )
-        rows["rounds"].append(rounds)
+        rows["rounds"].append(row)
 
     def _learn(self, round_: Round) -> None:
         target = round_.target

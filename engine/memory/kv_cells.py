@@ -114,7 +114,8 @@ class CellTable:
         [len(seqs), T]; None where it has to be searched for."""
         if not all(self._is_in_order(self.stream(seq)) for seq in seqs):
             return None
-        return self._cell_numbers[:n] <= cells[:, :, None]
+        found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
+        return found
 
     def visible(
         self,
