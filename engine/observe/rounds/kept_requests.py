@@ -33,6 +33,15 @@ def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
+def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of what was sent."""
+    return {
+        "settings": settings_of(body),
+        "prompt": prompt_text(body),
+        "messages": messages_of(body),
+    }
+
+
 def prompt_text(body: Mapping[str, Any]) -> str | None:
     """The prompt, where it is a text."""
     prompt = body.get("prompt", body.get("input"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.observe.rounds.stream_rounds import StreamedToken
 from engine.trace.step_sums import per_position
 
 _WHOLE = 1e-9
@@ -34,11 +35,12 @@ class RecordedRequest:
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i. per_step_*: one
-    entry for each verification, in order. chunks: ids and text of each
-    chunk of a stream. timings: figures of `engine.trace.timings.timings` that were given. derived:
-    figures that follow from others. record: the object itself. unknown: by path, what nothing was
-    made of. contradictions: keys, as the engine names them, of numbers that cannot all be right,
-    each with a sentence.
+    entry for each verification, in order. chunks: ids and text of each chunk of a stream. tokens:
+    of the output, prompt_ids: of the prompt, where they are given. text: the output, where tokens
+    do not tell it. asked: what was sent, as far as it is kept. timings: figures of
+    `engine.trace.timings.timings` that were given. derived: figures that follow from others.
+    record: the object itself. unknown: by path, what nothing was made of. contradictions: keys, as
+    the engine names them, of numbers that cannot all be right, each with a sentence.
     """
 
     engine: str
@@ -55,7 +57,11 @@ class RecordedRequest:
     per_pos: list[int] | None = None
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
-    chunks: list[tuple[list[int], str]] | None = None
+    chunks: Sequence[tuple[Sequence[int], str]] = ()
+    tokens: Sequence[StreamedToken] = ()
+    prompt_ids: Sequence[int] = ()
+    text: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
