@@ -40,7 +40,8 @@ class ProxyRun:
     ) -> None:
         """Listen, and begin a run. port: 0 is any free one. adds_fields: ask for what tells rounds
         where a client does not. log: file that the server writes its log into, joined to the
-        rounds. facts: JSON-able, whatever else is known of the run.
+        rounds. facts: JSON-able, whatever else is known of the run. Other engines than llama-server
+        would refuse such fields, or not know them, so theirs pass unchanged.
 
         Raises OptionError for addresses that are none or cannot be listened at, and for a log that
         cannot be read.
@@ -50,6 +51,7 @@ class ProxyRun:
         self._open: dict[int, ObservedRequest] = {}
         self._log = JoinedLog(log) if log is not None else None
         self._queue = ExchangeQueue()
+        adds_fields &= server.is_llama_server or server.engine == "llama-swap"
         self._proxy = Proxy(server.address, self._queue, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
         self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)

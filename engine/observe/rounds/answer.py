@@ -16,6 +16,7 @@ from engine.observe.rounds.withheld_tokens import PlaneReach
 
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
+    from engine.observe.files.records.request import RecordedRequest
 
 _MOST_PARTS = 1 << 16
 _END = 64
@@ -176,6 +177,8 @@ class Answer:
         self._told: Timings | None = None
         self._n_untimed = self._n_text = 0
         self._emitted = EmittedTokens()
+        self.record: RecordedRequest | None = None
+        """What a reply without timings says of itself."""
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None

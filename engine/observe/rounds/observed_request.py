@@ -38,6 +38,8 @@ class ObservedRequest:
             "complete": False,
             **asked_facts(body),
         }
+        if isinstance(model := body.get("model"), str):
+            self.known["model"] = model[:1000]
         if run.has_room:
             self._answer(0)
         else:
@@ -206,7 +208,7 @@ class ObservedRequest:
         for answer, request in zip(self._answers.values(), found, strict=True):
             if self._counting:
                 answer.known["engine"] = request.engine or engine_of(self._counting[0])
-            figures = request.figures()
+            answer.record, figures = request, request.figures()
             if any(value is not None for value in figures.values()):
                 answer.known.update(told=figures, record=request.record)
             for keys, sentence in request.contradictions:

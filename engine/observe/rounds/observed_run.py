@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from engine.observe.rounds.counters import (
     DRAFTED,
     PREDICTED,
     PROMPT,
+    Movement,
     counted,
     differences,
     movement,
@@ -40,20 +41,31 @@ if TYPE_CHECKING:
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
 
+LLAMA_SERVER = "llama-server"
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
 _MOST_SEQUENCES = 1 << 16
+_MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
 class ServerFacts:
     """What is known of a server before the first request. props, models: its replies to /props and
-    /v1/models as they came, empty where it gave none. No keys, no headers of requests."""
+    /v1/models as they came, empty where it gave none; of a server with several models, what it says
+    of the one in use. model: its name, where requests have to name it. about: a sentence on how it
+    was chosen. No keys, no headers of requests."""
 
     address: str
-    engine: str = "llama-server"
+    engine: str = LLAMA_SERVER
     props: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    about: str = ""
+
+    @property
+    def is_llama_server(self) -> bool:
+        """Whether it has the endpoints of llama-server."""
+        return self.engine == LLAMA_SERVER
 
 
 class ObservedRun:
@@ -90,6 +102,7 @@ class ObservedRun:
         self._n_ready = self._n_looks_left = 0
         self._patience_ms = patience_ms
         self._log: LogReader | None = None
+        self._moved: Movement | None = None
         self._in_log: set[int] = set()
         self._writer = TraceWriter.begin(
             store,
@@ -97,7 +110,7 @@ class ObservedRun:
             {
                 "attachment": attachment,
                 "server": server_of(server.address, server.props),
-                "model": model_of(server.props, server.models),
+                "model": model_of(server.props, server.models, server.model),
                 "requests": [],
                 "observed_findings": [],
             }
@@ -108,6 +121,11 @@ class ObservedRun:
         self._rows = RowWriter(self._writer, self._reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
+
+    @property
+    def requests(self) -> Sequence[ObservedRequest]:
+        """So far, in the order in which they were sent."""
+        return self._requests
 
     @property
     def ended(self) -> bool:
@@ -177,6 +195,8 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
+        if self._learn_sums(moved):
+            return
         if not all(one.is_last and one.told is not None for one in self._answers):
             return  # of some requests not even sums are known
         if all(one.has_rows for one in self._answers):
@@ -196,6 +216,27 @@ class ObservedRun:
                 "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
+
+    def _learn_sums(self, moved: Movement) -> bool:
+        """Take how far the server's counters moved as the run's figures, where its replies say
+        nothing of speculation; whether they do not."""
+        if any(answer.told is not None for answer in self._answers) or not self._answers:
+            return False
+        self._moved = moved
+        return True
+
+    def _plain_figures(self) -> dict[str, Any] | None:
+        """Figures of replies without timings, None where not all are such."""
+        records = [answer.record for answer in self._answers if answer.record is not None]
+        if not records or len(records) < len(self._answers):
+            return None
+        from engine.observe.files.records.request import sum_figures, sums_of
+
+        figures = sum_figures(records)
+        if figures.get("num_draft_tokens") is None and self._moved is not None:
+            known = sum_figures([sums_of(self._moved)])
+            figures |= {name: value for name, value in known.items() if figures.get(name) is None}
+        return figures
 
     def find(
         self,
@@ -230,11 +271,17 @@ class ObservedRun:
         self.release(math.inf)
         if self._log is not None:
             self._writer.facts.add_to("observed_findings", *self._log.unread)
+        if self._writer.facts.model is None:
+            named = (answer.known.get("model") for answer in self._answers)
+            if names := list(dict.fromkeys(filter(None, named))):
+                self._writer.set_facts(model={"name": ", ".join(names[:_MOST_NAMED]), "meta": {}})
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:
             has_rows = [one.has_rows for one in self._answers if one.told is not None]
             self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
+        elif (figures := self._plain_figures()) is not None:
+            self._writer.set_facts(told=figures)
         self._rows.fill_in()
         if self._rows.n_merged:
             self._writer.set_facts(merged_rows=self._rows.n_merged)

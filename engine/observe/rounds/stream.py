@@ -87,7 +87,7 @@ class Chunk:
 
 
 class EventReader:
-    """A stream of server-sent events, or a JSON reply in one piece.
+    """A stream of server-sent events or of lines of JSON, or a JSON reply in one piece.
 
     n_events: events with data that came as a whole; neither comments nor pings count.
     """
@@ -99,7 +99,8 @@ class EventReader:
         self._n_rest = self._n_event = 0
         self._data: list[bytes] = []
         self._is_stream: bool | None = None
-        if "event-stream" in content_type:
+        self._is_lines = "ndjson" in content_type or "jsonl" in content_type
+        if "event-stream" in content_type or self._is_lines:
             self._is_stream = True
         elif "json" in content_type:
             self._is_stream = False
@@ -123,7 +124,9 @@ class EventReader:
         rest = lines.pop() + (b"\r" if held else b"")
         self._parts, self._n_rest = [rest], len(rest)
         for line in lines:
-            if line:
+            if self._is_lines:
+                yield from self._line(line)
+            elif line:
                 self._field(line)
             else:
                 yield from self._event()
@@ -137,8 +140,16 @@ class EventReader:
         if self._is_stream is False:
             if data.strip():
                 yield from chunks(read_json(data))
+        elif self._is_lines:
+            yield from self._line(data)
         elif data == b"\r":
             yield from self._event()
+
+    def _line(self, line: bytes) -> Iterator[Chunk]:
+        """A line that is an event by itself."""
+        if line.strip():
+            self.n_events += 1
+            yield from chunks(read_json(line))
 
     def _field(self, line: bytes) -> None:
         """A line of an event. Only its data matter (HTML standard, 9.2.6)."""

@@ -90,6 +90,7 @@ class ServerRun:
         self.uncounted = ""
         """Why they say nothing of this run, one sentence."""
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
+        self._can_resume = server.is_llama_server
         self._raw = [request.raw for request in requests]
         self._log = JoinedLog(log) if log is not None else None
         self.observed = ObservedRun(trace, "ask", server, **facts)
@@ -301,7 +302,7 @@ class ServerRun:
                 continue
             request, number = self._requests[i], len(self._sent)
             observed = self.observed.request(request.path, self._raw[i], self._ms())
-            name = uuid.uuid4().hex
+            name = uuid.uuid4().hex if self._can_resume else None
             end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
             self._sent.append(_Sent(request.text, observed, end))
 

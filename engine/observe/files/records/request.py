@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
 from engine.observe.rounds.stream_rounds import StreamedToken
 from engine.trace.step_sums import per_position
 
@@ -203,6 +204,21 @@ class RecordedRequest:
         """The figures of `engine.trace.timings.summary` that the record has or that follow from
         it; the others are None. Empty where the record contradicts itself."""
         return {} if self.contradictions else sum_figures([self])
+
+
+def sums_of(moved: Movement) -> RecordedRequest:
+    """How far the counters of a server moved."""
+    found = RecordedRequest("", "")
+    found.num_spec_steps = moved.count(DRAFTS)
+    found.num_draft_tokens = moved.count(DRAFTED)
+    found.num_accepted_draft_tokens = moved.count(ACCEPTED)
+    found.per_pos = [int(one) for one in moved.per_position] or None
+    if found.num_spec_steps is None:
+        found.per_pos = None
+    for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
+        if (value := moved.count(counter)) is not None:
+            found.timings[name] = value
+    return found
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
