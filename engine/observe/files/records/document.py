@@ -169,7 +169,7 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
-            if key is None and line[0] in "{[" and line[-1] in "}]":  # damaged, and not cut
+            if key is None and line[0] in "{[" and _is_balanced(line):  # damaged, and not cut
                 _parse_line(line, name, number)
             left.add(number, line)
             at = stop
@@ -193,6 +193,10 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             raise TraceFileError(f"{name} is empty.", _REMEDY)
         raise _invalid(name, f"line {whole.line}", whole)
     return found, left.sentence
+
+
+def _is_balanced(line: str) -> bool:
+    return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
 
 
 def _parse_line(line: str, name: str, number: int) -> Any:
