@@ -22,7 +22,7 @@ from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.rounds.stream import server_words
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
-from engine.observe.server.limits import Awaited, TimeLimits
+from engine.observe.server.limits import Awaited, TimeLimits, Wait
 from engine.observe.server.models import (
     OPENAI,
     VERSIONS,
@@ -457,8 +457,12 @@ class ServerClient:
             async with exchange(
                 self._connected(), method, path, awaited, connect_s=limit, head_s=head_s, json=body
             ) as response:
-                raw = await read_body(response, _LARGEST_FACTS)
+                async with asyncio.timeout(limit):
+                    raw = await read_body(response, _LARGEST_FACTS)
                 return response.status_code, response.headers, raw
+        except TimeoutError as error:
+            what = f"the reply of {self.address}{path.partition('?')[0]}"
+            raise Wait(what, limit, "--connect-timeout", perf_counter()).error from error
         except OverLong as error:
             raise foreign(self.address, path) from error
         except (httpx.TransportError, ssl.SSLError, OSError) as error:

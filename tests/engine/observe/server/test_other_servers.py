@@ -21,6 +21,7 @@ from engine.trace.timings import summary
 from tests.support.scripted_server import (
     LOADING,
     Hold,
+    Raw,
     Reply,
     ScriptedServer,
     error_reply,
@@ -294,13 +295,15 @@ def test_a_model_that_is_loaded_on_request_is_waited_for(server: ScriptedServer)
         assert client.facts().model == "a"
     assert [one.query.get("model") for one in server.of("/props")] == [None, "a", "a", "a"]
     hold = Hold()
-    server.script("/v1/models", listed(a="unloaded"))
-    server.script("/props", json_reply(ROUTER), Reply([hold], 200))
-    with (
-        ServerClient(server.url, None, TimeLimits(timeout=0.2), model="a") as client,
-        pytest.raises(ServerTimeoutError, match=r"more than 0\.2 s"),
-    ):
-        client.facts()
+    for slow in (Raw(lambda: [hold]), Reply([hold])):  # no head, and a head without a body
+        server.script("/v1/models", listed(a="unloaded"))
+        server.script("/props", json_reply(ROUTER), slow)
+        limits = TimeLimits(connect_timeout=0.3, timeout=0.3)
+        with (
+            ServerClient(server.url, None, limits, model="a") as client,
+            pytest.raises(ServerTimeoutError, match=r"more than 0\.3 s"),
+        ):
+            client.facts()
     hold.release()
 
 
