@@ -92,7 +92,7 @@ class ApiKeyError(ServerError):
 
 
 class ServerModelError(ServerError):
-    """A server of several models, or of none, that was not told which of them is meant."""
+    """A server of several models, or of none, where it is not said which of them is meant."""
 
 
 class ServerTimeoutError(ServerError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import DraftscopeError, OptionError
+from engine.observe.files.records.replies import PlainReplies
 from engine.observe.proxy.exchange_queue import ExchangeEvent, ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.rounds.observed_request import ObservedRequest
@@ -54,7 +55,9 @@ class ProxyRun:
         adds_fields &= server.is_llama_server or server.engine == "llama-swap"
         self._proxy = Proxy(server.address, self._queue, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
-        self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
+        self.observed = ObservedRun(
+            trace, "proxy", server, plain=PlainReplies(), listens_at=self._proxy.url, **facts
+        )
         self.run_id = self.observed.run_id
         if self._log is not None:
             self._log.follow(self.observed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign_numbers import is_whole
+from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
@@ -16,7 +17,6 @@ from engine.observe.rounds.withheld_tokens import PlaneReach
 
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
-    from engine.observe.files.records.request import RecordedRequest
 
 _MOST_PARTS = 1 << 16
 _END = 64
@@ -26,12 +26,38 @@ MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
 
+class PlainRecord(Protocol):
+    """What an answer without timings says of itself, see
+    engine.observe.files.records.request.RecordedRequest."""
+
+    engine: str
+    record: dict[str, Any]
+    contradictions: list[tuple[tuple[str, ...], str]]
+
+    def figures(self) -> dict[str, Any]: ...
+
+
+class PlainReader(Protocol):
+    """Reads what other engines say of speculation; in `engine.observe.files.records`, which
+    knows their records."""
+
+    def answers(
+        self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
+    ) -> Iterable[PlainRecord]:
+        """What is known of each answer of a reply. events: those that may have counts."""
+
+    def figures(self, records: Sequence[Any], moved: Movement | None) -> dict[str, Any]:
+        """Of several such answers together, and of how far the server's counters moved where they
+        say nothing of speculation."""
+
+
 class RequestRun(Protocol):
     """The run that requests and their answers are part of. raw: what is kept of them as it came,
-    None for nothing."""
+    None for nothing. plain: reads replies without timings, None for not at all."""
 
     vocabulary: Tokenizer | None
     raw: RawStore | None
+    plain: PlainReader | None
 
     @property
     def has_room(self) -> bool:
@@ -177,7 +203,7 @@ class Answer:
         self._told: Timings | None = None
         self._n_untimed = self._n_text = 0
         self._emitted = EmittedTokens()
-        self.record: RecordedRequest | None = None
+        self.record: PlainRecord | None = None
         """What a reply without timings says of itself."""
         self._n_written = 0
         self._over_ms = math.inf

@@ -197,17 +197,14 @@ class ObservedRequest:
 
     def _count(self) -> None:
         """What a reply without timings says of its tokens and of speculation."""
-        if not self._answers or any(one.told is not None for one in self._answers.values()):
+        plain, answers = self._run.plain, self._answers
+        if plain is None or any(one.told is not None for one in answers.values()):
             return
-        # which write through here
-        from engine.observe.files.records.replies import counts_in, engine_of, recorded
-
-        counts = counts_in(self._counting)
-        tokens = {index: answer.emitted for index, answer in self._answers.items()}
-        found = recorded(tokens, {0: counts} if counts is not None else {})
-        for answer, request in zip(self._answers.values(), found, strict=True):
-            if self._counting:
-                answer.known["engine"] = request.engine or engine_of(self._counting[0])
+        tokens = {index: answer.emitted for index, answer in answers.items()}
+        found = plain.answers(tokens, self._counting)
+        for answer, request in zip(answers.values(), found, strict=True):
+            if request.engine:
+                answer.known["engine"] = request.engine
             answer.record, figures = request, request.figures()
             if any(value is not None for value in figures.values()):
                 answer.known.update(told=figures, record=request.record)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.observe.rounds.answer import Answer
+from engine.observe.rounds.answer import Answer, PlainReader
 from engine.observe.rounds.counters import (
     ACCEPTED,
     DRAFTED,
@@ -42,6 +42,8 @@ Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
 
 LLAMA_SERVER = "llama-server"
+OTHER_ENGINES = {"vllm", "sglang", "tensorrt-llm", "ollama", "lm-studio", "llama-swap", "openai"}
+"""Engines of servers that are not llama-server; openai is one that does not say which it is."""
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
 _MOST_SEQUENCES = 1 << 16
@@ -81,6 +83,7 @@ class ObservedRun:
         known: ObservedRun | None = None,
         keep_raw: bool = True,
         vocabulary: Tokenizer | None = None,
+        plain: PlainReader | None = None,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.
@@ -88,9 +91,9 @@ class ObservedRun:
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not given.
+        for ids that are not given. plain: reads replies of other engines.
         """
-        self.server = server
+        self.server, self.plain = server, plain
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
         self._reach = known.reach if known is not None else PlaneReach()
@@ -228,15 +231,9 @@ class ObservedRun:
     def _plain_figures(self) -> dict[str, Any] | None:
         """Figures of replies without timings, None where not all are such."""
         records = [answer.record for answer in self._answers if answer.record is not None]
-        if not records or len(records) < len(self._answers):
+        if self.plain is None or not records or len(records) < len(self._answers):
             return None
-        from engine.observe.files.records.request import sum_figures, sums_of
-
-        figures = sum_figures(records)
-        if figures.get("num_draft_tokens") is None and self._moved is not None:
-            known = sum_figures([sums_of(self._moved)])
-            figures |= {name: value for name, value in known.items() if figures.get(name) is None}
-        return figures
+        return self.plain.figures(records, self._moved)
 
     def find(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import OptionError, ServerError
+from engine.observe.files.records.replies import PlainReplies
 from engine.observe.rounds.counters import Counters, Movement, movement, read_counters
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
@@ -93,7 +94,7 @@ class ServerRun:
         self._can_resume = server.is_llama_server
         self._raw = [request.raw for request in requests]
         self._log = JoinedLog(log) if log is not None else None
-        self.observed = ObservedRun(trace, "ask", server, **facts)
+        self.observed = ObservedRun(trace, "ask", server, plain=PlainReplies(), **facts)
         self.run_id = self.observed.run_id
         if self._log is not None:
             self._log.follow(self.observed)

@@ -4,15 +4,16 @@ without timings says of its tokens."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
-from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
 from engine.observe.rounds.answer import EmittedTokens
+from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import stop_of
 from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
 
@@ -118,6 +119,29 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
             open_ones = [*open_ones[1 - _MOST_OPEN :], reply]
         reply.add(event)
     yield from found
+
+
+class PlainReplies:
+    """Reads replies without timings for a run, see engine.observe.rounds.answer.PlainReader."""
+
+    def answers(
+        self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
+    ) -> Iterable[RecordedRequest]:
+        """What is known of each answer of a reply."""
+        if not tokens:
+            return
+        counts = counts_in(events)
+        for one in recorded(tokens, {0: counts} if counts is not None else {}):
+            one.engine = one.engine or (engine_of(events[0]) if events else "")
+            yield one
+
+    def figures(self, records: Sequence[RecordedRequest], moved: Movement | None) -> dict[str, Any]:
+        """Figures of several answers together."""
+        found = sum_figures(records)
+        if found.get("num_draft_tokens") is None and moved is not None:
+            known = sum_figures([sums_of(moved)])
+            found |= {name: value for name, value in known.items() if found.get(name) is None}
+        return found
 
 
 def recorded(
