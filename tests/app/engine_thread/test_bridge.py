@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import shiboken6
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.engine_thread.jobs.open_model import OpenModel
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.files import ExportTrace
+from app.engine_thread.jobs.opening import OpenModel
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
@@ -333,7 +334,7 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
             time.sleep(0.001)
         raise Cancelled
 
-    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", export_csv)
     exported: list[object] = []
     bridge.exported.connect(exported.append)
     bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
@@ -350,10 +351,29 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
     def export_csv(*_: object, **__: object) -> None:
         raise GeneratorExit
 
-    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", export_csv)
     failed: list[events.CommandFailed] = []
     bridge.failed.connect(failed.append)
     with job_ends(qtbot, bridge, ExportTrace):
         bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
     assert [one.message for one in failed] == ["The engine failed: GeneratorExit: ."]
     assert not bridge.exporting
+
+
+def test_a_job_that_outlives_the_window_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(
+        "app.engine_thread.jobs.export_trace.export_csv", lambda *_, **__: goes_on.wait()
+    )
+    ended: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    bridge = Bridge(FakeEngine())
+    job = ExportTrace(bridge.store, tmp_path / "out")
+    bridge.ask(job)
+    bridge.close(timeout=0.01)
+    shiboken6.delete(bridge)
+    goes_on.set()
+    assert job.join(60)
+    assert ended == []

@@ -10,14 +10,14 @@ import pytest
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.read_trace import ReadTrace
-from app.engine_thread.jobs.triage_runs import TriageRuns
+from app.engine_thread.jobs.files import ReadTrace
+from app.engine_thread.jobs.judging import TriageRuns
 from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.observed_facts import observed_text
-from app.trace_models.position import Position
+from app.trace_models.run_facts import observed_text
+from app.trace_models.run_rows import Position
 from app.window.window import MainWindow
 from engine.observe.files.records import fill
 from engine.trace.export import export_csv
@@ -25,6 +25,8 @@ from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.window_acts import job_ends, messages
+
+pytestmark = pytest.mark.shares_window
 
 RECORDS = Path(__file__).parents[2] / "data" / "records"
 FILES = sorted(path.name for path in RECORDS.iterdir())
@@ -105,7 +107,10 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert rates.tolist() == pytest.approx([8 / 12, 5 / 12, 3 / 12])
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
-    assert plots["what_if"].empty.words[0] == "Not observed"
+    estimate = plots["what_if"]
+    opened.docks["what_if"].show()
+    opened.docks["what_if"].raise_()
+    qtbot.waitUntil(lambda: estimate.empty.words[0] == "Not observed")
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     words = ("Not observed", "tensorrt-llm does not report the tokens.")
     qtbot.waitUntil(lambda: tokens.currentWidget().words == words)

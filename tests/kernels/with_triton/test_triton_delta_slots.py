@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernels.recurrence.delta_rule import naive, with_triton
-from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from kernels.recurrence.with_triton import FEW_TOKENS, MAX_SLOTS
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make, strided
@@ -20,8 +19,8 @@ F32 = 1e-11
 def _wide_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter pays for each program: there one holds a whole state."""
     if device == "cpu":
-        monkeypatch.setattr(recurrence, "NARROW", 128)
-        monkeypatch.setattr(recurrence, "WIDE", 128)
+        monkeypatch.setattr(with_triton, "NARROW", 128)
+        monkeypatch.setattr(with_triton, "WIDE", 128)
 
 
 def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
@@ -36,10 +35,8 @@ def run(inputs, pool: Pool, grouped: bool = False) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("n_tokens", "n", "over"),
-    [(1, 1, None), (1, 1, 0), (3, 1, -1), (3, 3, None), (3, 3, 0), (3, 3, -1), (5, 2, -1)],
-)
+@pytest.mark.parametrize("over", [None, 0, -1])
+@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (3, 3), (5, 2)])
 def test_states_come_from_rows_and_go_to_rows(device, n_tokens, n, over, layout):
     """All others stay as they are, also the row read unless it is written."""
     inputs = make(2, 8, n_tokens, 3, lowest_g=-1.0, d_v=12)
@@ -70,7 +67,7 @@ def test_heads_gates_and_strides(device, n_tokens, grouped, kda):
 @pytest.mark.parametrize("width", [4, 8])
 def test_states_in_several_programs_that_write_where_they_read(device, monkeypatch, width, kda):
     for name in ("NARROW", "WIDE"):
-        monkeypatch.setattr(recurrence, name, width)
+        monkeypatch.setattr(with_triton, name, width)
     inputs = make(1, 12, 3, 2, repeat=2, kda=kda, d_v=20)
     pool = scattered(inputs.state, 3, over=1).to(device)
     o = run(inputs.to(device), pool, grouped=True)
@@ -81,7 +78,7 @@ def test_states_in_several_programs_that_write_where_they_read(device, monkeypat
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (6, 2), (FEW_TOKENS, 3)])
+@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (FEW_TOKENS, 2)])
 def test_the_bits_are_those_of_states_given_as_tensors(device, n_tokens, n, kda):
     inputs = make(2, 16, n_tokens, 2, kda=kda, lowest_g=-1.0)
     pool, given = scattered(inputs.state, n, over=-1).to(device), inputs.to(device)

@@ -9,12 +9,14 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.panels.drafter.drafter_view import DrafterView
+from app.panels.drafter import DrafterView
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
 from tests.support.window_acts import settle
+
+pytestmark = pytest.mark.shares_window
 
 
 def add_drafts(
