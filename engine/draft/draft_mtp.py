@@ -125,7 +125,8 @@ def make(inputs: DrafterInputs) -> DraftMtp:
     if head is None:
         raise OptionError(
             f"draft-mtp needs an MTP head, and {config.name} has none.",
-            "Choose draft-simple with a draft model, or a file with nextn tensors.",
+            "Give its MTP block as a file of its own with -md, open a file with nextn tensors, or "
+            "use draft-simple with a draft model.",
         )
     memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
     return DraftMtp(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import loaded_bytes
-from engine.model.tensors import check_tensors
+from engine.model.tensors import check_tensors, unused_blocks
 from engine.size_text import size_text
 
 SMALL_MODEL = 64_000_000
@@ -67,10 +67,11 @@ class ModelInfo:
         return asdict(self)
 
 
-def describe(file: GgufFile) -> ModelInfo:
+def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
     """Describe the model in `file` from its metadata and tensor directory alone.
 
-    Raises UnsupportedModelError or ModelFileError where loading would.
+    has_mtp_file: whether an MTP block of another file is used instead of its own, which then takes
+    no memory. Raises UnsupportedModelError or ModelFileError where loading would.
     """
     config = read_config(file)
     check_tensors(file, config)
@@ -82,6 +83,11 @@ def describe(file: GgufFile) -> ModelInfo:
     states = [size for block in config.blocks for size in block.states().values()]
     state = sum(size.n_bytes for size in states)
     log = sum(size.entry_bytes for size in states)
+    n_mtp = config.n_mtp + config.n_unused_mtp
+    if has_mtp_file:
+        config = replace(config, mtp=None, n_unused_mtp=n_mtp)
+    unused = unused_blocks(config)
+    loaded = {name: one for name, one in file.tensors.items() if not name.startswith(unused)}
     of_head = config.mtp.block.cells() if config.mtp else None
     return ModelInfo(
         architecture=config.architecture,
@@ -97,12 +103,14 @@ def describe(file: GgufFile) -> ModelInfo:
                 _quantisation(by_block[index]),
                 sum(tensor.n_bytes for tensor in by_block[index]),
             )
-            for index in range(config.n_layer + config.n_mtp)
+            for index in range(config.n_layer + n_mtp)
+            if by_block[index]
         ),
         quant_mix=_bytes_by_type(file.tensors.values()),
-        loaded_bytes=loaded_bytes(file.tensors),
+        loaded_bytes=loaded_bytes(loaded),
         rollback=_rollback(recurrent, state, log),
-        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state),
+        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state)
+        + ("; of two MTP blocks none drafts there" if n_mtp > 1 else ""),
         state_bytes=state,
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),

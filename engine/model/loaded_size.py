@@ -55,13 +55,13 @@ def is_expanded(type: str) -> bool:
 
 def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> int:
     # the experts of a layer stay in their blocks together, or not at all
-    experts = {name: t for name, t in tensors.items() if "_exps." in name}
-    expanded = {_block(name) for name, t in experts.items() if not _stays(t, mode)}
+    experts = {name: t for name, t in tensors.items() if "_exps.weight" in name}
+    expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, mode)}
     total = 0
     for name, tensor in tensors.items():
-        if name == TABLE:  # it stays in the file
+        if name == TABLE or name.endswith((".scale", ".input_scale")):  # in the file; in the matrix
             continue
-        stays = _stays(tensor, mode) and not (name in experts and _block(name) in expanded)
+        stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):
             total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
@@ -74,7 +74,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
     if not has_head:
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
-        if mode.startswith("int8") or (mode == "bf16" and not _stays(table, mode)):
+        if mode.startswith("int8") or (mode == "bf16" and not _stays(tensors, table, mode)):
             total += _packed(table, mode, False)
     return total
 
@@ -90,7 +90,9 @@ def _block(name: str) -> str:
     return name.split(".ffn_")[0]
 
 
-def _stays(tensor: TensorInfo, mode: str) -> bool:
+def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, mode: str) -> bool:
+    if tensor.name.removesuffix(".weight") + ".scale" in tensors:
+        return False
     return tensor.type.name in (_INTEGER_BLOCKS if mode == "q8" else _BLOCKS)
 
 

@@ -20,6 +20,7 @@ from engine.experiments.sweep.plan import SweepJob
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
 from engine.machine.huge_pages import wait_for_huge_pages
+from engine.model.drafters.mtp_file import DRAFT_MTP
 from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run
@@ -87,6 +88,8 @@ class SweepWorker:
         device = resolve_device(job.setting(keys.DEVICE))
         wanted = (target, job.setting(keys.COMPUTE), device)
         serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
+        if draft is None and self._session and DRAFT_MTP in self._session.drafts:
+            serves = False  # the model's own MTP block is asked for
         if self._session and serves and not self._session.files.changed:
             return self._session
         self._session, self._loaded = None, ()  # memory for the next one

@@ -17,11 +17,12 @@ from engine.model.limits import MAX_LAYERS, REMEDY
 from engine.model.loaded_size import loaded_bytes
 from engine.model.parts import CellSize, ResidualStream, Shapes
 from engine.model.rope import ROPE_FACTORS
+from engine.model.tensors import hold_to_shapes
 
 D2T = "d2t"
 """Tensor with the target's id of every row of the head, int64."""
 _NOT_KEPT = (D2T, ROPE_FACTORS)
-_OTHER_TARGET = "Choose a drafter that was made for this target."
+OTHER_TARGET = "Choose a drafter that was made for this target."
 
 
 class DrafterConfig(Protocol):
@@ -80,14 +81,14 @@ def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
         raise UnsupportedModelError(
             f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
             " several streams do.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     outside = [i for i in layers if not 0 <= i <= config.n_layer]
     if outside:
         raise UnsupportedModelError(
             f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
             f"0..{config.n_layer - 1}, with {config.n_layer} for the row after its final norm.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
 
 
@@ -116,13 +117,13 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
         raise UnsupportedModelError(
             f"{name} reads rows of {config.n_target} numbers, and those of {target.name} have "
             f"{target.n_embd}.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     if target.n_layer in config.taps and not config.reads_behind_norm:
         raise UnsupportedModelError(
             f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
             f"0..{target.n_layer - 1}.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     check_taps(target, config.taps, name)
     shapes = config.shapes(tensors, target.n_vocab, n_drafted(file, target.n_vocab))
@@ -131,7 +132,7 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             raise UnsupportedModelError(
                 f"{name} has no {tensor}, and that of {target.name} is {target.n_embd} numbers "
                 f"wide where {config.n_embd} are needed.",
-                _OTHER_TARGET,
+                OTHER_TARGET,
             )
     if D2T in tensors and "output.weight" not in shapes:
         raise ModelFileError(
@@ -140,19 +141,8 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             "there is no head of the drafter's own to go with it",
             REMEDY,
         )
-    for tensor, shape in shapes.items():
-        info = tensors.get(tensor)
-        if info is None:
-            raise ModelFileError(file.path, f"tensor {tensor}", "the tensor is missing", REMEDY)
-        if not info.fits(shape):
-            what = f"shape {list(info.shape)} where {list(shape)} is needed"
-            raise ModelFileError(file.path, f"tensor {tensor}", what, REMEDY)
-    for tensor in tensors:
-        if tensor != D2T and tensor not in shapes:
-            raise UnsupportedModelError(
-                f"{name}: the tensor {tensor} has no place in this drafter as it runs here.",
-                "Convert the drafter again with a current converter.",
-            )
+    own = {D2T: tensors[D2T].shape} if D2T in tensors else {}
+    hold_to_shapes(file, shapes | own, "this drafter")
     return shapes
 
 
@@ -178,7 +168,8 @@ class DrafterInfo:
     """A drafter as described by its file; sizes in bytes.
 
     loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
-    token. taps: as DrafterConfig has them.
+    token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
+    final norm.
     """
 
     drafter: str

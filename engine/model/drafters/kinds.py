@@ -12,7 +12,8 @@ from engine.gguf.file import GgufFile
 from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
-from engine.model.families import FAMILIES
+from engine.model.drafters.mtp_file import DRAFT_MTP, describe_mtp_file
+from engine.model.families import FAMILIES, is_mtp_file
 from engine.model.info import ModelInfo, describe
 
 DRAFT_SIMPLE = "draft-simple"
@@ -53,10 +54,11 @@ def drafter_of(file: GgufFile) -> str:
     if arch in KINDS:
         return KINDS[arch].read(file).drafter
     if arch in FAMILIES:
-        return DRAFT_SIMPLE
+        return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
-        f"Use a model of the target's vocabulary or one of these: {', '.join(KINDS)}.",
+        "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "
+        f"of these: {', '.join(KINDS)}.",
     )
 
 
@@ -65,4 +67,6 @@ def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
     drafter = drafter_of(file)
     if drafter == DRAFT_SIMPLE:
         return drafter, describe(file)
+    if drafter == DRAFT_MTP:
+        return drafter, describe_mtp_file(file)
     return drafter, describe_drafter(file, KINDS[file.architecture].read(file))

@@ -27,7 +27,7 @@ _DECAY = "ssm_f_a.weight", "ssm_f_b.weight"
 
 def read_kimi_linear(file: GgufFile) -> ModelConfig:
     """Kimi Linear (arXiv 2510.26692)."""
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g_a.weight", "ssm_g_b.weight"))
     attention = read_latent_attention(file, n)
@@ -40,7 +40,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
     """Kimi K3: SiTU in place of SwiGLU, experts on a latent row, residuals across layers."""
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     bound = lower_bound(file, required=False)
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
