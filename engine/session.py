@@ -40,11 +40,11 @@ from engine.model.config import ModelConfig
 from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
-from engine.model.drafters.mtp_file import DRAFT_MTP
 from engine.model.families import is_mtp_file
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
+from engine.model.mtp_file import DRAFT_MTP
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run

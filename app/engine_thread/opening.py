@@ -38,8 +38,8 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
     files for one drafter the last counts."""
     from engine.gguf.file import GgufFile
     from engine.model.drafters.kinds import describe_draft
-    from engine.model.drafters.mtp_file import DRAFT_MTP
     from engine.model.info import describe
+    from engine.model.mtp_file import DRAFT_MTP
 
     cancelled = request.cancelled.is_set
     drafts: dict[str, DraftFile] = {}

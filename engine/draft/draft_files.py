@@ -11,9 +11,9 @@ from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.model.drafters.config import check_drafter
 from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, drafter_of
-from engine.model.drafters.mtp_file import DRAFT_MTP, check_mtp_file
 from engine.model.families import read_config
 from engine.model.info import describe
+from engine.model.mtp_file import DRAFT_MTP, check_mtp_file
 
 
 def drafters_of(paths: Sequence[Path | str]) -> dict[str, Path]:

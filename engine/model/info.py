@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.gguf.outline import bytes_by_type, tokenizer_line
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import loaded_bytes
+from engine.model.parts import CellSize
 from engine.model.tensors import check_tensors, unused_blocks
 from engine.size_text import size_text
 
@@ -37,8 +39,10 @@ class ModelInfo:
     loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
-    llama_cpp: what llama.cpp does to undo tokens.
+    llama_cpp: what llama.cpp does to undo tokens. tokenizer: in one line.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
+    cell, mtp_cell: the numbers of keys and of values in them. has_llama_cpp_planes: whether
+    llama.cpp undoes tokens over snapshot planes.
     """
 
     architecture: str
@@ -56,6 +60,10 @@ class ModelInfo:
     log_bytes_per_token: int
     kv_bytes_per_token: int
     mtp_kv_bytes_per_token: int
+    cell: tuple[int, int]
+    mtp_cell: tuple[int, int]
+    has_llama_cpp_planes: bool
+    tokenizer: str
 
     @property
     def is_small(self) -> bool:
@@ -106,7 +114,7 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
             for index in range(config.n_layer + n_mtp)
             if by_block[index]
         ),
-        quant_mix=_bytes_by_type(file.tensors.values()),
+        quant_mix=bytes_by_type(file.tensors.values()),
         loaded_bytes=loaded_bytes(loaded),
         rollback=_rollback(recurrent, state, log),
         llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state)
@@ -115,7 +123,18 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
+        cell=_numbers(config.cells().values()),
+        mtp_cell=_numbers([of_head] if of_head else []),
+        has_llama_cpp_planes=bool(FAMILIES[config.architecture].peer_planes),
+        tokenizer=tokenizer_line(file),
     )
+
+
+def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:
+    """Keys, with all that is kept like one, and values of a token."""
+    found = list(cells)
+    values = sum(size.n_heads * size.v_dim for size in found)
+    return sum(size.n_bytes for size in found) // 4 - values, values
 
 
 def _kind(config: ModelConfig, index: int) -> str:
@@ -124,17 +143,9 @@ def _kind(config: ModelConfig, index: int) -> str:
     return config.blocks[index].kind
 
 
-def _bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Bytes by type name, the largest share first."""
-    totals: dict[str, int] = defaultdict(int)
-    for tensor in tensors:
-        totals[tensor.type.name] += tensor.n_bytes
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
 def _quantisation(tensors: Iterable[TensorInfo]) -> str:
     """Types of a block's matrices; F32 only where there is no other."""
-    names = list(_bytes_by_type(t for t in tensors if len(t.shape) > 1))
+    names = list(bytes_by_type(t for t in tensors if len(t.shape) > 1))
     shown = [name for name in names if name != "F32"] or names
     return "+".join(shown)
 

@@ -18,6 +18,7 @@ MAX_TAPS = 64
 MAX_CONTEXT = (1 << 31) - 1
 REMEDY = "The file is damaged or unusual: download or convert the model again."
 INCOMPLETE = "The file is damaged or incomplete; download or convert the model again."
+OTHER_TARGET = "Choose a drafter that was made for this target."
 NOT_HERE = (
     "This variant of the model does not run here: run it in llama-server, and look at that with "
     "`draftscope observe`."

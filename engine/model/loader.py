@@ -18,12 +18,12 @@ from engine.machine.device import CPU
 from engine.machine.huge_pages import use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
-from engine.model.drafters.mtp_file import check_mtp_file, outer_shapes
 from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
 from engine.model.layers import OutputHead, make_block
 from engine.model.mtp import MtpHead
+from engine.model.mtp_file import check_mtp_file, outer_shapes
 from engine.model.parts import Shapes
 from engine.model.parts.ngram_embedding import TABLE
 from engine.model.rope_tables import RopeTables

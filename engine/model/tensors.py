@@ -68,6 +68,13 @@ def hold_to_shapes(
     ModelFileError for the first two, UnsupportedModelError for a tensor that the model would
     silently be run without, and for a type that cannot be decoded here.
     """
+    for name, info in file.tensors.items():
+        if info.type.owner and not name.startswith(unused):
+            raise UnsupportedModelError(
+                f"{file.path.name}: the tensor {shorten(name)} has {info.type.name} of "
+                f"{info.type.owner}, which cannot be turned into numbers here.",
+                info.type.remedy,
+            )
     for name, shape in expected.items():
         info = file.tensors.get(name)
         if info is None:

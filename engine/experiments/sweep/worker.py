@@ -20,7 +20,7 @@ from engine.experiments.sweep.plan import SweepJob
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
 from engine.machine.huge_pages import wait_for_huge_pages
-from engine.model.drafters.mtp_file import DRAFT_MTP
+from engine.model.mtp_file import DRAFT_MTP
 from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run

@@ -13,16 +13,16 @@ from typing import Protocol
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.limits import MAX_LAYERS, REMEDY
+from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
 from engine.model.loaded_size import loaded_bytes
+from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
 from engine.model.parts import CellSize, ResidualStream, Shapes
 from engine.model.rope import ROPE_FACTORS
-from engine.model.tensors import hold_to_shapes
+from engine.model.tensors import hold_to_shapes, unused_blocks
 
 D2T = "d2t"
 """Tensor with the target's id of every row of the head, int64."""
 _NOT_KEPT = (D2T, ROPE_FACTORS)
-OTHER_TARGET = "Choose a drafter that was made for this target."
 
 
 class DrafterConfig(Protocol):
@@ -160,6 +160,24 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
         cell_bytes=cells + 4 * config.n_kept,
         n_target=config.n_target,
         taps=config.taps,
+    )
+
+
+def describe_mtp_file(file: GgufFile) -> DrafterInfo:
+    """Figures of an MTP file, from metadata and directory alone. Raises as read_mtp_file."""
+    config = read_mtp_file(file)
+    unused = unused_blocks(config)
+    own = {name: info for name, info in file.tensors.items() if not name.startswith(unused)}
+    cells = config.mtp.block.cells() if config.mtp else None
+    return DrafterInfo(
+        drafter=DRAFT_MTP,
+        name=config.name,
+        n_params=sum(info.n_elements for info in own.values()),
+        weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
+        loaded_bytes=loaded_bytes(own, shares_head="token_embd.weight" not in own),
+        cell_bytes=cells.n_bytes if cells else 0,
+        n_target=config.n_embd,
+        taps=(),
     )
 
 

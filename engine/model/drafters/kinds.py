@@ -9,12 +9,18 @@ from typing import Any
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
-from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
+from engine.gguf.outline import other_kind
+from engine.model.drafters.config import (
+    DrafterConfig,
+    DrafterInfo,
+    describe_drafter,
+    describe_mtp_file,
+)
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
-from engine.model.drafters.mtp_file import DRAFT_MTP, describe_mtp_file
 from engine.model.families import FAMILIES, is_mtp_file
 from engine.model.info import ModelInfo, describe
+from engine.model.mtp_file import DRAFT_MTP
 
 DRAFT_SIMPLE = "draft-simple"
 """The drafter that uses a model which can be run by itself."""
@@ -55,6 +61,8 @@ def drafter_of(file: GgufFile) -> str:
         return KINDS[arch].read(file).drafter
     if arch in FAMILIES:
         return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
+    if other := other_kind(file):
+        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
         "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "

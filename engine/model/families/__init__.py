@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
+from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.families.bailing import read_bailingmoe3
 from engine.model.families.common import is_mtp_file
@@ -67,9 +68,12 @@ def read_config(file: GgufFile) -> ModelConfig:
 def read_any_config(file: GgufFile) -> ModelConfig:
     """The same, also of a file that holds an MTP block alone: the trunk is that of another."""
     arch = file.architecture
+    if other := other_kind(file):
+        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
     if arch not in FAMILIES:
         raise UnsupportedModelError(
-            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} is not supported.",
-            f"Open a model of one of these: {', '.join(FAMILIES)}.",
+            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run here.",
+            f"Open a model of one of these, or run it in llama-server and look at that with "
+            f"`draftscope observe`: {', '.join(FAMILIES)}.",
         )
     return FAMILIES[arch].read(file)

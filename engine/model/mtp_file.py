@@ -12,9 +12,8 @@ from collections.abc import Container
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.drafters.config import OTHER_TARGET, DrafterInfo
 from engine.model.families import read_any_config
-from engine.model.loaded_size import loaded_bytes
+from engine.model.limits import OTHER_TARGET
 from engine.model.parts import Shapes, only_present
 from engine.model.tensors import block_shapes, global_shapes, hold_to_shapes, unused_blocks
 
@@ -56,21 +55,3 @@ def check_mtp_file(file: GgufFile, target: ModelConfig) -> ModelConfig:
                 OTHER_TARGET,
             )
     return config
-
-
-def describe_mtp_file(file: GgufFile) -> DrafterInfo:
-    """Figures of an MTP file, from metadata and directory alone. Raises as read_mtp_file."""
-    config = read_mtp_file(file)
-    unused = unused_blocks(config)
-    own = {name: info for name, info in file.tensors.items() if not name.startswith(unused)}
-    cells = config.mtp.block.cells() if config.mtp else None
-    return DrafterInfo(
-        drafter=DRAFT_MTP,
-        name=config.name,
-        n_params=sum(info.n_elements for info in own.values()),
-        weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
-        loaded_bytes=loaded_bytes(own, shares_head="token_embd.weight" not in own),
-        cell_bytes=cells.n_bytes if cells else 0,
-        n_target=config.n_embd,
-        taps=(),
-    )
