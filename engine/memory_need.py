@@ -186,7 +186,7 @@ def policy_cost(
 
 
 def fits_text(estimates: Mapping[str, MemoryEstimate], available: int) -> str:
-    """Whether each of these, by what it is an estimate for, fits into so many bytes."""
+    """Whether each of these, by what it is an estimate for, fits into this many bytes."""
     if not available:
         return "how much memory is available is not known"
     words = []

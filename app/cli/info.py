@@ -26,7 +26,8 @@ from engine.memory.policies import POLICIES, memory_sizes
 from engine.memory_need import CACHE_TYPES, MemoryEstimate, estimate, fits_text, server_estimate
 from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, describe_draft, drafter_of
-from engine.model.families import FAMILIES, is_mtp_file
+from engine.model.families import FAMILIES
+from engine.model.families.common import is_mtp_file
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
 from engine.model.mtp_file import DRAFT_MTP

@@ -119,7 +119,9 @@ def _read_version(cursor: Cursor) -> int:
     if version not in (2, 3):
         raise cursor.error(
             f"GGUF version {version}, while versions 2 and 3 can be read",
-            "Convert the original model again with a current llama.cpp.",
+            "Convert the original model with a llama.cpp that writes version 3."
+            if version > 3
+            else "Convert the original model again: llama.cpp writes version 3 since 2023.",
         )
     cursor.pos += 4
     return version

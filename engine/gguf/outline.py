@@ -42,7 +42,7 @@ _CONTROL = OtherKind(
 
 
 def other_kind(file: GgufFile) -> OtherKind | None:
-    """What the file is if it is no model; None for a model, of whatever architecture."""
+    """What the file is if not a model; None for a model, of whatever architecture."""
     kind = str(file.metadata.get("general.type", ""))
     arch = file.architecture
     if kind == "imatrix" or "imatrix.chunk_count" in file.metadata:

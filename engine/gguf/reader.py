@@ -16,6 +16,7 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.gguf.metadata import REMEDY
 from engine.gguf.part_file import check_mapped
 from engine.gguf.stored_rows import StoredRows
 from engine.progress import ReportProgress
@@ -182,14 +183,14 @@ class TensorReader:
                 self._file.path,
                 f"tensor {name}",
                 f"missing, while the model needs it with shape {_text(shape)}",
-                "Convert the model again with a current llama.cpp, or use another file.",
+                REMEDY,
             )
         if not info.fits(shape):
             raise ModelFileError(
                 self._file.parts[info.part],
                 f"tensor {name}",
                 f"has shape {_text(info.shape)}, while the metadata ask for {_text(shape)}",
-                "Convert the model again with a current llama.cpp, or use another file.",
+                REMEDY,
             )
         return info
 

@@ -76,11 +76,10 @@ def hold_to_shapes(
                 info.type.remedy,
             )
     for name, shape in expected.items():
-        info = file.tensors.get(name)
-        if info is None:
+        if (found := file.tensors.get(name)) is None:
             raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", INCOMPLETE)
-        if not info.fits(shape):
-            wrong = f"shape {list(info.shape)} where {list(shape)} is needed"
+        if not found.fits(shape):
+            wrong = f"shape {list(found.shape)} where {list(shape)} is needed"
             raise ModelFileError(file.path, f"tensor {name}", wrong, INCOMPLETE)
     for name, info in file.tensors.items():
         if name in expected or name.startswith(unused):

@@ -18,7 +18,8 @@ from engine.model.drafters.config import (
 )
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
-from engine.model.families import FAMILIES, is_mtp_file
+from engine.model.families import FAMILIES
+from engine.model.families.common import is_mtp_file
 from engine.model.info import ModelInfo, describe
 from engine.model.mtp_file import DRAFT_MTP
 

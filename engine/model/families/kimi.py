@@ -17,7 +17,7 @@ from engine.model.families.kda import (
     read_latent_attention,
     read_mixture,
 )
-from engine.model.limits import MAX_LAYERS, count, real
+from engine.model.limits import INCOMPLETE, MAX_LAYERS, count, real
 from engine.model.parts import BlockParts, ResidualStream, TrunkPart
 from engine.model.parts.feed_forward import LatentPart, SituPart, SwigluPart
 from engine.model.parts.trunks import CrossLayerResidual
@@ -84,6 +84,6 @@ def _config(
         raise UnsupportedModelError(
             f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
             "output.weight is missing.",
-            "Convert the model again with a current converter.",
+            INCOMPLETE,
         )
     return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)
