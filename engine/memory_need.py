@@ -124,7 +124,7 @@ def server_estimate(
         n_ctx = -(-(n_cells // n_seqs) // _CELLS) * _CELLS
         n_cells = n_ctx * n_seqs
     drafts_itself = "draft-mtp" in types
-    mtp = sum(layer.n_bytes for layer in info.layers if layer.kind == "mtp")
+    mtp = sum(layer.n_bytes for layer in info.layers if layer.kind.endswith("mtp"))
     cells = [info.cell, info.mtp_cell] if info.architecture in _MTP_IN_TRUNK else [info.cell]
     sizes = {
         "weights": info.weight_bytes - (0 if drafts_itself else mtp),

@@ -22,8 +22,8 @@ SMALL_MODEL = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """One block: kind is that of its mixers (engine.model.parts) or "mtp"; quant names its
-    matrices' types."""
+    """One block: kind is that of its mixers (engine.model.parts), "mtp" or "unused mtp"; quant
+    names its matrices' types."""
 
     index: int
     kind: str
@@ -139,7 +139,7 @@ def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:
 
 def _kind(config: ModelConfig, index: int) -> str:
     if index >= config.n_layer:
-        return "mtp"
+        return "mtp" if index < config.n_layer + config.n_mtp else "unused mtp"
     return config.blocks[index].kind
 
 

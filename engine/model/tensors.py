@@ -48,6 +48,12 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     for index in range(config.n_layer + config.n_mtp):
         expected |= block_shapes(config, index, file.tensors)
     unused = unused_blocks(config)
+    for block in unused:
+        has_any = any(name.startswith(block) for name in file.tensors)
+        if has_any and f"{block}nextn.eh_proj.weight" not in file.tensors:
+            what = f"{block[:-1]} would be an MTP block, and is another"
+            key = f"key {config.architecture}.nextn_predict_layers"
+            raise ModelFileError(file.path, key, what, REMEDY)
     if config.architecture in LEAVES_FACTORS and not (config.rope and config.rope.factors):
         unused += (ROPE_FACTORS,)
     hold_to_shapes(file, expected, f"a {config.architecture} model", unused)

@@ -230,7 +230,7 @@ def _legend(info: ModelInfo) -> str:
 
 
 def _count_layers(info: ModelInfo) -> str:
-    mtp = sum(layer.kind == "mtp" for layer in info.layers)
+    mtp = sum(layer.kind.endswith("mtp") for layer in info.layers)
     trunk = len(info.layers) - mtp
     return f"{trunk} layers + MTP" if mtp else f"{trunk} layers"
 

@@ -43,12 +43,12 @@ def common_sizes(file: GgufFile, *, runs_mtp: bool = False) -> CommonSizes:
     """Counts and widths. runs_mtp: whether the family's MTP blocks run here."""
     arch = file.architecture
     blocks = count(file, f"{arch}.block_count", high=MAX_LAYERS)
-    n_mtp = _mtp_blocks(file, arch, blocks, runs_mtp)
+    n_mtp = _mtp_blocks(file, arch, blocks)
     n_embd = count(file, f"{arch}.embedding_length")
     return CommonSizes(
         blocks,
         n_mtp,
-        n_mtp > 0 and _has_block(file, blocks - n_mtp),
+        runs_mtp and n_mtp > 0 and _has_block(file, blocks - n_mtp),
         file.str_("general.name", "") or file.path.stem,
         n_embd,
         _vocabulary(file, n_embd),
@@ -64,7 +64,8 @@ def model_config(
     eps: float | None = None,
     **others: Any,
 ) -> ModelConfig:
-    """A configuration of these sizes. eps: of the file if None. others: fields of ModelConfig."""
+    """A configuration of these sizes. blocks: of the trunk, and perhaps of what follows it. eps:
+    of the file if None. others: fields of ModelConfig."""
     return ModelConfig(
         architecture=file.architecture,
         name=sizes.name,
@@ -72,7 +73,7 @@ def model_config(
         n_vocab=sizes.n_vocab,
         n_ctx_train=sizes.n_ctx_train,
         eps=rms_eps(file) if eps is None else eps,
-        blocks=blocks,
+        blocks=blocks[: sizes.n_layer],
         n_unused_mtp=sizes.n_mtp - sizes.has_mtp,
         **others,
     )
@@ -119,14 +120,9 @@ def heads(
     return n_head, n_head_kv, head_dim
 
 
-def _mtp_blocks(file: GgufFile, arch: str, blocks: int, runs: bool) -> int:
+def _mtp_blocks(file: GgufFile, arch: str, blocks: int) -> int:
     key = f"{arch}.nextn_predict_layers"
     n_mtp = count(file, key, 0, low=0)
-    if n_mtp and not runs:
-        raise UnsupportedModelError(
-            f"{file.path.name}: {key} is {n_mtp}, and MTP blocks of {arch} do not run here.",
-            "Use a file without them, as convert_hf_to_gguf.py --no-mtp writes it.",
-        )
     if blocks <= n_mtp:
         raise ModelFileError(file.path, f"key {arch}.block_count", "no trunk layer is left", REMEDY)
     return n_mtp

@@ -136,7 +136,7 @@ def test_partial_rope_is_not_qwen3(variant):
 
 
 def test_mtp_block_of_a_dense_model(variant):
-    with pytest.raises(UnsupportedModelError, match="nextn_predict_layers"):
+    with pytest.raises(ModelFileError, match="nextn_predict_layers"):
         _check(variant(DENSE, {"{arch}.nextn_predict_layers": 1}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,6 +14,8 @@ from engine.draft.draft_files import check_draft
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
+from engine.machine.device import CPU
+from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.kinds import describe_draft, drafter_of
 from engine.model.families import read_config
 from engine.model.info import describe
@@ -247,7 +250,7 @@ def test_of_two_mtp_blocks_the_first_drafts(name, golden, variant):
     _equal(_drafts(_loaded(path)), _drafts(golden(name)))
     with GgufFile.open(path) as file:
         info = describe(file)
-    assert [layer.kind for layer in info.layers].count("mtp") == 2
+    assert [layer.kind for layer in info.layers][-2:] == ["mtp", "unused mtp"]
     assert "none drafts there" in info.llama_cpp
 
 
@@ -255,3 +258,25 @@ def test_a_count_of_mtp_blocks_without_their_tensors_is_a_trunk(golden, variant)
     model = _loaded(variant(DENSE, edit=_without_block(4)))
     assert model.head is None
     torch.testing.assert_close(_trunk_logits(model), _trunk_logits(golden(DENSE)), rtol=0, atol=0)
+
+
+def test_trunks_run_where_the_mtp_block_does_not():
+    """qwen4exp: its logits are llama.cpp's, and draft-mtp is not offered."""
+    name = Path(__file__).resolve().parents[4] / "shared/golden3/qwen4exp-c-mtp-f32.gguf"
+    if not name.exists():
+        pytest.skip("the golden file is not here")
+    with np.load(name.with_suffix(".npz")) as arrays:
+        tokens, wanted = arrays["tokens"].tolist(), arrays["logits"]
+    model = _loaded(name)
+    assert model.head is None and model.config.n_unused_mtp == 1
+    out = model.forward(ubatch_of(tokens), HybridMemory.for_model(model.config, 1, 128, CPU))
+    np.testing.assert_allclose(out.logits.numpy(), wanted, rtol=0, atol=1e-3)
+    with GgufFile.open(name) as file:
+        assert describe(file).layers[-1].kind == "unused mtp"
+
+
+@pytest.mark.parametrize("name", ["qwen3-f-f32", "lfm2-a-tied-f32", DENSE])
+def test_a_wrong_count_of_mtp_blocks_cuts_no_layers_off(name, variant):
+    path = variant(name, {"{arch}.nextn_predict_layers": 2})
+    with GgufFile.open(path) as file, pytest.raises((ModelFileError, UnsupportedModelError)):
+        describe(file)
