@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import OpenedFiles
-from app.looks.theme import load_theme
-from app.panels.model.model_map import ModelMapView
 from engine.gguf.file import GgufFile
 from engine.machine.device import CPU
 from engine.memory.hybrid import HybridMemory
@@ -83,33 +78,6 @@ def test_weights_are_counted_as_they_are_loaded(info: ModelInfo) -> None:
     stored = estimate(info, {"draft-simple": info}, options, 1).sizes["draft model"]
     loaded = estimate(info, {"draft-simple": info}, options, 1, "f32").sizes["draft model"]
     assert loaded - stored == info.loaded_bytes["f32"] - info.weight_bytes
-
-
-def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
-    view = ModelMapView(load_theme("dark"), [])
-    qtbot.addWidget(view)
-    files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
-    view.set_files(files)
-    stored = view._memory_title.text()
-    view.set_compute("f32")
-    assert view._memory_title.text() != stored
-    view.set_files(files)
-    assert view._memory_title.text() == stored
-
-
-def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
-    view = ModelMapView(load_theme("dark"), [])
-    qtbot.addWidget(view)
-    files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
-    view.set_files(files)
-    view.set_options(MTP, 1)
-    one = dict(view.costs.lines)
-    view.set_options(replace(MTP, parallel=4), 4)
-    assert view.costs.lines["planes"].startswith(one["planes"].split(" = ")[0][:-1] + "4")
-    view.set_options(replace(MTP, parallel=4), 1)
-    assert view.costs.lines == one, "slots that no prompt fills cost nothing"
-    view.set_options(RunOptions(), 1)
-    assert view.costs.isHidden()
 
 
 @pytest.mark.skipif(not drafters("eagle3"), reason="the golden drafters are not there")
