@@ -43,7 +43,8 @@ _CONTROL = OtherKind(
 
 def other_kind(file: GgufFile) -> OtherKind | None:
     """What the file is if not a model; None for a model, of whatever architecture."""
-    kind = str(file.metadata.get("general.type", ""))
+    kind = file.metadata.get("general.type")
+    kind = kind if isinstance(kind, str) else ""
     arch = file.architecture
     if kind == "imatrix" or "imatrix.chunk_count" in file.metadata:
         return _IMATRIX
@@ -102,10 +103,11 @@ def outline(file: GgufFile) -> dict[str, Any]:
         for key, value in file.metadata.items()
         if key.startswith(f"{arch}.") and type(value) is int
     }
+    n_parts = file.metadata.get("split.count", 1)
     types = {tensor.type for tensor in tensors if tensor.type.owner}
     return {
-        "architecture": arch,
-        "name": _text(file, "general.name"),
+        "architecture": shorten(arch),
+        "name": shorten(_text(file, "general.name")),
         "kind": other.what if other else "a model",
         "n_tensors": len(file.tensors),
         "n_params": sum(tensor.n_elements for tensor in tensors),
@@ -114,7 +116,7 @@ def outline(file: GgufFile) -> dict[str, Any]:
         "unknown_types": {one.name: one.owner for one in sorted(types)},
         "tokenizer": tokenizer_line(file),
         "sizes": own,
-        "parts": file.metadata.get("split.count") or 1,
+        "parts": n_parts if type(n_parts) is int else 1,
     }
 
 

@@ -186,6 +186,29 @@ def test_what_the_file_lacks_is_the_trunks(golden, variant):
         check_draft(target, Tokenizer.from_gguf(target), file)
 
 
+def test_scales_in_an_mtp_file(variant):
+    names = ["blk.4.nextn.eh_proj", "blk.4.attn_q", "blk.4.ffn_down", "output", "token_embd"]
+
+    def scales(tensors):
+        for i, name in enumerate(names):
+            tensors[f"{name}.scale"] = np.full(1, 0.7 + i, np.float32)
+            tensors[f"{name}.input_scale"] = np.full(1, 3, np.float32)
+
+    def multiplied(tensors):
+        for i, name in enumerate(names):
+            tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * np.float32(0.7 + i)
+
+    trunk = _trunk(variant, DENSE, 4)
+    ours = variant(DENSE, edit=_block_alone(4, change=scales), to="scales")
+    theirs = variant(DENSE, edit=_block_alone(4, change=multiplied), to="multiplied")
+    _equal(_drafts(_loaded(trunk, ours)), _drafts(_loaded(trunk, theirs)))
+    for mode in ("q8", "int8"):
+        model = _loaded(trunk, ours, compute=mode)
+        with GgufFile.open(ours) as file, GgufFile.open(trunk) as target:
+            sizes = describe_draft(file)[1].loaded_bytes, describe(target, has_mtp_file=True)
+        assert model.weight_bytes == sizes[0][mode] + sizes[1].loaded_bytes[mode]
+
+
 def test_a_tied_file_uses_its_own_embedding_as_head(variant):
     def moved(tensors):
         tensors["token_embd.weight"] = tensors.pop("token_embd.weight")[::-1]
