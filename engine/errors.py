@@ -55,6 +55,10 @@ class OptionError(DraftscopeError):
     """Options that contradict each other or the loaded model (usage error)."""
 
 
+class KernelPackageError(OptionError):
+    """A package, file or function that is to be tested for conformance cannot be used."""
+
+
 class ContextFullError(DraftscopeError):
     """No cell is left for the next token."""
 

@@ -44,7 +44,7 @@ class ErrorCatcher:
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.resolve().mkdir(parents=True, exist_ok=True)
         self._crash_path = folder / f"crash-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self._crash_lock: QLockFile | None = None
         self._on_error = on_error

@@ -53,7 +53,8 @@ class ResultsWriter:
         """
         self.path = folder / RESULTS_FILE
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # a link to a folder that is not there yet is followed too
+            folder.resolve().mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists() or self.path.stat().st_size == 0
             if not is_new and not is_database(self.path):
                 raise schema.not_ours(self.path)

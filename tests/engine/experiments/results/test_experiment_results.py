@@ -66,6 +66,13 @@ def test_ten_thousand_rows_are_read_in_few_calls_each(tmp_path: Path) -> None:
     assert (results.n, len(results.columns["seed"])) == (10_000, 10_000)
 
 
+def test_a_link_to_a_folder_that_is_not_there_yet_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    write_results(tmp_path, 1, 1)
+    assert (tmp_path / "out").is_symlink()
+    assert read_results(tmp_path / "elsewhere").n == 1
+
+
 def test_what_a_path_means(written: Path, tmp_path: Path) -> None:
     assert find_results(written) == find_results(written.parent) == written
     (tmp_path / "other.sqlite").write_bytes(b"SQLite format 3\0" + bytes(100))

@@ -1,0 +1,143 @@
+"""`draftscope conform`: rollback kernels of other engines against the recurrences in f64."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli.common import positive
+from app.cli.output import is_terminal, print_json, print_line, print_lines, show_progress, tell
+from engine.errors import OptionError
+from engine.files import written_whole
+
+_CHECKS = ("depths", "lengths", "subsets", "no-drafts", "rounds", "repeat", "batch", "drift")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope conform TARGET [--only KERNEL] [--checks A,B] [options]"
+    parser.epilog = (
+        "TARGET is vllm, sglang, fla or draftscope, a wheel or a folder of such a package, or\n"
+        "FILE.py:FUNCTION with an adapter of your own. Kernels run on CUDA where there is a\n"
+        "device, else in Triton's interpreter; nothing of the engine around them is imported.\n"
+        "`draftscope help conform` explains the checks, the causes, and adapters.\n\n"
+        "exit status: 0 all checks pass, 1 a check found an error, 2 wrong usage\n\n"
+        "examples:\n"
+        "  draftscope conform vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl\n"
+        "  draftscope conform my_kernel.py:adapter --junit conform.xml"
+    )
+    parser.add_argument("target", metavar="TARGET", help="package, wheel, folder or adapter")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="KERNEL",
+        help="check this kernel alone; repeat it for several",
+    )
+    parser.add_argument(
+        "--checks",
+        type=_checks,
+        default=_CHECKS,
+        metavar="A[,B]",
+        help=f"of {', '.join(_CHECKS)} (default: all)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="draws shapes, inputs and rounds (default %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="cpu is Triton's interpreter (default: cuda where there is one)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="seconds for one check of one kernel (default %(default)s)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="play a version that has not been tried"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
+
+
+def _checks(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in _CHECKS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no check {unknown[0]!r}: {', '.join(_CHECKS)}")
+    return names
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check all kernels of the target; the exit status is the verdict."""
+    from engine.conform import report, runner
+
+    name, place, version = runner.open_target(args.target)
+    known = [kernel.name for kernel in runner.kernels(name, place)]
+    unknown = [kernel for kernel in args.only if kernel not in known]
+    if unknown:
+        raise OptionError(
+            f"{args.target} has no kernel {unknown[0]}.", f"Known: {', '.join(known)}"
+        )
+    device = _device(args.device)
+    title = f"{args.target} {version}".strip()
+    if name:
+        tried = runner.versions(name)
+        if tried and version not in tried:
+            if version and not args.force:
+                raise OptionError(
+                    f"{title} is a version that has not been tried; tried: {', '.join(tried)}.",
+                    "Its kernels may be called in another way: --force plays them all the same.",
+                )
+            tell(f"{title}: its version has not been tried; tried: {', '.join(tried)}")
+    outcomes = []
+    for outcome in runner.run(
+        name,
+        place,
+        seed=args.seed,
+        device=device,
+        only=args.only,
+        checks=args.checks,
+        limit_s=args.limit,
+    ):
+        outcomes.append(outcome)
+        if is_terminal(sys.stderr):
+            show_progress(f"{outcome.kernel} {outcome.recurrence}: {outcome.check}")
+    if is_terminal(sys.stderr):
+        show_progress("")
+    for path, text in (
+        (args.markdown, report.markdown(outcomes, title, args.target)),
+        (args.junit, report.junit(outcomes, title, args.target)),
+    ):
+        if path is not None:
+            with written_whole(path) as part:
+                part.write_text(text, encoding="utf-8")
+    n_failed = sum(not outcome.passed for outcome in outcomes)
+    if args.json:
+        checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
+        print_json({"target": title, "device": device, "failed": n_failed, "checks": checks})
+    else:
+        print_lines(report.lines(outcomes, args.target))
+        where = "on CUDA" if device == "cuda" else "on the CPU"
+        print_line()
+        print_line(f"{title}: {len(outcomes)} checks {where}, {n_failed} failed")
+    return int(n_failed > 0)
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise OptionError("There is no CUDA device.", "Use --device cpu.")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"

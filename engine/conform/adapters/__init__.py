@@ -1,0 +1,52 @@
+"""Adapters of known packages: one module each, named here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.conform.subject import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A known package: what to import of it, and versions that have been tried.
+
+    `kept` are modules imported from their files, `values` attributes of the stubs that replace the
+    others; `language` is the stub that hands out `triton` and `tl`.
+    In the modules of `traced_ranges` a loop's index
+    is used as a tensor, which Triton's interpreter makes a Python number.
+    """
+
+    package: str
+    versions: tuple[str, ...]
+    kept: tuple[str, ...]
+    values: dict[str, Any]
+    kernels: Sequence[Kernel]
+    language: str = ""
+    traced_ranges: tuple[str, ...] = ()
+
+    @property
+    def imports(self) -> tuple[tuple[str, ...], dict[str, Any], str, tuple[str, ...]]:
+        """The arguments of packages.Package.imports."""
+        return self.kept, self.values, self.language, self.traced_ranges
+
+
+NAMES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "fla": "fla",
+    "fla-core": "fla",
+    "flash-linear-attention": "fla",
+    "draftscope": "own",
+}
+
+
+def engine(name: str) -> Engine:
+    """The adapter's table of a known package."""
+    module = importlib.import_module(f"engine.conform.adapters.{NAMES[name]}")
+    table = module.ENGINE
+    assert isinstance(table, Engine)
+    return table

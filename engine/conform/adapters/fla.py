@@ -1,0 +1,112 @@
+"""Triton kernels of flash-linear-attention: the last state alone, or (KDA) a paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.conform.adapters import Engine
+from engine.conform.cases import Rows, Shape
+from engine.conform.packages import Package
+from engine.conform.subject import Kernel, Memory
+
+
+class _Delta:
+    """fused_recurrent_gated_delta_rule_fwd: a rollback runs the accepted rows again."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        self.states = memory.empty(shape.n_sequences, *shape.state)
+        self.last: dict[int, Rows] = {}
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.states[sequence] = state
+
+    def run(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module("fla.ops.gated_delta_rule.fused_recurrent")
+        o, states = module.fused_recurrent_gated_delta_rule_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g)),
+            beta=rows.beta.unsqueeze(0),
+            scale=self.shape.d_k**-0.5,
+            initial_state=self.states[rows.sequences],
+            output_final_state=True,
+            cu_seqlens=rows.starts.long(),
+        )
+        return o[0], states
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        self.last = {s: rows.one(i) for i, s in enumerate(rows.sequences)}
+        return self.run(rows)[0]
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.states[sequence] = self.run(self.last[sequence].first(count))[1][0]
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        o, states = self.run(rows)
+        self.states[rows.sequences] = states
+        return o
+
+    def state(self, sequence: int) -> torch.Tensor:
+        return self.states[sequence]
+
+
+class _ChannelGates:
+    """fused_recurrent_kda_fwd with a pool, a table of blocks and accepted counts."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        n, t = shape.n_sequences, shape.n_tokens
+        self.pool = memory.empty(1 + n * t, *shape.state, dtype=shape.dtype)
+        self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
+        self.accepted = memory.whole([1] * n)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.pool[self.table[sequence, 0]] = state.to(self.pool)
+        self.accepted[sequence] = 1
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        module = self.package.module("fla.ops.kda.fused_recurrent")
+        o, _ = module.fused_recurrent_kda_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=self.pool,
+            inplace_final_state=True,
+            cu_seqlens=rows.starts.long(),
+            ssm_state_indices=table,
+            num_accepted_tokens=accepted,
+        )
+        assert isinstance(o, torch.Tensor)
+        return o[0]
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.accepted[sequence] = count
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        blocks = [self.table[s, int(self.accepted[s]) - 1] for s in rows.sequences]
+        return self.run(rows, torch.stack(blocks).view(-1, 1), None)
+
+    def state(self, sequence: int) -> torch.Tensor:
+        return self.pool[self.table[sequence, int(self.accepted[sequence]) - 1]].float()
+
+
+ENGINE = Engine(
+    package="fla",
+    versions=("0.6.0",),
+    kept=(
+        "fla.ops.gated_delta_rule.fused_recurrent",
+        "fla.ops.kda.fused_recurrent",
+        "fla.ops.utils.op",
+        "fla.ops.utils.softplus",
+    ),
+    values={},
+    kernels=(
+        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, dtypes=("float32",)),
+        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates),
+    ),
+)

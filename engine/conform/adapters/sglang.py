@@ -1,0 +1,332 @@
+"""Triton kernels of SGLang: the committed state in a pool, the states of drafted tokens in a buffer
+that the commit copies from, or (ReplaySSM) a log of inputs that a later pass folds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.conform.adapters import Engine
+from engine.conform.cases import Rows, Shape
+from engine.conform.packages import Package
+from engine.conform.subject import Kernel, Memory
+
+_OPS = "sglang.kernels.ops"
+_LINEAR = f"{_OPS}.attention.linear"
+
+
+class _Snapshots:
+    """Pool of states (slot 0 is SGLang's null slot) and a buffer [slots, drafts, …]."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        heads, d_k, d_v = shape.state
+        slots = 1 + shape.n_sequences
+        self.pool = memory.empty(slots, heads, d_v, d_k, dtype=shape.dtype)
+        self.buffer = memory.empty(slots, shape.n_tokens, heads, d_v, d_k, dtype=shape.dtype)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.pool[1 + sequence] = state.transpose(-1, -2).to(self.pool)
+
+    def slots(self, sequences: Sequence[int]) -> torch.Tensor:
+        return self.memory.whole([1 + s for s in sequences])
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.pool[1 + sequence] = self.buffer[1 + sequence, count - 1]
+
+    def state(self, sequence: int) -> torch.Tensor:
+        return self.pool[1 + sequence].float().transpose(-1, -2)
+
+
+class _Delta(_Snapshots):
+    """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
+
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        module = self.package.module(f"{_LINEAR}.fused_sigmoid_gating_recurrent")
+        per_channel = self.shape.recurrence == "kda"
+        slots = self.slots(rows.sequences)
+        n = sum(rows.lengths)
+        o = module.fused_sigmoid_gating_delta_rule_update(
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias.reshape(-1),
+            q=rows.q.unsqueeze(0),
+            k=rows.k.unsqueeze(0),
+            v=rows.v.unsqueeze(0),
+            a=rows.a.reshape(n, -1),
+            b=rows.b,
+            initial_state_source=self.pool,
+            initial_state_indices=slots,
+            cu_seqlens=rows.starts,
+            use_qk_l2norm_in_kernel=True,
+            softplus_beta=1.0,
+            softplus_threshold=20.0,
+            is_kda=per_channel,
+            disable_state_update=keep,
+            intermediate_states_buffer=self.buffer if keep else None,
+            intermediate_state_indices=slots if keep else None,
+            cache_steps=self.shape.n_tokens if keep else None,
+        )
+        assert isinstance(o, torch.Tensor)
+        return o.view(n, self.shape.n_heads, self.shape.d_v)
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
+
+class _DeltaUpdate(_Snapshots):
+    """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
+
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        module = self.package.module(f"{_OPS}.attention.fla.fused_recurrent")
+        slots = self.slots(rows.sequences)
+        o = module.fused_recurrent_gated_delta_rule_update_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state_source=self.pool,
+            initial_state_indices=slots,
+            cu_seqlens=rows.starts,
+            disable_state_update=keep,
+            intermediate_states_buffer=self.buffer if keep else None,
+            intermediate_state_indices=slots if keep else None,
+            cache_steps=self.shape.n_tokens if keep else None,
+        )
+        assert isinstance(o, torch.Tensor)
+        return o[0]
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
+
+class _Replay:
+    """gdn_replayssm_spec_decode: a circular log of inputs, cursors, and folds when it is full."""
+
+    ROWS = 16
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
+        self.checkpoint = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.d = memory.zeros(slots, s.n_heads, n, s.d_v)
+        self.k = memory.zeros(slots, s.n_groups, n, s.d_k)
+        self.g = memory.zeros(slots, s.n_heads, n)
+        self.raw_v = memory.zeros(slots, s.n_heads, n, s.d_v)
+        self.raw_k = memory.zeros(slots, s.n_groups, n, s.d_k)
+        self.beta = memory.zeros(slots, s.n_heads, n)
+        self.write, self.base = (memory.zeros(slots, dtype=torch.int32) for _ in range(2))
+        self.flush = memory.zeros(slots, dtype=torch.int8)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.checkpoint[1 + sequence] = state.transpose(-1, -2)
+        for cursor in (self.write, self.base, self.flush):
+            cursor[1 + sequence] = 0
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        module = self.package.module(f"{_LINEAR}.gdn_replayssm_spec_decode")
+        out = torch.zeros_like(rows.v)
+        slots = self.memory.whole([1 + s for s in rows.sequences])
+        module.gdn_replayssm_spec_decode(
+            *(rows.q, rows.k, rows.v, rows.a, rows.b, rows.A_log, rows.dt_bias),
+            *(self.checkpoint, self.d, self.k, self.g, self.raw_v, self.raw_k, self.beta),
+            *(out, rows.starts, slots, slots, self.write, self.base, self.flush),
+            *(self.ROWS, self.shape.n_tokens),
+            block_v=16,
+            block_v_flush=16,
+            dot_precision="ieee",
+        )
+        return out
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        module = self.package.module(f"{_LINEAR}.gdn_replayssm_spec_decode")
+        module.commit_gdn_replayssm_spec(
+            self.write,
+            self.base,
+            self.flush,
+            self.memory.whole(counts),
+            self.memory.whole([1 + s for s in sequences]),
+            self.ROWS,
+            self.shape.n_tokens,
+        )
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        out = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return out
+
+    def state(self, sequence: int) -> None:
+        return None
+
+
+class _ReplayOfChannels(_Snapshots):
+    """KDA's verify pass writes its inputs to a log; the commit folds the accepted ones."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        s, slots, n = shape, 1 + shape.n_sequences, shape.n_tokens
+        self.raw_v = memory.empty(slots, s.n_heads, n, s.d_v)
+        self.raw_k = memory.empty(slots, s.n_groups, n, s.d_k)
+        self.gates = memory.empty(slots, s.n_heads, n, s.d_k)
+        self.beta = memory.empty(slots, s.n_heads, n)
+
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        module = self.package.module(f"{_LINEAR}.fused_sigmoid_gating_recurrent")
+        n = sum(rows.lengths)
+        o = module.fused_sigmoid_gating_delta_rule_update(
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias.reshape(-1),
+            q=rows.q.unsqueeze(0),
+            k=rows.k.unsqueeze(0),
+            v=rows.v.unsqueeze(0),
+            a=rows.a.reshape(n, -1),
+            b=rows.b,
+            initial_state_source=self.pool,
+            initial_state_indices=self.slots(rows.sequences),
+            cu_seqlens=rows.starts,
+            use_qk_l2norm_in_kernel=True,
+            softplus_beta=1.0,
+            softplus_threshold=20.0,
+            is_kda=True,
+            disable_state_update=keep,
+            cache_ring=keep,
+            replayssm_rawv=self.raw_v if keep else None,
+            replayssm_rawk=self.raw_k if keep else None,
+            replayssm_g=self.gates if keep else None,
+            replayssm_beta=self.beta if keep else None,
+        )
+        assert isinstance(o, torch.Tensor)
+        return o.view(n, self.shape.n_heads, self.shape.d_v)
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        module = self.package.module(f"{_LINEAR}.kda_replayssm_spec_decode")
+        module.commit_kda_replayssm_spec(
+            *(self.pool, self.raw_v, self.raw_k, self.gates, self.beta),
+            self.slots(sequences),
+            self.memory.whole(counts),
+            self.shape.n_tokens,
+            self.shape.n_groups,
+        )
+
+
+class _Mamba2(_Snapshots):
+    """selective_state_update with a buffer of intermediate states; sequences of one length."""
+
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        module = self.package.module(f"{_OPS}.mamba.triton_ops.mamba_ssm")
+        n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
+        out = torch.empty_like(rows.x).view(n, t, heads, d)
+        slots = self.slots(rows.sequences)
+        module.selective_state_update(
+            self.pool,
+            rows.x.view(n, t, heads, d),
+            rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
+            rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
+            rows.B.view(n, t, *rows.B.shape[1:]),
+            rows.C.view(n, t, *rows.C.shape[1:]),
+            rows.D.view(heads, 1).expand(heads, d),
+            dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
+            dt_softplus=True,
+            state_batch_indices=slots,
+            out=out,
+            disable_state_update=keep,
+            intermediate_states_buffer=self.buffer if keep else None,
+            intermediate_state_indices=slots if keep else None,
+            cache_steps=self.shape.n_tokens if keep else None,
+        )
+        return out.view(-1, heads, d)
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
+
+class _Conv:
+    """causal_conv1d_update with a buffer of windows; sequences of one length."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        slots, size = 1 + shape.n_sequences, (shape.n_heads, shape.d_k - 1)
+        self.windows = memory.empty(slots, *size, dtype=shape.dtype)
+        self.buffer = memory.empty(slots, shape.n_tokens, *size, dtype=shape.dtype)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.windows[1 + sequence] = state.to(self.windows)
+
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        module = self.package.module(f"{_OPS}.mamba.causal_conv1d_triton")
+        n, t = len(rows.sequences), rows.lengths[0]
+        slots = self.memory.whole([1 + s for s in rows.sequences])
+        out = module.causal_conv1d_update(
+            rows.x.view(n, t, -1).transpose(1, 2).contiguous(),
+            self.windows,
+            rows.weight,
+            rows.bias,
+            "silu",
+            conv_state_indices=slots,
+            intermediate_conv_window=self.buffer if keep else None,
+            intermediate_state_indices=slots if keep else None,
+        )
+        assert isinstance(out, torch.Tensor)
+        return out.transpose(1, 2).reshape(n * t, -1)
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.windows[1 + sequence] = self.buffer[1 + sequence, count - 1]
+
+    def state(self, sequence: int) -> torch.Tensor:
+        return self.windows[1 + sequence].float()
+
+
+ENGINE = Engine(
+    package="sglang",
+    versions=("0.5.23",),
+    kept=(
+        f"{_LINEAR}.fused_sigmoid_gating_recurrent",
+        f"{_LINEAR}.gdn_replayssm_spec_decode",
+        f"{_LINEAR}.kda_replayssm_spec_decode",
+        f"{_OPS}.attention.fla.fused_recurrent",
+        f"{_OPS}.attention.fla.op",
+        f"{_OPS}.mamba.triton_ops.mamba_ssm",
+        f"{_OPS}.mamba.causal_conv1d_triton",
+    ),
+    values={
+        f"{_OPS}.attention.fla.utils.is_tf32_supported": False,
+        f"{_OPS}.attention.fla.utils.is_gather_supported": True,
+    },
+    traced_ranges=(f"{_LINEAR}.kda_replayssm_spec_decode",),
+    kernels=(
+        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn", "kda"), _Delta),
+        Kernel("fused_recurrent_gated_delta_rule_update", ("gdn",), _DeltaUpdate),
+        Kernel(
+            "gdn_replayssm_spec_decode",
+            ("gdn",),
+            _Replay,
+            ring=_Replay.ROWS,
+            least_d=32,
+            dtypes=("float32",),
+        ),
+        Kernel("kda_replayssm_spec", ("kda",), _ReplayOfChannels),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2, equal_lengths=True),
+        Kernel("causal_conv1d_update", ("conv",), _Conv, equal_lengths=True),
+    ),
+)

@@ -1,0 +1,219 @@
+"""Triton kernels of vLLM: states of all drafted tokens in a paged pool, a row of the block table
+for each sequence, and the number of accepted tokens that says which column is read next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.conform.adapters import Engine
+from engine.conform.cases import Rows, Shape
+from engine.conform.packages import NoPlatform, Package
+from engine.conform.subject import Kernel, Memory
+
+_FLA = "vllm.third_party.flash_linear_attention.ops"
+_MAMBA = "vllm.model_executor.layers.mamba.ops"
+_K3 = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"
+
+
+class _Paged:
+    """Pool, block table and accepted counts; block 0 is vLLM's null block."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        n, t = shape.n_sequences, shape.n_tokens
+        self.shape, self.memory, self.package = shape, memory, package
+        self.pool = memory.empty(1 + n * t, *self._block(), dtype=shape.dtype)
+        self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
+        self.accepted = memory.whole([1] * n)
+
+    def _block(self) -> tuple[int, ...]:
+        heads, d_k, d_v = self.shape.state
+        return heads, d_v, d_k
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.pool[self.table[sequence, 0]] = state.transpose(-1, -2).to(self.pool)
+        self.accepted[sequence] = 1
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.accepted[sequence] = count
+
+    def column(self, sequence: int) -> int:
+        """The column that the next pass reads."""
+        return int(self.accepted[sequence]) - 1
+
+    def state(self, sequence: int) -> torch.Tensor:
+        block = self.table[sequence, self.column(sequence)]
+        return self.pool[block].float().transpose(-1, -2)
+
+    def without_drafts(self, rows: Rows) -> torch.Tensor:
+        """Blocks [sequences, 1] for a step without drafts: read and written in place."""
+        return torch.stack([self.table[s, self.column(s)] for s in rows.sequences]).view(-1, 1)
+
+
+class _Delta(_Paged):
+    """fused_recurrent_gated_delta_rule_fwd, one gate per head."""
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        module = self.package.module(f"{_FLA}.fused_recurrent")
+        o, _ = module.fused_recurrent_gated_delta_rule_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=self.pool,
+            inplace_final_state=True,
+            cu_seqlens=rows.starts,
+            ssm_state_indices=table,
+            num_accepted_tokens=accepted,
+        )
+        return o[0]
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.without_drafts(rows), None)
+
+
+class _DeltaGates(_Delta):
+    """fused_sigmoid_gating_delta_rule_update: gates and norms inside."""
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        module = self.package.module(f"{_FLA}.fused_sigmoid_gating")
+        o, _ = module.fused_sigmoid_gating_delta_rule_update(
+            A_log=rows.A_log,
+            a=rows.a,
+            b=rows.b,
+            dt_bias=rows.dt_bias,
+            q=rows.q.unsqueeze(0),
+            k=rows.k.unsqueeze(0),
+            v=rows.v.unsqueeze(0),
+            initial_state=self.pool,
+            inplace_final_state=True,
+            cu_seqlens=rows.starts,
+            ssm_state_indices=table,
+            num_accepted_tokens=accepted,
+            use_qk_l2norm_in_kernel=True,
+        )
+        return o[0]
+
+
+class _ChannelGates(_Delta):
+    """fused_recurrent_kda_fwd, one gate per channel."""
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        module = self.package.module(f"{_FLA}.kda")
+        o, _ = module.fused_recurrent_kda_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=self.pool,
+            inplace_final_state=True,
+            cu_seqlens=rows.starts,
+            ssm_state_indices=table,
+            num_accepted_tokens=accepted,
+        )
+        return o[0]
+
+
+class _Mamba2(_Paged):
+    """selective_state_update."""
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        module = self.package.module(f"{_MAMBA}.mamba_ssm")
+        n, heads, d = rows.x.shape
+        out = torch.empty_like(rows.x)
+        module.selective_state_update(
+            self.pool,
+            rows.x,
+            rows.dt.unsqueeze(-1).expand(n, heads, d),
+            rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
+            rows.B,
+            rows.C,
+            rows.D.view(heads, 1).expand(heads, d),
+            rows.dt_bias.view(heads, 1).expand(heads, d),
+            dt_softplus=True,
+            state_batch_indices=table,
+            out=out,
+            num_accepted_tokens=accepted,
+            cu_seqlens=rows.starts if accepted is not None else None,
+        )
+        return out
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.without_drafts(rows), None)
+
+
+class _Conv:
+    """causal_conv1d_update: one window that is longer by the drafts, read from accepted - 1 on."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        width = shape.d_k - 1 + shape.n_tokens - 1
+        self.windows = memory.empty(1 + shape.n_sequences, shape.n_heads, width, dtype=shape.dtype)
+        self.accepted = memory.whole([1] * shape.n_sequences)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.windows[1 + sequence, :, : self.shape.d_k - 1] = state.to(self.windows)
+        self.accepted[sequence] = 1
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.accepted[sequence] = count
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        module = self.package.module(f"{_MAMBA}.causal_conv1d")
+        out = module.causal_conv1d_update(
+            rows.x.clone(),
+            self.windows,
+            rows.weight,
+            rows.bias,
+            "silu",
+            conv_state_indices=self.memory.whole([1 + s for s in rows.sequences]),
+            num_accepted_tokens=self.accepted[rows.sequences],
+            query_start_loc=rows.starts,
+            max_query_len=self.shape.n_tokens,
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        out = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return out
+
+    def state(self, sequence: int) -> torch.Tensor:
+        first = int(self.accepted[sequence]) - 1
+        return self.windows[1 + sequence, :, first : first + self.shape.d_k - 1].float()
+
+
+ENGINE = Engine(
+    package="vllm",
+    versions=("0.33.0",),
+    kept=(
+        f"{_FLA}.fused_recurrent",
+        f"{_FLA}.fused_sigmoid_gating",
+        f"{_FLA}.kda",
+        f"{_FLA}.op",
+        f"{_MAMBA}.mamba_ssm",
+        f"{_MAMBA}.causal_conv1d",
+        f"{_MAMBA}.triton_helpers",
+        "vllm.utils.math_utils",
+    ),
+    values={
+        "vllm.v1.attention.backends.utils.NULL_BLOCK_ID": 0,
+        "vllm.v1.attention.backends.utils.PAD_SLOT_ID": -1,
+        "vllm.platforms.current_platform": NoPlatform(),
+        "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,
+    },
+    kernels=(
+        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta),
+        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates),
+        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2),
+        Kernel("causal_conv1d_update", ("conv",), _Conv),
+    ),
+    language="vllm.triton_utils",
+)

@@ -1,0 +1,196 @@
+"""Inputs of a kernel under test: its shape, the weights, and the rows of one verify pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+Recurrence = Literal["gdn", "kda", "mamba2", "conv"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one case. Convolutions: n_heads channels and d_k taps; d_v and n_groups are 1."""
+
+    recurrence: Recurrence
+    n_heads: int
+    n_groups: int
+    d_k: int
+    d_v: int
+    n_tokens: int  # of the widest verify pass
+    n_sequences: int
+    state_dtype: str = "float32"
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Sizes of one sequence's state in the reference's layout."""
+        if self.recurrence == "conv":
+            return (self.n_heads, self.d_k - 1)
+        return (self.n_heads, self.d_k, self.d_v)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype that stored states have."""
+        dtype = getattr(torch, self.state_dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def smaller(self) -> list[Shape]:
+        """The shapes that take half of one size each, smallest first use."""
+        shapes = []
+        for name, least in (
+            ("n_tokens", 2),
+            ("n_sequences", 1),
+            ("n_heads", self.n_groups),
+            ("d_v", 16),
+            ("d_k", 16),
+        ):
+            half = getattr(self, name) // 2
+            if half >= least and not (self.recurrence == "conv" and name.startswith("d_")):
+                shapes.append(replace(self, **{name: half}))
+        return shapes
+
+    def __str__(self) -> str:
+        sizes = {k: v for k, v in asdict(self).items() if k not in ("recurrence", "state_dtype")}
+        return " ".join(f"{k}={v}" for k, v in sizes.items()) + f" {self.state_dtype}"
+
+
+class Rows:
+    """The rows of one pass, sequence after sequence: every tensor is [tokens, …], float32.
+
+    Delta rules: `q`, `k` [tokens, groups, d_k] as projected, `q_normed` and `k_normed` with unit
+    length, `v` [tokens, heads, d_v], `a` ([tokens, heads] or, per channel, [tokens, heads, d_k])
+    and `b` [tokens, heads] before their gates, `g` and `beta` after them; weights `A_log` [heads],
+    `dt_bias` as a row of a. Mamba-2: `x` [tokens, heads, d_v], `dt` [tokens, heads], `B`, `C`
+    [tokens, groups, d_k]; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x`
+    [tokens, channels]; weights `weight` [channels, taps] and `bias`.
+    """
+
+    def __init__(
+        self, sequences: Sequence[int], lengths: Sequence[int], tensors: dict[str, torch.Tensor]
+    ) -> None:
+        self.sequences = list(sequences)
+        self.lengths = list(lengths)
+        self.tensors = tensors
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise AttributeError(f"rows have no {name!r}, but {', '.join(self.tensors)}") from None
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """First row of each sequence and the number of rows: int32 [sequences + 1]."""
+        total = [0]
+        for length in self.lengths:
+            total.append(total[-1] + length)
+        device = next(iter(self.tensors.values())).device
+        return torch.tensor(total, dtype=torch.int32, device=device)
+
+    def slices(self) -> list[slice]:
+        """The rows of each sequence."""
+        ends = self.starts.tolist()
+        return [slice(a, b) for a, b in pairwise(ends)]
+
+    def one(self, index: int) -> Rows:
+        """The rows of the index-th sequence alone."""
+        return self._part(self.slices()[index], [self.sequences[index]])
+
+    def first(self, count: int) -> Rows:
+        """The first rows of the only sequence."""
+        return self._part(slice(0, count), self.sequences)
+
+    def row(self, index: int) -> Rows:
+        """One row of the only sequence."""
+        return self._part(slice(index, index + 1), self.sequences)
+
+    def _part(self, part: slice, sequences: list[int]) -> Rows:
+        weights = _WEIGHTS[self._kind()]
+        tensors = {k: t if k in weights else t[part].contiguous() for k, t in self.tensors.items()}
+        return Rows(sequences, [part.stop - part.start], tensors)
+
+    def _kind(self) -> str:
+        if "weight" in self.tensors:
+            return "conv"
+        return "mamba2" if "B" in self.tensors else "gdn"
+
+
+_WEIGHTS = {
+    "gdn": ("A_log", "dt_bias"),
+    "mamba2": ("A", "D", "dt_bias"),
+    "conv": ("weight", "bias"),
+}
+
+
+class Source:
+    """Draws weights, first states and rows of one shape from a seed, on the CPU."""
+
+    def __init__(self, shape: Shape, seed: int, device: str = "cpu") -> None:
+        self.shape = shape
+        self.device = device
+        self.random = torch.Generator().manual_seed(seed)
+        self.weights = self._weights()
+
+    def _normal(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=self.random)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        s = self.shape
+        if s.recurrence == "conv":
+            return {"weight": self._normal(s.n_heads, s.d_k) * 0.5, "bias": self._normal(s.n_heads)}
+        if s.recurrence == "mamba2":
+            return {
+                "A": -torch.exp(self._normal(s.n_heads) * 0.5),
+                "D": self._normal(s.n_heads),
+                "dt_bias": self._normal(s.n_heads) * 0.5,
+            }
+        per_channel = (s.n_heads, s.d_k) if s.recurrence == "kda" else (s.n_heads,)
+        return {"A_log": self._normal(s.n_heads) * 0.5, "dt_bias": self._normal(*per_channel) * 0.5}
+
+    def state(self) -> torch.Tensor:
+        """A first state, rounded to the dtype that stored states have."""
+        return self._normal(*self.shape.state).mul(0.3).to(self.shape.dtype).float()
+
+    def rows(self, sequences: Sequence[int], lengths: Sequence[int]) -> Rows:
+        """New rows of these sequences."""
+        s, n = self.shape, sum(lengths)
+        if s.recurrence == "conv":
+            drawn = {"x": self._normal(n, s.n_heads)}
+        elif s.recurrence == "mamba2":
+            drawn = {
+                "x": self._normal(n, s.n_heads, s.d_v),
+                "dt": self._normal(n, s.n_heads),
+                "B": self._normal(n, s.n_groups, s.d_k),
+                "C": self._normal(n, s.n_groups, s.d_k),
+            }
+        else:
+            q, k = (self._normal(n, s.n_groups, s.d_k) for _ in range(2))
+            v = self._normal(n, s.n_heads, s.d_v)
+            a = self._normal(n, *self.weights["dt_bias"].shape)
+            b = self._normal(n, s.n_heads)
+            A = torch.exp(self.weights["A_log"])
+            decay = F.softplus(a + self.weights["dt_bias"])
+            drawn = {
+                "q": q,
+                "k": k,
+                "v": v,
+                "a": a,
+                "b": b,
+                "g": -A.view(1, -1, *[1] * (a.dim() - 2)) * decay,
+                "beta": torch.sigmoid(b),
+                "q_normed": normed(q),
+                "k_normed": normed(k),
+            }
+        tensors = {k: t.to(self.device) for k, t in (drawn | self.weights).items()}
+        return Rows(sequences, lengths, tensors)
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    """x divided by its length as these kernels do it, with 1e-6 below the root."""
+    return x / (x.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()

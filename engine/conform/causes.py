@@ -1,0 +1,192 @@
+"""Causes of a wrong output or state: what the reference gives under each known mistake, compared
+with what the kernel gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from engine.conform.cases import Shape
+from engine.conform.reference import VARIANTS, Reference, play
+from engine.conform.subject import Kernel
+
+_MOST_COMMITS = 12
+
+# What each cause means, for reports and `draftscope help conform`
+CAUSES = {
+    "stale-column": "the state after another number of rows is read than was accepted",
+    "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
+    "state-not-committed": "the pass left no trace: the state before it is read",
+    "state-lost": "an empty state is read",
+    "other-sequence": "the state of another sequence is read",
+    "other-sequence-written": "a sequence that was not in the pass has changed",
+    "lost-fold": "rows that the log had taken are missing from the state",
+    "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
+    "gate-order": "decay, correction, write and read are in another order",
+    "gate-of-other-row": "the decay of another row is applied",
+    "head-mapping": "value heads read another key head",
+    "unused-memory": "a value comes from memory that was never written",
+    "not-repeatable": "the same calls give other bits",
+    "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
+    "drift": "stored states lose more precision than plain decoding's",
+    "wrong-output": "outputs differ, and no known mistake gives them",
+    "wrong-state": "states differ, and no known mistake gives them",
+    "crash": "the call raised an error",
+    "hang": "the call did not end in time",
+}
+
+
+class Situation:
+    """One sequence of one pass, with all that a wrong kernel might have used for it.
+
+    `tokens` are the rows of the pass; `before` the reference's states after each row of the passes
+    before it, of the last of which `accepted` were kept.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        reference: Reference,
+        sequence: int,
+        tokens: Sequence[dict[str, torch.Tensor]],
+        before: Sequence[Sequence[torch.Tensor]],
+        accepted: int,
+    ) -> None:
+        self.kernel, self.reference, self.sequence = kernel, reference, sequence
+        self.shape: Shape = reference.shape
+        self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
+
+    def starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Wrong states to start from: cause, sentence, state."""
+        for age, states in enumerate(reversed(self.before)):
+            when = f"{age} passes before the last" if age else "the last pass"
+            for count, state in enumerate(states, 1):
+                if not age and count == self.accepted:
+                    continue
+                cause = "stale-column"
+                if not age and count > self.accepted and self.shape.recurrence == "conv":
+                    cause = "window-not-rolled-back"
+                elif not age and count < self.accepted and self.kernel.ring:
+                    cause = "lost-fold"
+                yield (
+                    cause,
+                    f"state after row {count} of {when}; {self.accepted} rows accepted",
+                    state,
+                )
+        commits = self.reference.committed[self.sequence]
+        if self.kernel.ring:
+            yield from self._folds()
+        if len(commits) > 1:
+            yield "state-not-committed", "state before the last pass", commits[-2]
+        yield from self._others()
+        yield "state-lost", "empty state", torch.zeros_like(commits[-1])
+
+    def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        for other, states in enumerate(self.reference.committed):
+            if other != self.sequence:
+                passes = self.reference.passes[other][-2:]
+                for state in (states[-1], *(state for one in passes for state in one)):
+                    yield "other-sequence", f"a state of sequence {other}", state
+
+    def _folds(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        commits = self.reference.committed[self.sequence]
+        rows = self.reference.tokens[self.sequence]
+        first = max(0, len(commits) - _MOST_COMMITS)
+        for kept in range(len(commits) - 2, first - 1, -1):
+            for resumed in range(kept + 1, len(commits)):
+                tokens = [row for commit in rows[resumed:] for row in commit]
+                state = commits[kept]
+                if tokens:
+                    state = play(self.shape, state, tokens)[1][-1]
+                missing = sum(len(commit) for commit in rows[kept:resumed])
+                yield "lost-fold", f"{missing} accepted rows missing", state
+
+    def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
+        """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
+        for variant in VARIANTS[self.shape.recurrence]:
+            yield "gate-order", variant.replace("-", " "), self.tokens, variant
+        gate = "dt" if self.shape.recurrence == "mamba2" else "a"
+        if self.shape.recurrence != "conv" and len(self.tokens) > 1:
+            first = [row | {gate: self.tokens[0][gate]} for row in self.tokens]
+            yield "gate-of-other-row", "the first row's decay for all", first, ""
+            shifted = [
+                row | {gate: self.tokens[max(0, i - 1)][gate]} for i, row in enumerate(self.tokens)
+            ]
+            yield "gate-of-other-row", "the decay of the row before", shifted, ""
+        if self.shape.n_groups not in (1, self.shape.n_heads):
+            names = ("B", "C") if self.shape.recurrence == "mamba2" else ("q", "k")
+            each = self.shape.n_heads // self.shape.n_groups
+            order = torch.arange(self.shape.n_heads) % self.shape.n_groups
+            tiled = [
+                row | {n: _regrouped(row[n], order, each) for n in names} for row in self.tokens
+            ]
+            yield "head-mapping", "heads share keys in turn", tiled, "tiled"
+
+    def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
+        """Cause and sentence for outputs [rows, …] that differ from the reference's."""
+        if seen.isnan().any():
+            return "unused-memory", "NaN in an output"
+        right = self.reference.state(self.sequence)
+        for cause, sentence, state in self.starts():
+            if _same(seen, play(self.shape, state, self.tokens)[0], bound):
+                return cause, sentence
+        for cause, sentence, tokens, variant in self.inputs():
+            if _same(seen, _played(self.shape, right, tokens, variant)[0], bound):
+                return cause, sentence
+        return self._unnamed("wrong-output")
+
+    def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
+        """Cause and sentence for the state after `count` accepted rows of this pass."""
+        if seen.isnan().any():
+            return "unused-memory", "NaN in a state"
+        start = self.reference.state(self.sequence)
+        states = play(self.shape, start, self.tokens)[1]
+        for rows, state in enumerate(states, 1):
+            if rows != count and _same(seen, [state], bound):
+                conv = self.shape.recurrence == "conv" and rows > count
+                return (
+                    "window-not-rolled-back" if conv else "stale-column",
+                    f"state after {rows} of {len(states)} rows, {count} accepted",
+                )
+        if _same(seen, [start], bound):
+            cause = "lost-fold" if self.kernel.ring else "state-not-committed"
+            return cause, "state before the pass"
+        for cause, sentence, state in self.starts():
+            if _same(seen, [play(self.shape, state, self.tokens[:count])[1][-1]], bound):
+                return cause, sentence
+            if cause == "other-sequence" and _same(seen, [state], bound):
+                return cause, sentence
+        for cause, sentence, tokens, variant in self.inputs():
+            played = _played(self.shape, start, tokens[:count], variant)[1]
+            if _same(seen, [played[-1]], bound):
+                return cause, sentence
+        return self._unnamed("wrong-state")
+
+    def _unnamed(self, cause: str) -> tuple[str, str]:
+        taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
+        if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
+            return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
+        return cause, "no known mistake gives this"
+
+
+def _regrouped(x: torch.Tensor, order: torch.Tensor, each: int) -> torch.Tensor:
+    """Keys of every head; heads that share one do it in turn."""
+    return x[order] if each else x
+
+
+def _played(
+    shape: Shape, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    if variant != "tiled":
+        return play(shape, state, tokens, variant)
+    from dataclasses import replace
+
+    return play(replace(shape, n_groups=shape.n_heads), state, tokens)
+
+
+def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
+    other = torch.stack(list(wanted)).view(seen.shape)
+    scale = float(other.abs().max()) + 1e-9
+    return float((seen - other).abs().max()) <= 4 * bound * max(scale, 1.0)

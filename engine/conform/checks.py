@@ -1,0 +1,316 @@
+"""Checks of one kernel: rounds of verify and accept played on its adapter and on the reference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.conform.cases import Shape, Source
+from engine.conform.causes import Situation
+from engine.conform.packages import Package
+from engine.conform.reference import Reference, token
+from engine.conform.subject import Kernel, Memory, Subject
+
+# Largest relative difference from f64 that rounding gives; figures of kernels known to be right
+# are 1e-6 and below in float32.
+_BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a script: which sequences, how many rows of each, how many are accepted."""
+
+    sequences: tuple[int, ...]
+    lengths: tuple[int, ...]
+    accepted: tuple[int, ...]
+    drafts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong that a check found. `note` marks what is worth knowing and no error."""
+
+    kernel: str
+    check: str
+    cause: str
+    detail: str
+    shape: Shape
+    seed: int
+    round: int
+    sequence: int
+    row: int
+    error: float
+    note: bool = False
+
+
+Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
+
+
+def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
+    every = tuple(range(shape.n_sequences))
+    return Pass(every, (drafts,) * len(every), tuple(accepted), drafts=True)
+
+
+def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    t = shape.n_tokens
+    for first in range(2):
+        counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
+        yield _all(shape, t, counts)
+    # a log is filled, folded and wrapped
+    for _ in range(1 + 2 * kernel.ring // t):
+        yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
+
+
+def _lengths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    for _ in range(3):
+        yield _drawn(shape, dice, kernel, everyone=True)
+
+
+def _subsets(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    yield _all(shape, shape.n_tokens, [shape.n_tokens] * shape.n_sequences)
+    for _ in range(3):
+        yield _drawn(shape, dice, kernel, everyone=False)
+
+
+def _without_drafts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    every = tuple(range(shape.n_sequences))
+    one = (1,) * len(every)
+    for _ in range(2):
+        yield _all(shape, shape.n_tokens, [shape.n_tokens] * len(every))
+        yield Pass(every, one, one, drafts=False)
+        yield Pass(every, one, one, drafts=False)
+
+
+def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    while True:
+        if dice.random() < 0.2:
+            some = tuple(sorted(dice.sample(range(shape.n_sequences), 1)))
+            yield Pass(some, (1,), (1,), drafts=False)
+        else:
+            yield _drawn(shape, dice, kernel, everyone=dice.random() < 0.6)
+
+
+def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
+    ids = list(range(shape.n_sequences))
+    if not everyone:
+        ids = dice.sample(ids, dice.randint(1, len(ids)))
+    longest = shape.n_tokens
+    if kernel.equal_lengths:
+        lengths = [longest] * len(ids)
+    else:
+        lengths = [dice.randint(1, longest) for _ in ids]
+    accepted = [dice.randint(1, n) for n in lengths]
+    return Pass(tuple(ids), tuple(lengths), tuple(accepted))
+
+
+SCRIPTS: dict[str, Script] = {
+    "depths": _depths,
+    "lengths": _lengths,
+    "subsets": _subsets,
+    "no-drafts": _without_drafts,
+    "rounds": _rounds,
+}
+CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
+
+
+class Player:
+    """Plays scripts of one kernel at one shape."""
+
+    def __init__(self, kernel: Kernel, package: Package, shape: Shape, seed: int, device: str):
+        self.kernel, self.package, self.shape = kernel, package, shape
+        self.seed, self.device = seed, device
+        self.bound = _BOUNDS[shape.state_dtype]
+
+    def start(self) -> tuple[Source, Subject, Reference]:
+        """Inputs, an adapter with first states loaded, and the reference with the same."""
+        source = Source(self.shape, self.seed, self.device)
+        subject = self.kernel.make(self.shape, Memory(self.device), self.package)
+        first = [source.state() for _ in range(self.shape.n_sequences)]
+        for sequence, state in enumerate(first):
+            subject.load(sequence, state.to(self.device))
+        return source, subject, Reference(self.shape, first)
+
+    def script(self, check: str, rounds: int) -> list[Fault]:
+        """The faults of the first wrong pass of a script; none: all passes are right."""
+        source, subject, reference = self.start()
+        dice = random.Random(f"{check} {self.seed}")
+        passes = SCRIPTS[check](self.shape, dice, self.kernel)
+        for index, one in zip(range(rounds), passes, strict=False):
+            faults = self._pass(check, index, one, source, subject, reference)
+            if faults:
+                return faults
+        return []
+
+    def _pass(
+        self,
+        check: str,
+        index: int,
+        one: Pass,
+        source: Source,
+        subject: Subject,
+        reference: Reference,
+    ) -> list[Fault]:
+        def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
+            return Fault(
+                self.kernel.name, check, cause, detail, self.shape, self.seed, index, sequence, row,
+                error,
+            )  # fmt: skip
+
+        rows = source.rows(one.sequences, one.lengths)
+        before = [list(passes) for passes in reference.passes]
+        kept = [len(t[-1]) if t else 0 for t in reference.tokens]
+        others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
+        still = {s: _copy(subject.state(s)) for s in others}
+        if one.drafts:
+            seen = subject.verify(rows).double().cpu()
+        else:
+            seen = subject.decode(rows).double().cpu()
+        wanted = reference.verify(rows)
+        faults = []
+        situations = {}
+        for sequence, part in zip(one.sequences, rows.slices(), strict=True):
+            tokens = [token(rows, i) for i in range(part.start, part.stop)]
+            situations[sequence] = Situation(
+                self.kernel, reference, sequence, tokens, before[sequence], kept[sequence]
+            )
+            error, row = _worst(seen[part], wanted[part])
+            if error > self.bound:
+                cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
+                faults.append(fault(cause, detail, sequence, row, error))
+        if one.drafts:
+            subject.accept(one.sequences, one.accepted)
+        if faults:
+            return faults
+        for sequence, count in zip(one.sequences, one.accepted, strict=True):
+            state = _copy(subject.state(sequence))
+            right = reference.depths(sequence)[count - 1]
+            if state is None:
+                continue
+            error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
+            if error > self.bound:
+                cause, detail = situations[sequence].explain_state(state, count, self.bound)
+                faults.append(fault(cause, detail, sequence, count - 1, error))
+        for sequence, state in still.items():
+            after = _copy(subject.state(sequence))
+            if state is not None and after is not None and not torch.equal(state, after):
+                error = float((state - after).abs().max())
+                faults.append(fault("other-sequence-written", "", sequence, -1, error))
+        reference.accept(one.sequences, one.accepted)
+        return faults
+
+    def repeat(self) -> list[Fault]:
+        """Two plays of the same calls give the same bits."""
+        plays = [self._outputs([range(self.shape.n_sequences)]) for _ in range(2)]
+        return self._bits("repeat", "not-repeatable", plays, note=False)
+
+    def batch(self) -> list[Fault]:
+        """Sequences in one pass and each in a pass of its own give the same bits."""
+        alone = [[s] for s in range(self.shape.n_sequences)]
+        plays = [self._outputs([range(self.shape.n_sequences)]), self._outputs(alone)]
+        return self._bits("batch", "bits-depend-on-batch", plays, note=True)
+
+    def _outputs(self, groups: Sequence[Sequence[int]]) -> torch.Tensor:
+        source, subject, _ = self.start()
+        rows = source.rows(
+            range(self.shape.n_sequences), [self.shape.n_tokens] * self.shape.n_sequences
+        )
+        if len(groups) == 1:
+            return subject.verify(rows)
+        return torch.cat([subject.verify(rows.one(s)) for group in groups for s in group])
+
+    def _bits(self, check: str, cause: str, plays: list[torch.Tensor], note: bool) -> list[Fault]:
+        a, b = (t.double().cpu() for t in plays)
+        if torch.equal(a, b):
+            return []
+        different = (a != b).flatten(1).any(1).nonzero()
+        row = int(different[0])
+        return [
+            Fault(
+                self.kernel.name, check, cause, f"{len(different)} of {len(a)} rows", self.shape,
+                self.seed, 0, row // self.shape.n_tokens, row % self.shape.n_tokens,
+                float((a - b).abs().max()), note,
+            )
+        ]  # fmt: skip
+
+    def drift(self, rounds: int) -> list[Fault]:
+        """Error of bfloat16 states after many rounds, beside plain decoding's own."""
+        player = Player(
+            self.kernel, self.package, replace(self.shape, state_dtype="bfloat16", n_sequences=1),
+            self.seed, self.device,
+        )  # fmt: skip
+        errors = [player._drifted(rounds, drafts) for drafts in (True, False)]
+        if errors[0] <= 4 * errors[1] + 0.02:
+            return []
+        detail = (
+            f"{errors[0]:.2g} of the state after {rounds} rounds, plain decoding {errors[1]:.2g}"
+        )
+        return [
+            Fault(
+                self.kernel.name, "drift", "drift", detail, player.shape, self.seed, rounds, 0, -1,
+                errors[0],
+            )
+        ]  # fmt: skip
+
+    def _drifted(self, rounds: int, drafts: bool) -> float:
+        source, subject, reference = self.start()
+        dice = random.Random(self.seed)
+        for _ in range(rounds):
+            count = dice.randint(1, self.shape.n_tokens)
+            rows = source.rows([0], [self.shape.n_tokens])
+            reference.verify(rows)
+            if drafts:
+                subject.verify(rows)
+                subject.accept([0], [count])
+            else:
+                for i in range(count):
+                    subject.decode(rows.row(i))
+            reference.accept([0], [count])
+        state = _copy(subject.state(0))
+        assert state is not None
+        return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
+
+
+def _copy(state: torch.Tensor | None) -> torch.Tensor | None:
+    return None if state is None else state.detach().double().cpu().clone()
+
+
+def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
+    """Largest difference relative to the largest value (1 at least), and its row."""
+    difference = (seen - wanted).abs().flatten(1)
+    if seen.isnan().any():
+        return float("inf"), int(seen.flatten(1).isnan().any(1).nonzero()[0])
+    scale = max(1.0, float(wanted.abs().max()))
+    return float(difference.max()) / scale, int(difference.max(1).values.argmax())
+
+
+def check(
+    kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int
+) -> list[Fault]:
+    """Faults that one check of one kernel finds at this shape; errors of the call are faults."""
+    player = Player(kernel, package, shape, seed, device)
+    try:
+        if name == "repeat":
+            return player.repeat()
+        if name == "batch":
+            return player.batch()
+        if name == "drift":
+            return player.drift(rounds) if "bfloat16" in kernel.dtypes else []
+        return player.script(name, rounds)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"[:300]
+        return [Fault(kernel.name, name, "crash", words, shape, seed, 0, 0, -1, float("inf"))]
+
+
+def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
+    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
+    while True:
+        for shape in fault.shape.smaller():
+            same = [f for f in again(shape) if f.cause == fault.cause]
+            if same:
+                fault = same[0]
+                break
+        else:
+            return fault

@@ -1,0 +1,276 @@
+"""Kernel files of an engine's package, imported without the engine around them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from engine.errors import KernelPackageError
+from engine.size_text import size_text
+
+_MOST_UNPACKED = 256 * 2**20
+
+
+class Stub:
+    """Replaces what a kernel file mentions of its engine: false, zero, callable, a base class."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(f"{self._name}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        only = args[0] if len(args) == 1 and not kwargs else None
+        # as a decorator it leaves what it decorates
+        return only if callable(only) and not isinstance(only, Stub) else Stub(f"{self._name}()")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __index__(self) -> int:
+        return 0
+
+    def __int__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+
+class NoPlatform:
+    """Answers no to every question about the platform."""
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *args, **kwargs: False
+
+
+class _StubModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(f"{self.__name__}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules of one package: those under `kept` from their files, the rest as stubs."""
+
+    def __init__(self, root: Path, kept: Sequence[str], values: dict[str, Any]) -> None:
+        self.root, self.kept, self.values = root, kept, values
+        self.top = kept[0].split(".")[0]
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] != self.top:
+            return None
+        place = self.root.joinpath(*name.split("."))
+        if any(name == kept or name.startswith(f"{kept}.") for kept in self.kept):
+            file = place.with_suffix(".py")
+            if file.is_file():
+                return importlib.util.spec_from_file_location(name, file)
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+        spec.submodule_search_locations = [str(place)]
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StubModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for name, value in self.values.items():
+            holder, _, attribute = name.rpartition(".")
+            if holder == module.__name__:
+                setattr(module, attribute, value)
+
+
+class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stubs for other packages that a kernel file imports and that are not installed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StubModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+class Package:
+    """A package whose kernel modules can be imported. `version` is empty where none is written."""
+
+    def __init__(self, name: str, root: Path, version: str) -> None:
+        self.name, self.root, self.version = name, root, version
+        self._imported: dict[str, ModuleType] = {}
+        self._traced_ranges: Sequence[str] = ()
+
+    def module(self, name: str) -> ModuleType:
+        """Import one of the kept modules.
+
+        Raises KernelPackageError where the package has no such file."""
+        if name not in self._imported:
+            if not self.root.joinpath(*name.split(".")).with_suffix(".py").is_file():
+                raise KernelPackageError(
+                    f"{self.name} {self.version} has no {name}: its kernels have moved.",
+                    "Give a version that `draftscope help conform` lists, or an adapter of your "
+                    "own (MODULE:FUNCTION).",
+                )
+            self._imported[name] = importlib.import_module(name)
+            if interpreted():
+                self._fit_interpreter(name)
+        return self._imported[name]
+
+    @contextmanager
+    def imports(
+        self,
+        kept: Sequence[str],
+        values: dict[str, Any],
+        language: str,
+        traced_ranges: Sequence[str],
+    ) -> Iterator[None]:
+        """Make the modules that an adapter's table keeps importable; see adapters.Engine."""
+        self._traced_ranges = traced_ranges
+        if language:
+            import triton
+            import triton.language as tl
+
+            known = {"triton": triton, "tl": tl, "HAS_TRITON": True}
+            values = values | {f"{language}.{name}": value for name, value in known.items()}
+        finders = [_Finder(self.root, kept, values), _Missing()]
+        sys.meta_path.insert(0, finders[0])
+        sys.meta_path.append(finders[1])
+        try:
+            yield
+        finally:
+            for finder in finders:
+                sys.meta_path.remove(finder)
+
+    def _fit_interpreter(self, name: str) -> None:
+        """Names bound to functions of triton.language are looked up at each call.
+
+        Triton's interpreter replaces these functions while a kernel runs; a name that a module
+        bound before (`exp = tl.exp`) would still be the compiler's.
+        """
+        import triton.language as tl
+
+        if not hasattr(torch.cpu, "device"):
+            torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
+        originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
+        for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
+            for attribute, value in list(vars(other).items()):
+                if id(value) in originals and hasattr(value, "__triton_builtin__"):
+                    setattr(other, attribute, _late(tl, originals[id(value)]))
+        if name in self._traced_ranges:
+            vars(self._imported[name])["range"] = lambda *ends: (
+                tl.full((), i, tl.int32) for i in range(*map(int, ends))
+            )
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs kernels in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _late(language: ModuleType, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(language, name)(*args, **kwargs)
+
+    return call
+
+
+def open_package(target: str, name: str) -> Package:
+    """The package from a wheel, from a folder that holds it, or as it is installed.
+
+    Raises KernelPackageError with what to give instead where it is in none of these.
+    """
+    path = Path(target)
+    if path.suffix == ".whl" and path.is_file():
+        return Package(name, _unpacked(path, name), path.name.split("-")[1])
+    if path.is_dir():
+        root = path if (path / name).is_dir() else path.parent
+        if not (root / name).is_dir():
+            raise KernelPackageError(
+                f"{path} holds no package {name}.", f"Give the folder that {name}/ is in."
+            )
+        return Package(name, root, _version(root, name))
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise KernelPackageError(
+            f"{target} is neither a wheel, nor a folder, nor an installed package.",
+            f"`pip download --no-deps {name}` fetches a wheel; give its path.",
+        )
+    root = Path(next(iter(spec.submodule_search_locations))).parent
+    return Package(name, root, _version(root, name))
+
+
+def _version(root: Path, name: str) -> str:
+    for info in sorted(root.glob("*.dist-info")):
+        words = info.name.removesuffix(".dist-info").split("-")
+        if words[0].replace("_", "").lower() in (name, f"{name}core", "flashlinearattention"):
+            return words[-1]
+    return ""
+
+
+def _unpacked(wheel: Path, name: str) -> Path:
+    """Python files of the wheel in a folder that ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="draftscope-conform-")
+    _KEPT_FOLDERS.append(folder)
+    root = Path(folder.name)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            wanted = [
+                i
+                for i in archive.infolist()
+                if i.filename.startswith(f"{name}/") and i.filename.endswith(".py")
+            ]
+            if not wanted:
+                raise KernelPackageError(
+                    f"{wheel} holds no package {name}.", "Give the wheel of the engine itself."
+                )
+            total = sum(i.file_size for i in wanted)
+            if total > _MOST_UNPACKED:
+                raise KernelPackageError(
+                    f"{wheel}: its Python files would take {size_text(total)}.",
+                    "Unpack it, and give the folder.",
+                )
+            for info in wanted:
+                parts = PurePosixPath(info.filename).parts
+                if ".." in parts:
+                    raise KernelPackageError(
+                        f"{wheel}: an entry leaves the folder: {info.filename}.",
+                        "Download the wheel again.",
+                    )
+                archive.extract(info, root)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise KernelPackageError(
+            f"{wheel} is not a readable wheel: {error}.", "Download it again."
+        ) from error
+    return root
+
+
+_KEPT_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []

@@ -1,0 +1,322 @@
+"""Checks of a package's kernels, each kernel in a child process of its own with a limit of time."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+from engine.conform import adapters, packages
+from engine.conform.cases import Recurrence, Shape
+from engine.conform.checks import CHECKS, Fault, check, smallest
+from engine.conform.packages import Package
+from engine.conform.subject import Kernel
+from engine.errors import KernelPackageError
+
+_RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
+_ROUNDS = {"rounds": 6, "drift": 12}
+_ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
+_MOST_SHRINK_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One check of one kernel: its faults, and the seconds that it took."""
+
+    kernel: str
+    recurrence: str
+    check: str
+    faults: tuple[Fault, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return all(fault.note for fault in self.faults)
+
+
+def open_target(target: str) -> tuple[str, str, str]:
+    """The name of the adapter's module, the package's place, and the version.
+
+    target is a known package's name, a wheel or folder of one, or FILE.py:FUNCTION or
+    MODULE:FUNCTION, for which the first is empty. Raises KernelPackageError.
+    """
+    _, colon, function = target.rpartition(":")
+    if colon and function.isidentifier():
+        own_kernel(target)
+        return "", target, ""
+    first = Path(target).name.split("-")[0].replace("_", "-").lower()
+    name = next((n for n in (target.lower(), first) if n in adapters.NAMES), None)
+    if name is None and Path(target).is_dir():
+        name = next((n for n in adapters.NAMES if (Path(target) / n).is_dir()), None)
+    if name is None:
+        raise KernelPackageError(
+            f"{target} is no package with an adapter.",
+            f"Known: {', '.join(adapters.NAMES)}, wheels and folders of these; for another kernel "
+            "give FILE.py:FUNCTION (see `draftscope help conform`).",
+        )
+    table = adapters.engine(name)
+    if table.package == "kernels":
+        return name, "", ""
+    package = packages.open_package(
+        target if Path(target).exists() else table.package, table.package
+    )
+    return name, str(package.root), package.version
+
+
+def own_kernel(target: str) -> Kernel:
+    """The kernel that a user's adapter describes: FUNCTION(shape, memory) gives a Subject.
+
+    Attributes of the function: `recurrences` (default gdn), and those of subject.Kernel.
+    Raises KernelPackageError naming what is missing.
+    """
+    place, _, name = target.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise KernelPackageError(f"{place} is no file.", "Give the path of the adapter's file.")
+    try:
+        make = getattr(_imported(place), name)
+    except Exception as error:
+        raise KernelPackageError(
+            f"{target} cannot be imported: {type(error).__name__}: {error}.",
+            "Correct the adapter's file; `draftscope help conform` shows one.",
+        ) from error
+    fields = {
+        field: getattr(make, field)
+        for field in ("ring", "least_d", "equal_lengths", "grouped", "square", "dtypes")
+        if hasattr(make, field)
+    }
+    recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
+    unknown = [r for r in recurrences if r not in _RECURRENCES]
+    if unknown:
+        raise KernelPackageError(
+            f"{target}: unknown recurrence {unknown[0]!r}.", f"Known: {', '.join(_RECURRENCES)}."
+        )
+    return Kernel(name, recurrences, lambda shape, memory, package: make(shape, memory), **fields)
+
+
+def _imported(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def kernels(name: str, target: str) -> Sequence[Kernel]:
+    """The kernels of a target that `open_target` has opened."""
+    return adapters.engine(name).kernels if name else (own_kernel(target),)
+
+
+def versions(name: str) -> tuple[str, ...]:
+    """The versions of a known package that have been tried; none: all are."""
+    return adapters.engine(name).versions
+
+
+def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
+    """The shapes that the checks take in turn: small heads and large, shared keys and not."""
+    if recurrence == "conv":
+        sizes = [(8, 1, 4, 1, 3, 3), (300, 1, 3, 1, 4, 2), (64, 1, 4, 1, 2, 4)]
+    else:
+        d = kernel.least_d
+        sizes = [
+            (2, 1, max(32, d), 16, 3, 3),
+            (4, 2, max(16, d), 16, 4, 2),
+            (1, 1, max(64, d), 32, 2, 3),
+            (2, 2, 128, 16, 3, 2),
+        ]
+        if device == "cuda":
+            sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
+    made = [Shape(recurrence, *size) for size in sizes]
+    if not kernel.grouped:
+        made = [replace(shape, n_groups=shape.n_heads) for shape in made]
+    if kernel.square:
+        made = [replace(shape, d_v=shape.d_k) for shape in made if shape.d_k <= 64]
+    return made
+
+
+def run(
+    name: str,
+    place: str,
+    *,
+    seed: int,
+    device: str,
+    only: Sequence[str] = (),
+    checks: Sequence[str] = CHECKS,
+    limit_s: float = 120.0,
+    at_once: int = 2,
+) -> Iterator[Outcome]:
+    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
+    waiting = [
+        (kernel.name, recurrence, tuple(checks))
+        for kernel in kernels(name, place)
+        for recurrence in kernel.recurrences
+        if not only or kernel.name in only
+    ]
+    selector = selectors.DefaultSelector()
+    running: list[_Child] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                child = _Child(name, place, *waiting.pop(0), seed, device, limit_s)
+                running.append(child)
+                selector.register(child.output, selectors.EVENT_READ, child)
+            for key, _ in selector.select(timeout=0.5):
+                key.data.read()
+            for child in list(running):
+                yield from child.outcomes()
+                if child.over():
+                    selector.unregister(child.output)
+                    running.remove(child)
+                    lost, rest = child.end()
+                    if lost is not None:
+                        yield lost
+                    if rest:
+                        waiting.insert(0, (child.kernel, child.recurrence, rest))
+    finally:
+        for child in running:
+            child.end()
+        selector.close()
+
+
+class _Child:
+    """A process that runs checks of one kernel and prints a line for each."""
+
+    def __init__(
+        self,
+        name: str,
+        place: str,
+        kernel: str,
+        recurrence: Recurrence,
+        checks: tuple[str, ...],
+        seed: int,
+        device: str,
+        limit_s: float,
+    ) -> None:
+        self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
+        self.limit_s, self.seed = limit_s, seed
+        request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
+        environment = dict(os.environ)
+        if device == "cpu":
+            environment["TRITON_INTERPRET"] = "1"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "engine.conform.runner", *request],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self._buffer, self._ended = b"", False
+        self._since = time.monotonic()
+
+    def read(self) -> None:
+        data = self.output.read(2**20)
+        self._ended = data == b""
+        self._buffer += data or b""
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """The checks that have ended since the last call."""
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            faults = tuple(
+                Fault(**(fault | {"shape": Shape(**fault["shape"])})) for fault in answer["faults"]
+            )
+            self.left.remove(answer["check"])
+            self._since = time.monotonic()
+            yield Outcome(self.kernel, self.recurrence, answer["check"], faults, answer["seconds"])
+
+    def over(self) -> bool:
+        """Whether the process has ended or is past its limit."""
+        return self._ended or time.monotonic() - self._since > self.limit_s
+
+    def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
+        """The check that was lost with the process, if any, and those not begun."""
+        late = not self._ended
+        self.process.kill()
+        _, errors = self.process.communicate()
+        if not self.left:
+            return None, ()
+        lost, *rest = self.left
+        words = errors.decode(errors="replace").strip().splitlines()
+        detail = (
+            f"more than {self.limit_s:g} s" if late else (words[-1:] or ["no message"])[0][:300]
+        )
+        shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
+        fault = Fault(
+            self.kernel, lost, "hang" if late else "crash", detail, shape, self.seed, 0, 0, -1,
+            float("inf"),
+        )  # fmt: skip
+        seconds = time.monotonic() - self._since
+        return Outcome(self.kernel, self.recurrence, lost, (fault,), seconds), tuple(rest)
+
+
+def _in_child(
+    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str
+) -> None:
+    import torch
+
+    # whatever the package prints must not mix with the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    found = next(k for k in kernels(name, place) if k.name == kernel)
+    table = adapters.engine(name) if name else None
+    package = Package(table.package if table else "", Path(place or "."), "")
+    foreign = table is not None and table.package != "kernels"
+    with package.imports(*table.imports) if table and foreign else nullcontext():
+        for one in checks.split(","):
+            began = time.monotonic()
+            faults = _checked(found, package, recurrence, one, int(seed), device)
+            line = {
+                "check": one,
+                "faults": [asdict(fault) for fault in faults],
+                "seconds": time.monotonic() - began,
+            }
+            answers.write(json.dumps(line) + "\n")
+            answers.flush()
+
+
+def _checked(
+    kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
+) -> list[Fault]:
+    sizes = shapes(kernel, recurrence, device)
+    shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
+    if name == "drift":  # many rounds, so the smallest state
+        least = max(16, kernel.least_d)
+        shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
+        if recurrence == "conv":
+            shape = sizes[0]
+    rounds = (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(name, 1000)
+    faults = check(kernel, package, shape, name, seed, device, rounds)
+    began = time.monotonic()
+
+    def again(smaller: Shape) -> list[Fault]:
+        if time.monotonic() - began > _MOST_SHRINK_S:
+            return []
+        smaller = replace(smaller, d_k=max(smaller.d_k, kernel.least_d))
+        if kernel.square:
+            smaller = replace(smaller, d_v=smaller.d_k)
+        return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
+
+    return [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("request", nargs=7)
+    _in_child(*parser.parse_args().request)

@@ -1,0 +1,53 @@
+"""The f64 recurrences against the naive kernels, which are written independently of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.conform.cases import Shape, Source
+from engine.conform.reference import Reference
+from kernels.recurrence.conv import causal_conv_naive
+from kernels.recurrence.delta_rule import naive as delta
+from kernels.recurrence.ssd import naive as ssd
+
+
+def played(shape: Shape):
+    source = Source(shape, 7)
+    first = source.state()
+    reference = Reference(shape, [first])
+    rows = source.rows([0], [shape.n_tokens])
+    return rows, first.double(), reference.verify(rows), reference.depths(0)
+
+
+@pytest.mark.parametrize("recurrence", ["gdn", "kda"])
+def test_the_delta_rules_are_the_naive_kernels(recurrence):
+    rows, first, outputs, states = played(Shape(recurrence, 4, 2, 8, 6, 5, 1))
+    inputs = [t.double()[None] for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)]
+    wanted, snapshots = delta.gated_delta_rule(*inputs, first[None], grouped=True, n_snapshots=5)
+    # gates and norms of the rows are computed in f32
+    torch.testing.assert_close(outputs, wanted[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.stack(states), snapshots[0].flip(0), atol=1e-6, rtol=1e-5)
+
+
+def test_mamba2_is_the_naive_kernel():
+    rows, first, outputs, states = played(Shape("mamba2", 4, 2, 8, 6, 5, 1))
+    t = {k: v.double() for k, v in rows.tensors.items()}
+    dt = torch.nn.functional.softplus(t["dt"] + t["dt_bias"])
+    wanted, snapshots = ssd.ssd(
+        *(x[None] for x in (t["x"], dt, dt * t["A"], t["B"], t["C"])),
+        t["D"],
+        first.transpose(-1, -2)[None],
+        n_snapshots=5,
+    )
+    torch.testing.assert_close(outputs, wanted[0])
+    torch.testing.assert_close(torch.stack(states).transpose(-1, -2), snapshots[0].flip(0))
+
+
+def test_a_convolution_is_the_naive_kernel():
+    rows, first, outputs, states = played(Shape("conv", 6, 1, 4, 1, 5, 1))
+    t = {k: v.double() for k, v in rows.tensors.items()}
+    wanted, history = causal_conv_naive(t["x"][None], t["weight"], first.T[None], t["bias"])
+    torch.testing.assert_close(outputs, wanted[0])
+    for i, state in enumerate(states):
+        torch.testing.assert_close(state, history[0, i + 1 : i + 4].T)

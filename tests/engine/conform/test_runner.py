@@ -1,0 +1,101 @@
+"""Kernels in child processes: a user's adapter, crashes, hangs, reports."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from engine.conform import report, runner
+from engine.errors import KernelPackageError
+
+ADAPTER = '''
+import os, time, torch
+
+class Running:
+    """Each sequence's state, and the states after the rows of the last pass."""
+
+    def __init__(self, shape, memory):
+        self.states, self.after = {}, {}
+        self.width = shape.d_k - 1
+
+    def load(self, sequence, state):
+        self.states[sequence] = state
+
+    def verify(self, rows):
+        outs = []
+        for s, part in zip(rows.sequences, rows.slices()):
+            x = torch.cat([self.states[s], rows.x[part].T], 1)
+            windows = x.unfold(1, self.width + 1, 1)
+            y = (windows * rows.weight[:, None]).sum(-1).T + rows.bias
+            outs.append(torch.nn.functional.silu(y))
+            self.after[s] = [x[:, i + 1 : i + 1 + self.width] for i in range(len(y))]
+        return torch.cat(outs)
+
+    def accept(self, sequences, counts):
+        for s, n in zip(sequences, counts):
+            self.states[s] = self.after[s][n - 1]
+
+    def decode(self, rows):
+        BODY
+        out = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return out
+
+    def state(self, sequence):
+        return self.states[sequence]
+
+def adapter(shape, memory):
+    return Running(shape, memory)
+
+adapter.recurrences = ("conv",)
+'''
+
+
+def outcomes(tmp_path, body, checks, limit_s=30.0):
+    path = tmp_path / "my_kernel.py"
+    path.write_text(ADAPTER.replace("BODY", body))
+    name, place, _ = runner.open_target(f"{path}:adapter")
+    return list(
+        runner.run(name, place, seed=1, device="cpu", checks=checks, limit_s=limit_s, at_once=1)
+    )
+
+
+def test_an_adapter_of_the_user_passes_all_checks(tmp_path):
+    seen = outcomes(tmp_path, "pass", runner.CHECKS)
+    assert [o.check for o in seen] == list(runner.CHECKS)
+    assert all(o.passed for o in seen)
+
+
+def test_a_kernel_that_dies_costs_its_check(tmp_path):
+    seen = outcomes(tmp_path, "os.abort()", ("depths", "no-drafts", "repeat"))
+    assert {o.check: o.passed for o in seen} == {"depths": True, "no-drafts": False, "repeat": True}
+    lost = next(o for o in seen if not o.passed)
+    assert lost.faults[0].cause == "crash"
+    text = report.markdown(seen, "my kernel", "my_kernel.py:adapter")
+    assert "| adapter conv | ok |" in text
+    suite = ElementTree.fromstring(report.junit(seen, "my kernel", "my_kernel.py:adapter"))
+    assert suite.get("failures") == "1"
+    assert [case.get("name") for case in suite if len(case)] == ["no-drafts"]
+
+
+def test_a_kernel_that_hangs_costs_its_check(tmp_path):
+    seen = outcomes(tmp_path, "time.sleep(600)", ("no-drafts",), limit_s=6.0)
+    assert [f.cause for o in seen for f in o.faults] == ["hang"]
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "words"),
+    [
+        ("", "my_kernel.py:adapter", "has no attribute 'adapter'"),
+        ("1 +", "my_kernel.py:adapter", "invalid syntax"),
+        ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
+        ("", "elsewhere.py:adapter", "is no file"),
+        ("", "unknown-engine", "no package with an adapter"),
+    ],
+)
+def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_kernel.py").write_text(text)
+    with pytest.raises(KernelPackageError, match=words):
+        runner.open_target(target)
