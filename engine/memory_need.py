@@ -88,6 +88,8 @@ def estimate(
     sizes = {"weights": parts["weights"], "KV": cells * info.kv_bytes_per_token}
     if "draft-mtp" in types and info.mtp_kv_bytes_per_token:
         sizes["MTP KV"] = cells * info.mtp_kv_bytes_per_token
+        if compute == "q8" and info.draft_head_bytes and options.spec.draft_head == "auto":
+            sizes["draft head"] = info.draft_head_bytes
     sizes["state"] = parts["state"]
     policies: tuple[PolicyCost, ...] = ()
     if types:

@@ -11,7 +11,7 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.gguf.outline import bytes_by_type, tokenizer_line
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
-from engine.model.loaded_size import loaded_bytes
+from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.parts import CellSize
 from engine.model.tensors import check_tensors, unused_blocks
 from engine.size_text import size_text
@@ -41,7 +41,8 @@ class ModelInfo:
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
     llama_cpp: what llama.cpp does to undo tokens. tokenizer: in one line.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
-    cell, mtp_cell: the numbers of keys and of values in them. has_llama_cpp_planes: whether
+    cell, mtp_cell: the numbers of keys and of values in them. draft_head_bytes: what draft-mtp
+    copies of the output head in mode q8. has_llama_cpp_planes: whether
     llama.cpp undoes tokens over snapshot planes.
     """
 
@@ -62,6 +63,7 @@ class ModelInfo:
     mtp_kv_bytes_per_token: int
     cell: tuple[int, int]
     mtp_cell: tuple[int, int]
+    draft_head_bytes: int
     has_llama_cpp_planes: bool
     tokenizer: str
 
@@ -125,6 +127,7 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
         cell=_numbers(config.cells().values()),
         mtp_cell=_numbers([of_head] if of_head else []),
+        draft_head_bytes=draft_head_bytes(loaded) if config.mtp else 0,
         has_llama_cpp_planes=bool(FAMILIES[config.architecture].peer_planes),
         tokenizer=tokenizer_line(file),
     )

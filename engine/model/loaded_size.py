@@ -10,6 +10,10 @@ from engine.model.parts.ngram_embedding import TABLE
 MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is estimated."""
 
+LEAST_VOCABULARY = 2**15
+LEAST_GAIN = 1.5
+"""Bytes of a head for one of its copy, below which reading the copy does not pay."""
+_Q2_K = 256, 84
 _F32 = 4
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
@@ -51,6 +55,20 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
 def is_expanded(type: str) -> bool:
     """Whether matrices of a GGML type are expanded to f32 for mode q8."""
     return type not in (*_INTEGER_BLOCKS, "F32")
+
+
+def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
+    """Of the copy of the output head in two bits that draft-mtp makes in mode q8, 0 where it makes
+    none (engine.model.mtp.DraftHead)."""
+    heads = [name for name in tensors if name.endswith("nextn.shared_head_head.weight")]
+    names = [*heads, "output.weight", "token_embd.weight"]
+    head = next((tensors[name] for name in names if name in tensors), None)
+    if head is None or not _stays(tensors, head, "q8") or len(head.shape) != 2:
+        return 0
+    n_vocab, width = head.shape
+    copy = n_vocab * width // _Q2_K[0] * _Q2_K[1]
+    is_made = n_vocab >= LEAST_VOCABULARY and width % _Q2_K[0] == 0
+    return copy if is_made and head.n_bytes >= LEAST_GAIN * copy else 0
 
 
 def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> int:

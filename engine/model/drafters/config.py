@@ -14,7 +14,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
-from engine.model.loaded_size import loaded_bytes
+from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
 from engine.model.parts import CellSize, ResidualStream, Shapes
 from engine.model.rope import ROPE_FACTORS
@@ -178,6 +178,7 @@ def describe_mtp_file(file: GgufFile) -> DrafterInfo:
         cell_bytes=cells.n_bytes if cells else 0,
         n_target=config.n_embd,
         taps=(),
+        draft_head_bytes=draft_head_bytes(own),
     )
 
 
@@ -187,7 +188,7 @@ class DrafterInfo:
 
     loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
     token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
-    final norm.
+    final norm. draft_head_bytes: as ModelInfo has them.
     """
 
     drafter: str
@@ -198,9 +199,11 @@ class DrafterInfo:
     cell_bytes: int
     n_target: int
     taps: tuple[int, ...]
+    draft_head_bytes: int = 0
 
     def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
         """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty
         for their size in the file."""
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
+        weights += self.draft_head_bytes if compute == "q8" else 0
         return weights + n_seqs * n_ctx * self.cell_bytes
