@@ -24,7 +24,7 @@ CAUSES = {
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
     "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
-    "gate-order": "decay, correction, write and read are in another order",
+    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
     "head-mapping": "value heads read another key head",
     "unused-memory": "a value comes from memory that was never written",
@@ -60,28 +60,29 @@ class Situation:
 
     def starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
-        for age, states in enumerate(reversed(self.before)):
-            when = f"{age} passes before the last" if age else "the last pass"
-            for count, state in enumerate(states, 1):
-                if not age and count == self.accepted:
-                    continue
-                cause = "stale-column"
-                if not age and count > self.accepted and self.shape.recurrence == "conv":
-                    cause = "window-not-rolled-back"
-                elif not age and count < self.accepted and self.kernel.ring:
-                    cause = "lost-fold"
-                yield (
-                    cause,
-                    f"state after row {count} of {when}; {self.accepted} rows accepted",
-                    state,
-                )
+        yield from self._columns(0)
         commits = self.reference.committed[self.sequence]
         if self.kernel.ring:
             yield from self._folds()
         if len(commits) > 1:
             yield "state-not-committed", "state before the last pass", commits[-2]
+        for age in range(1, len(self.before)):
+            yield from self._columns(age)
         yield from self._others()
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
+
+    def _columns(self, age: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
+        for count, state in enumerate(self.before[-1 - age] if self.before else (), 1):
+            if not age and count == self.accepted:
+                continue
+            cause = "stale-column"
+            if not age and count > self.accepted and self.shape.recurrence == "conv":
+                cause = "window-not-rolled-back"
+            elif not age and count < self.accepted and self.kernel.ring:
+                cause = "lost-fold"
+            when = f"of the pass {age} earlier" if age else f"where {self.accepted} were accepted"
+            yield cause, f"state after row {count} {when}", state
 
     def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for other, states in enumerate(self.reference.committed):

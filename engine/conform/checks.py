@@ -236,7 +236,7 @@ class Player:
         ]  # fmt: skip
 
     def drift(self, rounds: int) -> list[Fault]:
-        """Error of bfloat16 states after many rounds, beside plain decoding's own."""
+        """Error of bfloat16 states after many rounds, next to plain decoding's own."""
         player = Player(
             self.kernel, self.package, replace(self.shape, state_dtype="bfloat16", n_sequences=1),
             self.seed, self.device,

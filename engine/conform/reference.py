@@ -11,9 +11,9 @@ from engine.conform.cases import Rows, Shape, normed
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
 VARIANTS = {
-    "gdn": ("gate-after-delta", "gate-last", "output-before-update"),
-    "kda": ("gate-after-delta", "gate-last", "output-before-update"),
-    "mamba2": ("gate-last", "output-before-update"),
+    "gdn": ("gate-after-delta", "gate-last", "output-before-update", "no-gate"),
+    "kda": ("gate-after-delta", "gate-last", "output-before-update", "no-gate"),
+    "mamba2": ("gate-last", "output-before-update", "no-gate"),
     "conv": (),
 }
 
@@ -35,7 +35,7 @@ def step(
     if shape.recurrence == "mamba2":
         dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
         B, C = (row[n].repeat_interleave(per_group, 0) for n in "BC")
-        gate = torch.exp(row["A"] * dt)[:, None, None]
+        gate = torch.exp(row["A"] * dt * (variant != "no-gate"))[:, None, None]
         write = (dt[:, None] * B)[:, :, None] * row["x"][:, None, :]
         after = gate * (state + write) if variant == "gate-last" else gate * state + write
         read = gate * state if variant == "output-before-update" else after
@@ -44,7 +44,7 @@ def step(
     q, k = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
     decay = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
     g = -torch.exp(row["A_log"]).view(-1, *[1] * (decay.dim() - 1)) * decay
-    gate = torch.exp(g).view(shape.n_heads, -1, 1)
+    gate = torch.exp(g * (variant != "no-gate")).view(shape.n_heads, -1, 1)
     beta = torch.sigmoid(row["b"])[:, None]
     decayed = state if variant in ("gate-after-delta", "gate-last") else gate * state
     write = k[:, :, None] * (beta * (row["v"] - (k[:, :, None] * decayed).sum(1)))[:, None, :]

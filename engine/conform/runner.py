@@ -60,7 +60,7 @@ def open_target(target: str) -> tuple[str, str, str]:
         name = next((n for n in adapters.NAMES if (Path(target) / n).is_dir()), None)
     if name is None:
         raise KernelPackageError(
-            f"{target} is no package with an adapter.",
+            f"{target} is not a package with an adapter.",
             f"Known: {', '.join(adapters.NAMES)}, wheels and folders of these; for another kernel "
             "give FILE.py:FUNCTION (see `draftscope help conform`).",
         )
@@ -81,7 +81,7 @@ def own_kernel(target: str) -> Kernel:
     """
     place, _, name = target.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
-        raise KernelPackageError(f"{place} is no file.", "Give the path of the adapter's file.")
+        raise KernelPackageError(f"{place} is not a file.", "Give the path of the adapter's file.")
     try:
         make = getattr(_imported(place), name)
     except Exception as error:
@@ -245,7 +245,7 @@ class _Child:
         return self._ended or time.monotonic() - self._since > self.limit_s
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
-        """The check that was lost with the process, if any, and those not begun."""
+        """The check that was lost with the process, if any, and those not started."""
         late = not self._ended
         self.process.kill()
         _, errors = self.process.communicate()

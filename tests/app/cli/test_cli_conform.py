@@ -38,7 +38,7 @@ def test_a_wrong_kernel_fails_and_says_how_to_see_it_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nope"], "no package with an adapter"),
+        (["nope"], "not a package with an adapter"),
         (["draftscope", "--only", "nope"], "Known: gated_delta_slots"),
         (["draftscope", "--checks", "nope"], "no check 'nope'"),
     ],

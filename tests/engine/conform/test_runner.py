@@ -7,7 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from engine.conform import report, runner
+from engine.conform.checks import check
+from engine.conform.packages import Package
 from engine.errors import KernelPackageError
+from resources import help_page
 
 ADAPTER = '''
 import os, time, torch
@@ -84,14 +87,26 @@ def test_a_kernel_that_hangs_costs_its_check(tmp_path):
     assert [f.cause for o in seen for f in o.faults] == ["hang"]
 
 
+def test_the_adapter_of_the_help_page_passes(tmp_path):
+    code = help_page("conform").split("```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 32
+    path = tmp_path / "my_file.py"
+    path.write_text(code)
+    kernel = runner.own_kernel(f"{path}:Adapter")
+    for recurrence in kernel.recurrences:
+        shape = runner.shapes(kernel, recurrence, "cpu")[1]
+        for name in runner.CHECKS:
+            assert not check(kernel, Package("", tmp_path, ""), shape, name, 1, "cpu", 5)
+
+
 @pytest.mark.parametrize(
     ("text", "target", "words"),
     [
         ("", "my_kernel.py:adapter", "has no attribute 'adapter'"),
         ("1 +", "my_kernel.py:adapter", "invalid syntax"),
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
-        ("", "elsewhere.py:adapter", "is no file"),
-        ("", "unknown-engine", "no package with an adapter"),
+        ("", "elsewhere.py:adapter", "is not a file"),
+        ("", "unknown-engine", "not a package with an adapter"),
     ],
 )
 def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):
