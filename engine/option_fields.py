@@ -15,6 +15,7 @@ from engine.errors import OptionError
 
 _T = TypeVar("_T")
 _FOUND: dict[type, tuple[PlacedOption, ...]] = {}
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +181,22 @@ def check(options: Any) -> None:
 def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
     """The dataclass with these values by path, and defaults elsewhere. Raises OptionError."""
     own: dict[str, Any] = {path[0]: value for path, value in values.items() if len(path) == 1}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for name in {path[0] for path in values if len(path) > 1}:
         inner = {path[1:]: value for path, value in values.items() if path[0] == name}
         own[name] = build(hints[name], inner)
     return kind(**own)
 
 
+def _hints(kind: type) -> dict[str, Any]:
+    """Types of the fields, which a form asks for at every key."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
 def _options_in(kind: type) -> Iterator[PlacedOption]:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for one in fields(kind):
         if (found := one.metadata.get("option")) is not None:
             plain = [k for k in get_args(hints[one.name]) if k is not type(None)]

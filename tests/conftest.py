@@ -7,6 +7,8 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
 
 # before torch is imported: the tests' models are too small to gain from a second thread
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kernels  # noqa: F401
+from tests.support.all_pairs import rows_of_all_pairs
 
 # a busy machine is slow at everything; only the results of a test count
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,35 +37,67 @@ if "DRAFTSCOPE_KERNEL_CACHE" not in os.environ:
 
 _LONG = (
     "test_triton_compile.py",
+    "test_triton_interpreter.py",
+    "test_torture_corpus.py",
+    "test_app_bench.py",
+    "test_family_runs.py",
+    "test_scenario.py",
+    "test_rollback_runs.py",
     "test_clean_campaign.py",
     "test_comparison.py",
-    "test_family_runs.py",
-    "test_rollback_runs.py",
-    "test_app_bench.py",
     "test_torture_frame.py",
-    "test_triton_interpreter.py",
-    "test_faults.py",
-    "test_scheduler.py",
-    "test_scenarios.py",
     "test_foreign_traces.py",
     "test_layouts.py",
     "test_servers.py",
-    "test_torture_corpus.py",
     "test_cli_check_rollback.py",
     "test_cli_changing_files.py",
     "test_family_faults.py",
     "test_policies.py",
     "test_grammar_runs.py",
-    "test_scenario.py",
     "test_rounds_on_cuda.py",
-    "test_clean_runs.py",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that no process is left with one at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="all mixes of parameters, not only those of all pairs"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of three parameters and more, any two values meet. The files that take longest come first,
+    so that no process is left with one at the end."""
+    if not config.getoption("all"):
+        surplus = set(_beyond_pairs(items))
+        config.hook.pytest_deselected(items=[item for item in items if item in surplus])
+        items[:] = [item for item in items if item not in surplus]
     places = {name: place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(_LONG)))
+
+
+def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
+    """The cases of tests whose parameters have met in others of their cases, two by two."""
+    tests = defaultdict[object, list[pytest.Function]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.parent, item.originalname].append(item)
+    for cases in tests.values():
+        marks = [mark for mark in cases[0].iter_markers("parametrize") if len(mark.args[1]) > 1]
+        if len(marks) < 3:
+            continue
+        joint = [
+            [name.strip() for name in mark.args[0].split(",")]
+            if isinstance(mark.args[0], str)
+            else mark.args[0]
+            for mark in marks
+        ]
+        # a value is the same object in all cases, and need not be hashable
+        rows = [
+            [tuple(id(case.callspec.params[name]) for name in names) for names in joint]
+            for case in cases
+        ]
+        kept = set(rows_of_all_pairs(rows))
+        yield from (case for row, case in enumerate(cases) if row not in kept)
 
 
 def pytest_collection_finish() -> None:

@@ -51,9 +51,7 @@ class Bridge(EngineStatus):
         self._side: list[SideJob] = []
         # queued even from this thread, so that handlers never run inside a request
         self._posted.connect(self._receive, Qt.ConnectionType.QueuedConnection)
-        self._worker = EngineWorker(
-            self._posted.emit, engine or LocalEngine(), servers or ServerEngine()
-        )
+        self._worker = EngineWorker(self._post, engine or LocalEngine(), servers or ServerEngine())
 
     def ask(self, job: AnyJob, then: Callable[[AnyJob], object] | None = None) -> bool:
         """Have a job done; `then` is called with it when it has ended, unless it decodes. False if
@@ -70,9 +68,7 @@ class Bridge(EngineStatus):
         job.on_ask(self)
         if isinstance(job, SideJob):
             self._side = [one for one in self._side if not one.join(0)] + [job]
-            job.start(
-                lambda ended: self._posted.emit(ended.finish), job.progress(self._posted.emit)
-            )
+            job.start(lambda ended: self._post(ended.finish), job.progress(self._post))
             return True
         self._job = job
         if isinstance(job, DecodingJob):
@@ -159,6 +155,11 @@ class Bridge(EngineStatus):
         self._next = None
         if self._run is not None:
             self._run.stop.set()
+
+    def _post(self, change: Change) -> None:
+        """From any thread, which may go on after the end."""
+        if not self._closed:
+            self._posted.emit(change)
 
     def _receive(self, change: Change) -> None:
         if not self._closed:

@@ -32,6 +32,7 @@ class Theme:
         return QColor(self.roles[role])
 
 
+@cache
 def load_theme(name: str) -> Theme:
     """Read resources/themes/<name>.toml; ValueError where a value is neither colour nor base."""
     tables = tomllib.loads((THEMES / f"{name}.toml").read_text(encoding="utf-8"))

@@ -35,8 +35,8 @@ class RunColumns:
 
     def is_text(self, name: str, *values: str) -> np.ndarray:
         """Which rows of a text column hold one of the given texts: bool [n]."""
-        codes = [self._pool.find(value) for value in values]
-        return np.isin(self[name], codes)
+        held = [self[name] == self._pool.find(value) for value in values]
+        return np.logical_or.reduce(held)
 
     def by_sequence(self, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Per sequence with chosen rows (bool [n]): its id and their indices, in order."""

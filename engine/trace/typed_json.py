@@ -61,16 +61,17 @@ def read_or(hint: Any, value: Any, default: Any) -> Any:
 def _read(hint: Any, value: Any) -> Any:
     """A value of a type, but for entries of lists and fields with a default that cannot be read.
     Raises msgspec.ValidationError."""
-    hint = _without_extra(hint)
-    if get_origin(hint) in (Union, UnionType) and value is not None:
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    hint, or_null = _core(hint)
+    if type(value) is hint or (value is None and or_null):
+        return value
     if not hasattr(hint, "__post_init__"):  # a record without checks of its own
         try:
             return msgspec.convert(value, hint)
         except msgspec.ValidationError:
             value = strict_json(value)
-    if get_origin(hint) is list and isinstance(value, list):
-        entries = (read_or(get_args(hint)[0], one, MISSING) for one in value)
+    origin, args = _parts(hint)
+    if origin is list and isinstance(value, list):
+        entries = (read_or(args[0], one, MISSING) for one in value)
         return [one for one in entries if one is not MISSING]
     if _is_record(hint) and isinstance(value, dict):
         return _read_record(hint, value)
@@ -95,10 +96,15 @@ def _read_record(kind: type, value: dict[str, Any]) -> Any:
     return record
 
 
-def _without_extra(hint: Any) -> Any:
-    """A type without what only this module reads of it."""
-    extra = get_origin(hint) is Annotated and get_args(hint)[1].extra
-    return _without_extra(get_args(hint)[0]) if extra else hint
+def _core(hint: Any) -> tuple[Any, bool]:
+    """A type without what only this module reads of it, and without null; whether it had null."""
+    origin, args = _parts(hint)
+    if origin is Annotated and args[1].extra:
+        return _core(args[0])
+    if origin in (Union, UnionType):
+        (hint,) = (one for one in args if one is not NoneType)
+        return hint, True
+    return hint, False
 
 
 def _is_record(hint: Any) -> bool:
@@ -127,14 +133,17 @@ def _default_of(one: Any) -> Callable[[], Any] | None:
 
 def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
     """Where and how a value is not of a type."""
+    if hint is Any:
+        return
     limits: list[Any] = []
-    if get_origin(hint) is Annotated:
-        hint, *limits = get_args(hint)
+    origin, args = _parts(hint)
+    if origin is Annotated:
+        hint, *limits = args
         extra = limits[0].extra or {}
         if "lenient" in extra:
             return
         hint = extra.get("form", hint)
-    origin, args = get_origin(hint), get_args(hint)
+        origin, args = _parts(hint)
     if origin in (Union, UnionType):
         if value is not None:
             for place, problem in wrong(args[0], value):
@@ -149,10 +158,23 @@ def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
             yield "", not_a(value, "true or false")
     elif origin in (list, tuple):
         yield from _wrong_entries(args, value)
-    elif origin is dict or _is_record(hint):
+    elif hint is not str and (origin is dict or _is_record(hint)):
         yield from _wrong_object(hint, value)
-    elif hint is not Any and (not isinstance(value, str) or len(value) > LONGEST):
+    elif not isinstance(value, str) or len(value) > LONGEST:
         yield "", not_a(value, f"a text of at most {LONGEST:,} characters")
+
+
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of a type, which cost more than most values take to check."""
+    found = _PARTS.get(id(hint))
+    if found is None:
+        found = _PARTS[id(hint)] = hint, get_origin(hint), get_args(hint)
+    return found[1:]
+
+
+_PARTS: dict[int, tuple[Any, Any, tuple[Any, ...]]] = {}
+"""By the identity of a type, whose hash takes as long as to take it apart; holding it keeps that
+identity its own."""
 
 
 def _wrong_number(kind: type, value: Any, *limits: Any) -> Iterator[tuple[str, str]]:
@@ -193,7 +215,9 @@ def _wrong_object(kind: Any, value: Any) -> Iterator[tuple[str, str]]:
             if default is None and name not in value:
                 yield name, "is missing"
     for name, one in value.items():
-        yield from within(name, wrong(known.get(name, others), one))
+        hint = known.get(name, others)
+        if hint is not Any:
+            yield from within(name, wrong(hint, one))
 
 
 def within(name: str, found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

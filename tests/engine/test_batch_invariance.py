@@ -104,10 +104,9 @@ def alone(name: str, mode: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
-    for width in (2, 3, 4, 8, 16, N_TOKENS):
+    for width, n_seqs in ((2, 1), (3, 3), (4, 1), (8, 3), (16, 1), (N_TOKENS, 3)):
         cuts = range(width, N_TOKENS, width)
-        for n_seqs in (1, 3):
-            assert torch.equal(logits_in(name, mode, cuts, n_seqs), alone(name, mode)), width
+        assert torch.equal(logits_in(name, mode, cuts, n_seqs), alone(name, mode)), width
 
 
 @pytest.mark.parametrize("mode", [*MODES, "q8"])

@@ -59,7 +59,7 @@ def options_for(name: str, *others: str, **kwargs) -> RunOptions:
 
 
 @HERE
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(FAMILY or [""]),
     st.sampled_from(list(ROLLBACK_POLICIES)),

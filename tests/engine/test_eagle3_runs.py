@@ -130,7 +130,7 @@ def plain(name: str, n_prompts: int, sampler: SamplerOptions) -> list[list[int]]
     return tokens_of(decode(opened(name), prompts_of(name, n_prompts), options))
 
 
-@settings(max_examples=14)
+@settings(max_examples=8)
 @given(
     name=st.sampled_from(NAMES),
     policy=st.sampled_from(list(ROLLBACK_POLICIES)),

@@ -4,6 +4,7 @@ is that of plain constrained decoding."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,14 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.draft.suffix import SuffixOptions
 from engine.errors import GrammarFileError, OptionError
-from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.options import (
+    REPLAY_MODES,
+    ROLLBACK_POLICIES,
+    Prompt,
+    RunOptions,
+    SamplerOptions,
+    SpecOptions,
+)
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import GrammarState
 from engine.session import Session
@@ -52,8 +60,8 @@ def prompts(opened: Session) -> list[Prompt]:
     return [opened.prompt(text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_every_drafter_gives_the_text_of_plain_constrained_decoding(demo, folder, temp):
+@pytest.mark.parametrize(("temp", "slots"), [(0.0, (1, 4, 4, 1)), (0.8, (4, 1, 1, 4))])
+def test_every_drafter_gives_the_text_of_plain_constrained_decoding(demo, folder, temp, slots):
     sampler = replace(schema_file(folder), temp=temp)
     base = RunOptions(n_predict=N, sampler=sampler)
     run = decode(demo, prompts(demo), base)
@@ -61,26 +69,36 @@ def test_every_drafter_gives_the_text_of_plain_constrained_decoding(demo, folder
     assert all(fits_schema(result.text) for result in run.results())
     assert {result.stop for result in run.results()} == {"end"}
     accepted = []
-    for types in (("draft-mtp",), ("draft-simple",), ("suffix",), ("ngram-cache", "draft-mtp")):
-        for slots in (1, 4):
-            spec = SpecOptions(types=types, suffix=SuffixOptions(max_spec_factor=2.0))
-            again = decode(demo, prompts(demo), replace(base, spec=spec, parallel=slots))
-            assert tokens_of(again) == expected, (types, slots)
-            assert find(again.trace) == []
-            accepted.append(again.summary()["draft_n_accepted"])
+    drafters = (("draft-mtp",), ("draft-simple",), ("suffix",), ("ngram-cache", "draft-mtp"))
+    for types, n in zip(drafters, slots, strict=True):
+        spec = SpecOptions(types=types, suffix=SuffixOptions(max_spec_factor=2.0))
+        again = decode(demo, prompts(demo), replace(base, spec=spec, parallel=n))
+        assert tokens_of(again) == expected, (types, n)
+        assert find(again.trace) == []
+        accepted.append(again.summary()["draft_n_accepted"])
     assert min(accepted) > 0
 
 
-@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.parametrize("replay", ["trust", "verify"])
-def test_every_policy_rolls_the_grammar_back_and_the_fault_is_named(demo, folder, policy, replay):
-    """With one snapshot and drafts of five some rollbacks restore a checkpoint, too."""
+@pytest.fixture(scope="module")
+def penalised(demo, folder) -> tuple[RunOptions, list[list[int]]]:
+    """Options of two sequences with a repeat penalty, and the tokens of plain decoding."""
     sampler = replace(schema_file(folder), temp=0.8, repeat_penalty=1.2)
     base = RunOptions(n_predict=N, sampler=sampler, parallel=2)
+    return base, tokens_of(decode(demo, prompts(demo)[:3], base))
+
+
+@pytest.mark.parametrize(
+    ("policy", "replay"), [*zip(ROLLBACK_POLICIES, cycle(REPLAY_MODES)), ("checkpoint", "verify")]
+)
+def test_every_policy_rolls_the_grammar_back_and_the_fault_is_named(
+    demo, penalised, policy, replay
+):
+    """With one snapshot and drafts of five some rollbacks restore a checkpoint, too."""
+    base, plain_tokens = penalised
     spec = SpecOptions(types=("draft-mtp",), n_max=5)
     options = replace(base, spec=spec, rollback=policy, replay=replay, n_rs_seq=1)
     run = decode(demo, prompts(demo)[:3], options)
-    assert tokens_of(run) == tokens_of(decode(demo, prompts(demo)[:3], base))
+    assert tokens_of(run) == plain_tokens
     assert find(run.trace) == []
     assert run.trace.rounds.column("rollback_depth").max() > 0
 

@@ -44,7 +44,7 @@ def opened(compute: str, draft: str | None = None) -> Session:
     )
 
 
-def rounds_of(run, seen, n: int = 5):
+def rounds_of(run, seen, n: int = 3):
     """What was seen in each round after the prompt."""
     run.step()
     found = []
@@ -73,7 +73,7 @@ def test_the_fake_device_notices(fake):
 
 @pytest.mark.parametrize(
     ("compute", "policy"),
-    [("f32", "planes"), ("bf16", "carry"), ("blocks", "ring"), ("blocks", "replay")],
+    [("f32", "planes"), ("bf16", "carry"), ("blocks", "replay")],  # a ring is in others
 )
 def test_a_round_waits_for_the_tokens_and_nothing_else(fake, compute, policy):
     """The draft, the verified tokens and the facts about them: three reads. Uploads are as many
@@ -81,7 +81,7 @@ def test_a_round_waits_for_the_tokens_and_nothing_else(fake, compute, policy):
     model = opened(compute)
     assert (model.device, model.compute) == (DEVICE, compute)
     run = model.start([prompt_of(NAME)], options_of(60, "draft-mtp", rollback=policy))
-    found = rounds_of(run, fake)
+    found = rounds_of(run, fake, 5)
     assert {(reads, waits) for reads, waits, _ in found} == {(3, 1)}
     assert max(uploads for *_, uploads in found) <= 12
     assert fake.downloads == []

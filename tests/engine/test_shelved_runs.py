@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import cycle
 from math import nan
 from unittest.mock import patch
 
@@ -65,8 +66,7 @@ def poison_behind(renew):
     return renew_and_poison
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kv", ["per-seq", "unified"])
+@pytest.mark.parametrize(("policy", "kv"), list(zip(POLICIES, cycle(("unified", "per-seq")))))
 def test_a_later_run_is_the_first_bit_for_bit(policy, kv, opened):
     options = options_of(60, "draft-mtp", rollback=policy, kv=kv, parallel=2)
     first = decode(opened, prompts(), options)

@@ -103,9 +103,10 @@ def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     assert "st.global.v4" in kernel.ptx
 
 
-def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled):
+@in_turn("numbers", [(3, 10, 40)])
+def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled, numbers):
     inputs = make(2, 64, 40, 2)
-    for n in (3, 10, 40):
+    for n in numbers:
         pool = scattered(inputs.state, n, over=None)
         delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
     assert [kernel.name for kernel in compiled] == ["_recurrence"]
@@ -143,9 +144,10 @@ def test_attention(compiled, d):
     assert all(kernel.n_shared <= 48 << 10 for kernel in compiled)
 
 
-def test_no_product_is_fused_with_a_sum(compiled):
+@in_turn("n_tokens", [2, 2])
+def test_no_product_is_fused_with_a_sum(compiled, n_tokens):
     """See kernels/triton_setup.py."""
-    delta.gated_delta_rule(*make(2, 64, 2, 1), grouped=True)
+    delta.gated_delta_rule(*make(2, 64, n_tokens, 1), grouped=True)
     assert "fma.rn" not in compiled[0].ptx
 
 
@@ -213,7 +215,7 @@ def test_activations_of_experts(compiled, activation):
     assert [kernel.name for kernel in compiled] == ["_open", "_close", "_combine"]
 
 
-@pytest.mark.parametrize("n_tokens", [1, 5])
+@in_turn("n_tokens", [1, 5, 1, 5])
 def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     recurrence.causal_conv(
         torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144)

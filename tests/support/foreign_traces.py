@@ -163,10 +163,12 @@ def is_refused(folder: Path, session: dict[str, Any]) -> str:
 
 def replaced(session: dict[str, Any], place: tuple[str, ...], junk: Any) -> dict[str, Any]:
     """session.json with something else at a place, if the place is still there."""
-    changed: dict[str, Any] = json.loads(json.dumps(session))
-    at: Any = changed
+    changed = dict(session)
+    at = changed
     for key in place[:-1]:
-        at = at.get(key) if isinstance(at, dict) else None
-    if isinstance(at, dict):
-        at[place[-1]] = junk
+        if not isinstance(at.get(key), dict):
+            return session
+        at[key] = dict(at[key])
+        at = at[key]
+    at[place[-1]] = junk
     return changed

@@ -24,7 +24,8 @@ from tests.torture.campaign import Campaign, Case, Figures
 _ROOT = Path(__file__).resolve().parents[2]
 _MAPPED = 2**36
 """Address space beyond the memory allowed: files are mapped whole, sparse ones too."""
-_GRACE_S = 2.0
+GRACE_S = 2.0
+"""How long processes of a child may take to end after it."""
 _TELL, _TELL_S = signal.SIGUSR2, 0.5
 """A child that is late tells where it is, and the time that it has for this."""
 _TOLD = 2500
@@ -195,7 +196,7 @@ def _tail(said: Path) -> str:
 def _left_running(child: int) -> str:
     """Wait for a child that is through; what is left of its session after some grace, killed."""
     os.waitpid(child, 0)
-    until = awake.now() + _GRACE_S
+    until = awake.now() + GRACE_S
     while (left := _session(child)) and awake.now() < until:
         time.sleep(0.05)
     _kill_session(child)

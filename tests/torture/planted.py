@@ -18,19 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.torture import heart
+from tests.torture import children, heart
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.play import campaign_for
 
 FAULTS = ("raises", "crashes", "exits", "hangs", "hoards", "leaves a process", "freezes")
-_SECONDS, _STALLED_S = 3.0, 0.5
+_SECONDS, _GRACE_S, _STALLED_S = 1.5, 0.5, 0.5
 
 
 def _draw(_: np.random.Generator, number: int) -> Case:
     """Every second case is as it should be, and in one of them all processes are stopped."""
     harmless = "is stopped" if number % (2 * len(FAULTS)) == 0 else ""
     step = FAULTS[number // 2 % len(FAULTS)] if number % 2 else harmless
-    return {"steps": ["a", "b", step, "c"], "settings": {"d": number}}
+    return {"steps": ["a", step], "settings": {"b": number}}
 
 
 def _play(case: Case, folder: Path) -> Figures:
@@ -54,7 +54,7 @@ def _play(case: Case, folder: Path) -> Figures:
                 _stop(2 * _SECONDS)
         if step == "freezes":
             with heart.beating():
-                ctypes.PyDLL(None).usleep(2_000_000)  # a PyDLL keeps the interpreter's lock
+                ctypes.PyDLL(None).usleep(1_000_000)  # a PyDLL keeps the interpreter's lock
     return {"steps": len(case["steps"]), "steps_max": len(case["steps"])}
 
 
@@ -89,6 +89,7 @@ CAMPAIGN = Campaign(
 )
 
 if __name__ == "__main__":
+    children.GRACE_S = _GRACE_S
     folder = Path(sys.argv[1])
     n = 2 * len(FAULTS)  # as a seed, too: it begins with the first fault
     report = campaign_for(CAMPAIGN, n, 0, folder / "scratch", folder / "corpus", n)

@@ -50,11 +50,6 @@ def campaign_for(
     return report
 
 
-def replay(campaign: Campaign, entry: corpus.Entry, scratch: Path) -> Outcome:
-    """Play an entry of the corpus. Its child prepares what it needs: that is less than all."""
-    return first_trouble(campaign, entry.cases, scratch)
-
-
 def _keep(
     campaign: Campaign,
     seed: tuple[int, int],

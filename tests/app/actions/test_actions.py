@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from PySide6.QtGui import QAction, QKeySequence
 
 from app.actions import SPECS
@@ -11,6 +12,8 @@ from app.actions.actions import MENUS, TOOLBAR
 from app.actions.spec import SEPARATOR
 from app.window.window import MainWindow
 from resources import ICONS
+
+pytestmark = pytest.mark.shares_window
 
 
 def menu_actions(window: MainWindow) -> list[QAction]:

@@ -13,7 +13,7 @@ from tests.support.fake_llama import FakeLlama, use
 from tests.support.golden_runs import DATA, MTP_MODELS, session
 
 MODEL = str(DATA / f"{MTP_MODELS[0]}.gguf")
-SHORT = ("--depths", "2", "-n", "10")
+SHORT = ("--depths", "2", "-n", "5")
 
 
 def check(*args: str) -> int:

@@ -12,12 +12,14 @@ import pytest
 from app.trace_models.results import read
 from engine.analysis.what_if.rules import RULES
 from engine.experiments.results.reader import read_results
-from tests.app.cli.conftest import Outcome
+from tests.app.cli.conftest import ROOT, Outcome
 
 Cli = Callable[..., Outcome]
 
+MODEL = ROOT / "tests" / "data" / "qwen35-c-v2x-mtp-f32.gguf"
 
-def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Path) -> None:
+
+def test_a_model_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Path) -> None:
     file, out, page = tmp_path / "t.json", tmp_path / "out", tmp_path / "t.html"
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(
@@ -26,7 +28,7 @@ def test_the_demo_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: P
     )
     words = ["--prompts", prompts, "-n", 6, "--pairs", 6, "--spec-type", "draft-mtp,suffix"]
     outcome = cli(
-        "tune", "--demo", *words, "--json", file, "--out", out, "--report", page, "--threads", 1
+        "tune", MODEL, *words, "--json", file, "--out", out, "--report", page, "--threads", 1
     )
     assert outcome.status == 0, outcome.err
     for said in ("Recommended:", "Real runs, in alternation:", "llama-server:", "category"):

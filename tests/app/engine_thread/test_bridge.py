@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import shiboken6
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread import events
@@ -357,3 +358,22 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
         bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
     assert [one.message for one in failed] == ["The engine failed: GeneratorExit: ."]
     assert not bridge.exporting
+
+
+def test_a_job_that_outlives_the_window_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(
+        "app.engine_thread.jobs.export_trace.export_csv", lambda *_, **__: goes_on.wait()
+    )
+    ended: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    bridge = Bridge(FakeEngine())
+    job = ExportTrace(bridge.store, tmp_path / "out")
+    bridge.ask(job)
+    bridge.close(timeout=0.01)
+    shiboken6.delete(bridge)
+    goes_on.set()
+    assert job.join(60)
+    assert ended == []

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QImage, QMouseEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.bridge import Bridge
 from app.looks.theme import THEME_NAMES
 from app.window.docks import LAYOUTS
 from app.window.window import MainWindow
+from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import settle
+
+pytestmark = pytest.mark.shares_window
 
 SIZES = ((2560, 1440), (1280, 1000), (1700, 1200))
 ONE_COLUMN_LINES = 57
@@ -28,16 +34,17 @@ def share(window: MainWindow, name: str) -> float:
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_share_is_that_of_the_layout_at_any_size(
-    window: MainWindow, qtbot: QtBot, name: str
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
 ) -> None:
-    grow(window, qtbot, (1280, ONE_COLUMN_LINES * window.fontMetrics().height()))
-    window.actions_by_id[f"view.layout_{name}"].trigger()
-    first, wanted = LAYOUTS[name].bottom[0], LAYOUTS[name].bottom_share
-    for size in SIZES:
-        grow(window, qtbot, size)
-        assert share(window, first) == pytest.approx(wanted, abs=0.03), size
+    window = make_window(Bridge(engine))
+    for name, layout in LAYOUTS.items():
+        grow(window, qtbot, (1280, ONE_COLUMN_LINES * window.fontMetrics().height()))
+        window.actions_by_id[f"view.layout_{name}"].trigger()
+        for size in SIZES:
+            grow(window, qtbot, size)
+            found = share(window, layout.bottom[0])
+            assert found == pytest.approx(layout.bottom_share, abs=0.03), (name, size)
 
 
 def test_many_small_steps_do_not_add_up(window: MainWindow, qtbot: QtBot) -> None:

@@ -48,12 +48,13 @@ def test_layouts_name_known_docks_once() -> None:
         assert {*placed, *layout.shown} <= set(TITLES)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_each_opens_its_docks(window: MainWindow, name: str) -> None:
-    choose(window, name)
-    assert shown(window) == set(LAYOUTS[name].shown)
-    assert window.actions_by_id[f"view.layout_{name}"].isChecked()
-    assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible()
+@pytest.mark.shares_window
+def test_each_opens_its_docks(window: MainWindow) -> None:
+    for name in LAYOUTS:
+        choose(window, name)
+        assert shown(window) == set(LAYOUTS[name].shown), name
+        assert window.actions_by_id[f"view.layout_{name}"].isChecked()
+        assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible(), name
 
 
 @pytest.mark.usefixtures("each_font")
@@ -118,6 +119,7 @@ def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: 
     assert text.width() >= window.docks.characters(36)
 
 
+@pytest.mark.shares_window
 def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot) -> None:
     for name in ("divergence", "rollback", "stream", "divergence", "stream"):
         choose(window, name)
@@ -137,6 +139,7 @@ def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot)
     ]
 
 
+@pytest.mark.shares_window
 def test_a_floating_dock_comes_back(window: MainWindow) -> None:
     window.docks["ring"].setFloating(True)
     window.actions_by_id["view.reset_layout"].trigger()
@@ -162,6 +165,7 @@ def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
     assert start[0].isEnabled()
 
 
+@pytest.mark.shares_window
 def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> None:
     room = window.screen().availableGeometry()
     window.setGeometry(room.adjusted(-50, -50, 200, 200))
@@ -239,6 +243,7 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
                 window.docks[name].close()
 
 
+@pytest.mark.shares_window
 def test_a_panel_opened_as_another_closes_has_its_room(window: MainWindow, qtbot: QtBot) -> None:
     window.docks.reveal("findings")
     settle(qtbot)

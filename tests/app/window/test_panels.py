@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,30 +63,30 @@ def comes_and_goes(window: MainWindow, qtbot: QtBot, name: str) -> None:
     assert not action.isChecked()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_panel_comes_and_goes(small: MainWindow, qtbot: QtBot, layout: str) -> None:
+@pytest.mark.shares_window
+def test_each_panel_comes_and_goes(small: MainWindow, qtbot: QtBot) -> None:
     """One window for all of them: making it takes longer than a panel takes to come."""
-    for name in TITLES:
+    for layout, name in product(LAYOUTS, TITLES):
         small.actions_by_id[f"view.layout_{layout}"].trigger()
         try:
             comes_and_goes(small, qtbot, name)
         except (AssertionError, TimeoutError) as error:
-            raise AssertionError(f"the panel {name}") from error
+            raise AssertionError(f"the panel {name} in {layout}") from error
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_panel_behind_a_tab_is_raised_not_closed(
-    small: MainWindow, qtbot: QtBot, layout: str
-) -> None:
-    small.actions_by_id[f"view.layout_{layout}"].trigger()
-    for name in ("findings", "runs"):
-        small.docks.reveal(name)
-        qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]))
-    behind = small.actions_by_id["view.panel_findings"]
-    assert not behind.isChecked(), "checked is what can be seen"
-    behind.trigger()
-    qtbot.waitUntil(lambda: in_sight(small.docks["findings"]))
-    assert not small.docks["runs"].isHidden(), "a tab next to it stays open"
+@pytest.mark.shares_window
+def test_a_panel_behind_a_tab_is_raised_not_closed(small: MainWindow, qtbot: QtBot) -> None:
+    for layout in LAYOUTS:
+        small.actions_by_id[f"view.layout_{layout}"].trigger()
+        small.docks.reset()
+        for name in ("findings", "runs"):
+            small.docks.reveal(name)
+            qtbot.waitUntil(lambda name=name: in_sight(small.docks[name]))
+        behind = small.actions_by_id["view.panel_findings"]
+        assert not behind.isChecked(), f"{layout}: checked is what can be seen"
+        behind.trigger()
+        qtbot.waitUntil(lambda: in_sight(small.docks["findings"]))
+        assert not small.docks["runs"].isHidden(), f"{layout}: a tab next to it stays open"
 
 
 def test_the_keys_go_into_the_panel_that_is_asked_for(
@@ -113,59 +115,56 @@ def test_the_keys_go_into_the_panel_that_is_asked_for(
     assert small.focusWidget() is small.runs.table
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_inspecting_a_token_always_shows_the_inspector(
-    small: MainWindow, model_file: Path, qtbot: QtBot, layout: str
-) -> None:
+@pytest.fixture
+def ran(small: MainWindow, model_file: Path, qtbot: QtBot) -> MainWindow:
+    """A window with a run on show."""
     small.open_model(model_file)
     qtbot.waitUntil(lambda: small.bridge.state is State.READY)
     small.actions_by_id["run.start"].trigger()
     qtbot.waitUntil(lambda: bool(small.tokens.areas))
     qtbot.waitUntil(lambda: small.bridge.state is State.READY)
-    small.actions_by_id[f"view.layout_{layout}"].trigger()
-    small.docks.reveal("runs")
-    area = next(iter(small.tokens.areas.values()))
-    for ask in (
-        small.actions_by_id["go.inspect"].trigger,
-        lambda: qtbot.keyClick(area, Qt.Key.Key_Return),
-    ):
-        small.docks["inspector"].close()
-        area.step_token(1)
-        ask()
-        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
-        small.docks.reveal("runs")
-        qtbot.waitUntil(lambda: not in_sight(small.docks["inspector"]))
-        ask()
-        qtbot.waitUntil(lambda: in_sight(small.docks["inspector"]))
+    return small
 
 
-@pytest.mark.parametrize("name", ["rollback", "acceptance", "timing", "what_if"])
-def test_each_plot_has_a_button_for_its_menu(
-    small: MainWindow, model_file: Path, qtbot: QtBot, name: str
-) -> None:
+def test_inspecting_a_token_always_shows_the_inspector(ran: MainWindow, qtbot: QtBot) -> None:
+    area = next(iter(ran.tokens.areas.values()))
+    by_menu = ran.actions_by_id["go.inspect"].trigger
+    by_key = partial(qtbot.keyClick, area, Qt.Key.Key_Return)
+    for layout in LAYOUTS:
+        ran.actions_by_id[f"view.layout_{layout}"].trigger()
+        ran.docks.reveal("runs")
+        for ask in (by_menu, by_key):
+            ran.docks["inspector"].close()
+            area.step_token(1)
+            ask()
+            qtbot.waitUntil(lambda: in_sight(ran.docks["inspector"]))
+            ran.docks.reveal("runs")
+            qtbot.waitUntil(lambda: not in_sight(ran.docks["inspector"]))
+            ask()
+            qtbot.waitUntil(lambda: in_sight(ran.docks["inspector"]))
+
+
+def test_each_plot_has_a_button_for_its_menu(ran: MainWindow, qtbot: QtBot) -> None:
     """It is in sight in the dock's title, and the menu is then about this plot."""
-    small.open_model(model_file)
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
-    small.actions_by_id["run.start"].trigger()
-    qtbot.waitUntil(lambda: bool(small.bridge.store.runs))
-    qtbot.waitUntil(lambda: small.bridge.state is State.READY)
-    small.docks.reveal(name)
-    dock = small.docks[name]
-    qtbot.waitUntil(lambda: in_sight(dock))
-    (button,) = dock.findChildren(TitleButton)
-    assert TITLES[name] in button.accessibleName()
-    place = button.mapTo(small, button.rect().center())
-    assert small.childAt(place) is button
-    assert dock.rect().contains(button.geometry())
-    assert button.geometry().bottom() <= dock.widget().y()
-    small.activateWindow()
-    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    menu = small.plots_menu
-    assert menu.isVisible()
-    assert small.plots.chosen() is dock.widget()
-    menu.close()
+    for name in ("rollback", "acceptance", "timing", "what_if"):
+        ran.docks.reveal(name)
+        dock = ran.docks[name]
+        qtbot.waitUntil(lambda dock=dock: in_sight(dock))
+        (button,) = dock.findChildren(TitleButton)
+        assert TITLES[name] in button.accessibleName()
+        place = button.mapTo(ran, button.rect().center())
+        assert ran.childAt(place) is button, name
+        assert dock.rect().contains(button.geometry())
+        assert button.geometry().bottom() <= dock.widget().y()
+        ran.activateWindow()
+        qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+        menu = ran.plots_menu
+        assert menu.isVisible()
+        assert ran.plots.chosen() is dock.widget(), name
+        menu.close()
 
 
+@pytest.mark.shares_window
 def test_whatever_takes_the_focus_has_a_name(window: MainWindow) -> None:
     """But for the parts that Qt gives its own widgets, which tell the name of the whole."""
     nameless = []

@@ -56,6 +56,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     qtbot.waitUntil(lambda: window.plots["acceptance"].plot.has_axis)
 
 
+@pytest.mark.shares_window
 def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindow) -> None:
     store, _, run_id = timed_trace(20)
     plot = window.plots.rollback.plot
@@ -79,6 +80,7 @@ def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindo
     assert plot.x_range == pytest.approx((-0.5, 63.5))
 
 
+@pytest.mark.shares_window
 def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
     from app.window.plot_export import PlotCaption
 

@@ -24,6 +24,8 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.window_acts import job_ends, messages
 
+pytestmark = pytest.mark.shares_window
+
 RECORDS = Path(__file__).parents[2] / "data" / "records"
 FILES = sorted(path.name for path in RECORDS.iterdir())
 

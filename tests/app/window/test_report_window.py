@@ -20,6 +20,8 @@ from tests.support.lane_traces import faulty_comparison
 from tests.support.trace_builder import TraceBuilder, sample_trace
 from tests.support.window_acts import enabled, job_ends, messages
 
+pytestmark = pytest.mark.shares_window
+
 
 def write(
     window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, store: TraceStore, to: Path

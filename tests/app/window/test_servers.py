@@ -301,47 +301,42 @@ def test_stop_ends_the_request_at_the_server_and_keeps_what_arrived(
     assert messages(at_servers) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "reply", "least", "said"),
-    [
-        ("cut", lambda p: Reply(cut(p, 40)), 5, "before the answer was complete"),
-        ("error inside", lambda p: Reply(server_error(p, 40, "out of memory")), 5, "out of memory"),
-        ("html", lambda p: WEB_PAGE, 0, "not a llama-server"),
-        ("500", lambda p: error_reply(500, "it broke"), 0, "it broke"),
-        (
-            "too long",
-            lambda p: error_reply(
-                400, "too long", "exceed_context_size_error", n_prompt_tokens=9000, n_ctx=1024
-            ),
-            0,
-            "9000 tokens",
+ANSWERS: dict[str, tuple[Callable[[list[bytes]], Reply], int, str]] = {
+    "cut": (lambda p: Reply(cut(p, 40)), 5, "before the answer was complete"),
+    "error inside": (lambda p: Reply(server_error(p, 40, "out of memory")), 5, "out of memory"),
+    "html": (lambda p: WEB_PAGE, 0, "not a llama-server"),
+    "500": (lambda p: error_reply(500, "it broke"), 0, "it broke"),
+    "too long": (
+        lambda p: error_reply(
+            400, "too long", "exceed_context_size_error", n_prompt_tokens=9000, n_ctx=1024
         ),
-        ("no timings", lambda p: Reply(without_timings(p)), 0, ""),
-        ("backwards", lambda p: Reply(backwards(p, 40)), 5, ""),
-        ("not utf-8", lambda p: Reply([*p[:20], b"data: \xff\xfe\n\n", *p[20:]]), 5, ""),
-        ("10 MB", lambda p: Reply([*events({"content": "x" * 10_000_000}), *p]), 0, ""),
-    ],
-)
+        0,
+        "9000 tokens",
+    ),
+    "no timings": (lambda p: Reply(without_timings(p)), 0, ""),
+    "backwards": (lambda p: Reply(backwards(p, 40)), 5, ""),
+    "not utf-8": (lambda p: Reply([*p[:20], b"data: \xff\xfe\n\n", *p[20:]]), 5, ""),
+    "10 MB": (lambda p: Reply([*events({"content": "x" * 10_000_000}), *p]), 0, ""),
+}
+"""Replies made of the capture's; how many rounds are recorded at least, and what is said."""
+
+
 def test_whatever_a_server_answers_the_window_lives(
-    at_servers: MainWindow,
-    server: ScriptedServer,
-    qtbot: QtBot,
-    name: str,
-    reply: Callable[[list[bytes]], Reply],
-    least: int,
-    said: str,
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
 ) -> None:
-    server.script("/completion", reply(stream(server.capture["requests"][0])))
     connect(qtbot, at_servers, server.url)
-    run(qtbot, at_servers)
-    assert n_rounds(at_servers) >= least
-    told = messages(at_servers)
-    assert len(told) <= 1
-    if said:
-        assert said in "".join(told)
-    run(qtbot, at_servers)
-    drafted = at_servers.status.chips["acceptance"].text
-    assert drafted == f"{43 / 152:.3g}", "the next run is as if nothing had been"
+    for name, (reply, least, said) in ANSWERS.items():
+        before = at_servers.feed.run
+        server.script("/completion", reply(stream(server.capture["requests"][0])))
+        run(qtbot, at_servers)
+        assert at_servers.feed.run != before and n_rounds(at_servers) >= least, name
+        shown = messages(at_servers)
+        assert len(shown) <= 1, name
+        assert said in "".join(shown), name
+        run(qtbot, at_servers)
+        drafted = at_servers.status.chips["acceptance"].text
+        assert drafted == f"{43 / 152:.3g}", f"after {name} all is as if nothing had been"
+        at_servers.banners.clear()
 
 
 def test_two_servers_runs_lie_over_each_other(
@@ -410,33 +405,32 @@ def open_file(qtbot: QtBot, window: MainWindow, path: Path) -> None:
     assert window.bridge.trace_folder == path, messages(window)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mtp.json.gz",
-        "qwen3next.json.gz",
-        "chain.json.gz",
-        "utf8.json.gz",
-        "constructed/vllm-detailed-stream.json",
-        "constructed/sglang-generate.json",
-        "constructed/vllm-metrics.prom",
-        "constructed/aiperf-record.json",
-    ],
+FILES = (
+    "mtp.json.gz",
+    "qwen3next.json.gz",
+    "chain.json.gz",
+    "utf8.json.gz",
+    "constructed/vllm-detailed-stream.json",
+    "constructed/sglang-generate.json",
+    "constructed/vllm-metrics.prom",
+    "constructed/aiperf-record.json",
 )
+
+
 def test_what_other_engines_wrote_is_dropped_and_shown(
-    window: MainWindow, captures: Path, qtbot: QtBot, name: str
+    window: MainWindow, captures: Path, qtbot: QtBot
 ) -> None:
-    path = captures / name
-    if not path.exists():
-        pytest.skip(f"{name} is not here")
-    open_file(qtbot, window, path)
-    assert window.feed.run is not None
-    assert not [text for text in messages(window) if text.startswith("error")]
-    for dock in ("runs", "findings", "inspector", "divergence", *PLOTS):
-        window.docks.reveal(dock)
-        settle(qtbot)
-        window.docks[dock].grab()
-    assert "not observed" in window.runs.detail.text()
+    for path in (captures / name for name in FILES if (captures / name).exists()):
+        open_file(qtbot, window, path)
+        assert window.feed.run is not None, path.name
+        assert not [text for text in messages(window) if text.startswith("error")], path.name
+        for dock in ("runs", "findings", "inspector", "divergence", *PLOTS):
+            window.docks.reveal(dock)
+            settle(qtbot)
+            window.docks[dock].grab()
+        assert "not observed" in window.runs.detail.text(), path.name
+        trigger(window, "file.close_trace")
+        assert window.feed.run is None
 
 
 def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(

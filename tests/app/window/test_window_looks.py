@@ -21,6 +21,7 @@ from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
 
 
+@pytest.mark.shares_window
 def test_g_toggles_ghosts_but_types_in_the_prompt(window: MainWindow, qtbot: QtBot) -> None:
     ghosts = window.actions_by_id["view.ghosts"]
     before = ghosts.isChecked()
@@ -45,6 +46,7 @@ def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
     assert window.settings.text_zoom == 0
 
 
+@pytest.mark.shares_window
 def test_the_layout_is_chosen_in_the_toolbar(window: MainWindow) -> None:
     (button,) = window.findChildren(QToolButton, "toolbar.layout")
     assert button.text() == "Stream"
@@ -71,6 +73,7 @@ def test_follow_action_and_view_agree(loaded: MainWindow, qtbot: QtBot) -> None:
     assert follow.isChecked()
 
 
+@pytest.mark.shares_window
 @pytest.mark.parametrize("choice", ["light", "dark"])
 def test_theme_is_applied_and_kept(window: MainWindow, choice: str) -> None:
     trigger(window, f"view.theme_{choice}")
@@ -118,6 +121,7 @@ def test_spoilt_layout_gives_the_first_one(
     )
 
 
+@pytest.mark.shares_window
 def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
     for number, name in enumerate(TITLES, start=1):
         dock = window.docks[name]
@@ -127,6 +131,7 @@ def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
         assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
 
 
+@pytest.mark.shares_window
 def test_dialogs_do_not_block_and_go_away(window: MainWindow, qtbot: QtBot) -> None:
     for action in ("help.shortcuts", "help.about"):
         trigger(window, action)
@@ -146,6 +151,7 @@ def test_report_names_versions_model_and_log(loaded: MainWindow) -> None:
         assert part in text
 
 
+@pytest.mark.shares_window
 def test_unexpected_errors_and_old_crashes_are_banners(window: MainWindow) -> None:
     window.show_unexpected("ValueError: odd")
     window.show_crash("Fatal Python error: Segmentation fault")

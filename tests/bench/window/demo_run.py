@@ -22,8 +22,9 @@ from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 WARM_UP = 32
 RUNS = 3
 """Runs that count. The first shows a window what it has never shown before, the others do not."""
-REST_S = 1.0
-"""Between two runs, with the window or without: what it does after one belongs to no other."""
+REST_S, FULL_N = 1.0, 200
+"""Between two runs of that many tokens, with the window or without: what it does after one belongs
+to no other."""
 _SELDOM_MS = 500
 
 
@@ -51,6 +52,10 @@ def _speed(store: TraceStore, run_id: int) -> float:
     return 1e3 * emitted / float(store.rounds.column("t_ms")[mine][-1])
 
 
+def _rest(n_predict: int) -> float:
+    return REST_S * min(1.0, n_predict / FULL_N)
+
+
 def _headless(lengths: Sequence[int]) -> TraceStore:
     from engine.experiments.bench.request import run_to_end
     from engine.model.threads import use_threads
@@ -63,7 +68,7 @@ def _headless(lengths: Sequence[int]) -> TraceStore:
     for length in lengths:
         run = session.start([prompt], options(length), store)
         run_to_end(run)
-        time.sleep(REST_S)
+        time.sleep(_rest(length))
     return store
 
 
@@ -78,7 +83,7 @@ def _with_window(lengths: Sequence[int]) -> TraceStore:
         for length in lengths:
             bridge.ask(StartRun([demo_prompts()[0].text], options(length)))
             wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
-            settle(REST_S)
+            settle(_rest(length))
         assert bridge.live is not None
         return bridge.live.store
 

@@ -9,7 +9,7 @@ from tests.support.clean_campaign import play
 from tests.support.clean_settings import MODES, models
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["f32", "blocks", "q8"])  # the others are in the last test
 def test_no_clean_lane_is_accused(mode: str) -> None:
     game = play(MODES.index(mode), 1, "comparisons", [mode])
     assert len(game.verdicts) >= 3

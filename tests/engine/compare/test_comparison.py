@@ -24,7 +24,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.clean import PASSED
 from tests.support.comparisons import finish, rounds_of, specs, verdicts
-from tests.support.faults import LARGE_FAULTS
+from tests.support.faults import FAULTY_LANES, LARGE_FAULTS, assert_named, first_spoilt
 from tests.support.golden_runs import (
     MTP_MODELS,
     SAMPLED,
@@ -37,7 +37,7 @@ from tests.support.golden_runs import (
 )
 
 MTP = MTP_MODELS[0]
-N = 48
+N = 32
 CLEAN = (
     *ROLLBACK_POLICIES,
     "planes,ubatch=3",
@@ -45,16 +45,6 @@ CLEAN = (
     "planes,n_rs_seq=1",
     "checkpoint,checkpoint_device=device",
 )
-FAULTY = {
-    "checkpoint,fault=keep-stale-kv": "checkpoint",
-    "planes,ubatch=3,fault=stale-plane": "planes,ubatch=3",
-    "planes,fault=no-conv-rollback": "planes",
-    "carry,fault=no-conv-rollback": "carry",
-    "ring,fault=no-conv-rollback": "ring",
-    "replay,fault=no-conv-rollback": "replay",
-    "planes,fault=plane-off-by-one": "planes",
-    "checkpoint,fault=stale-logits": "checkpoint",
-}
 
 
 class Scripted:
@@ -94,14 +84,14 @@ class Scripted:
 def compared(name: str) -> Comparison:
     """Clean and faulty lanes of an MTP model side by side."""
     options = options_of(N, "draft-mtp", n_max=5, ignore_eos=True)
-    return finish(Comparison(session(name), prompt_of(name), options, specs(*CLEAN, *FAULTY)))
+    return finish(Comparison(session(name), prompt_of(name), options, specs(*CLEAN, *FAULTY_LANES)))
 
 
 @pytest.mark.parametrize("name", MTP_MODELS)
 def test_clean_lanes_are_within_the_noise(name: str) -> None:
     comparison = compared(name)
     found = verdicts(comparison)
-    assert comparison.tokens[:40] == golden(name)["greedy"].tolist()
+    assert comparison.tokens == golden(name)["greedy"][:N].tolist()
     assert comparison.bound <= 1e-7
     assert found["reference"].verdict == "reference"
     for lane in ("noise", *CLEAN):
@@ -117,24 +107,26 @@ def test_clean_lanes_are_within_the_noise(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MTP_MODELS)
-@pytest.mark.parametrize("lane", FAULTY)
+@pytest.mark.parametrize("lane", FAULTY_LANES)
 def test_faults_are_found_behind_the_rollback_that_they_spoil(name: str, lane: str) -> None:
-    assert {fault for text in FAULTY for fault in [text.split("fault=")[1]]} == LARGE_FAULTS
+    assert {text.split("fault=")[1] for text in FAULTY_LANES} == LARGE_FAULTS
     comparison = compared(name)
-    verdict, clean = verdicts(comparison)[lane], rounds_of(comparison, FAULTY[lane])
+    verdict, spoilt = verdicts(comparison)[lane], first_spoilt(comparison.trace, lane)
     assert (verdict.verdict, verdict.band) == ("suspect", "> 1e-4")
     assert verdict.worst_nmse > 1e-4
-    spoilt = clean["round"][clean["rollback_depth"] > 0]
-    if "stale-plane" in lane:  # only where the clean lane has to fall back to its checkpoint
-        spoilt = clean["round"][clean["path"] == "restore_depth"]
     if "stale-logits" in lane:  # spoils what is read, not what is kept
-        assert verdict.first_round == spoilt[0]
+        assert verdict.first_round == spoilt
     else:
-        assert (verdict.after_round, verdict.first_round) == (spoilt[0], spoilt[0] + 1)
+        assert (verdict.after_round, verdict.first_round) == (spoilt, spoilt + 1)
     assert (verdict.duplicates > 0) == ("keep-stale-kv" in lane)
     rows = comparison.trace.divergence
     at = (rows.column("run_id") == verdict.run_id) & (rows.column("round") < verdict.first_round)
     assert (rows.column("nmse")[at] < 1e-9).all()
+
+
+@pytest.mark.parametrize("name", MTP_MODELS)
+def test_every_fault_is_named_and_nothing_else(name: str) -> None:
+    assert_named(compared(name).trace)
 
 
 def test_faults_leave_the_mark_of_their_kind() -> None:

@@ -60,8 +60,15 @@ def test_a_trace_with_free_lanes_of_several_sequences_opens(tmp_path: Path) -> N
     assert len(again.divergence) == len(comparison.trace.divergence)
 
 
-@pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("lane", ["planes,free", "checkpoint,free,replay=verify", "ring,free=1"])
+@pytest.mark.parametrize(
+    ("lane", "sampler"),
+    [
+        ("planes,free", SAMPLED),
+        ("checkpoint,free,replay=verify", SAMPLED),
+        ("checkpoint,free,replay=verify", None),
+        ("ring,free=1", None),
+    ],
+)
 def test_a_clean_lane_never_forks(lane: str, sampler) -> None:
     options = options_of(60, "draft-mtp", n_max=4, ignore_eos=True)
     if sampler:

@@ -50,7 +50,7 @@ def options_for(name: str) -> RunOptions:
     """Drafts of every length, so that sequences stand side by side and do not."""
     p_min = 0.3 if name == "demo" else 0.1
     spec = SpecOptions(types=("draft-mtp",), n_max=5, p_min=p_min)
-    return RunOptions(parallel=4, n_predict=14, spec=spec)
+    return RunOptions(parallel=4, n_predict=10, spec=spec)
 
 
 @cache

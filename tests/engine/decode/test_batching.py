@@ -162,7 +162,7 @@ def texts_of(lengths: tuple[int, ...]) -> list[list[int]]:
     return [[(11 * seq + 3 * i + 1) % 370 for i in range(n)] for seq, n in enumerate(lengths)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_filler_leaves_no_trace_in_memory(data: st.DataObject) -> None:
     """After the rollback, memory is what single passes without filler would have left."""

@@ -48,24 +48,26 @@ def passes_per_round(trace: TraceStore, purpose: str = "verify") -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("models", "policy", "split", "kv"), all_pairs(PAIRS, list(ROLLBACK_POLICIES), SPLITS, KV_MODES)
+    ("models", "policy", "split", "kv", "way"),
+    all_pairs(
+        PAIRS, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, ((SAMPLED, 4), (SamplerOptions(), 5))
+    ),
 )
-def test_drafts_of_unequal_length_change_no_token(models, policy, split, kv):
-    name, draft, drafter = models
+def test_drafts_of_unequal_length_change_no_token(models, policy, split, kv, way):
+    (name, draft, drafter), (sampler, parallel) = models, way
     opened = session(name, draft)
     spec = SpecOptions(types=(drafter,), n_max=4, p_min=0.2)
-    for sampler, parallel in ((SamplerOptions(), 1), (SAMPLED, 4), (SamplerOptions(), 5)):
-        options = replace(
-            options_of(10),
-            spec=spec,
-            sampler=sampler,
-            rollback=policy,
-            split=split,
-            kv=kv,
-            parallel=parallel,
-        )
-        run = decode(opened, prompts_of(name, parallel), options)
-        assert tokens_of(run) == plain(name, draft, sampler, 10)[:parallel]
+    options = replace(
+        options_of(10),
+        spec=spec,
+        sampler=sampler,
+        rollback=policy,
+        split=split,
+        kv=kv,
+        parallel=parallel,
+    )
+    run = decode(opened, prompts_of(name, parallel), options)
+    assert tokens_of(run) == plain(name, draft, sampler, 10)[:parallel]
     trace = run.trace
     assert len(set(trace.rounds.column("verify_width")[verified(trace)].tolist())) > 2
     n_padding = trace.ubatches.column("n_padding")

@@ -1,4 +1,4 @@
-"""Every column of a trace, damaged in every way: it opens as it is, or one sentence says where."""
+"""Every column of a trace, damaged: it opens as it is, or one sentence says where."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def test_a_damaged_column_opens_or_is_named(real: Path, tmp_path: Path, table: s
     keep_only(folder, table)
     rows = read_rows(real, table)
     n_errors = 0
-    for _, column, name in (found for found in columns() if found[0] == table):
-        for damage in DAMAGES:
+    mine = [found for found in columns() if found[0] == table]
+    for number, (_, column, name) in enumerate(mine):
+        # half of the damages for each column, the other half for the next one
+        for damage in DAMAGES[number % 2 :: 2]:
             write_rows(folder, table, damaged(rows, name, column, damage))
             found = opened(folder)
             if isinstance(found, TraceFileError):
@@ -66,7 +68,8 @@ def test_a_damaged_column_opens_or_is_named(real: Path, tmp_path: Path, table: s
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: str(junk)[:12])
 def test_a_damaged_fact_opens_or_is_named(real: Path, tmp_path: Path, junk: object) -> None:
     session = without_tables(json.loads((real / SESSION_FILE).read_text("utf-8")))
-    for place in facts(session):
+    # of two neighbours each damage changes one
+    for place in facts(session)[JUNK.index(junk) % 2 :: 2]:
         said = is_refused(tmp_path, replaced(session, place, junk))
         if said:
             assert f"session.json: {'.'.join(place)}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import cycle
 
 import pytest
 import torch
@@ -128,8 +129,7 @@ def test_sums_of_16_bits_hold_their_products(type_name):
     assert how.words or how.together * pair < 2**15 <= 2 * how.together * pair
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("bits", [256, 512])
+@pytest.mark.parametrize(("type_name", "bits"), list(zip(TYPES, cycle((256, 512)))))
 def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")

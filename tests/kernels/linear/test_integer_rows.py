@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import cycle
 
 import pytest
 import torch
@@ -86,8 +87,7 @@ def test_numbers_that_are_none_or_overflow(type_name):
         assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("bits", [256, 512])
+@pytest.mark.parametrize(("type_name", "bits"), list(zip(TYPES, cycle((256, 512)))))
 def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")

@@ -165,14 +165,15 @@ def test_slots_in_any_order(device):
     assert pool[[1, 2, 5]].isnan().all()
 
 
-@pytest.mark.parametrize("n_slots", [1, 3, 4, 7, 8])
-@pytest.mark.parametrize("over", [None, 0, 5, -1])
+@pytest.mark.parametrize(
+    ("n_slots", "over"), [(1, 0), (3, None), (3, -1), (4, 0), (7, 5), (7, -1), (8, None), (8, 0)]
+)
 def test_more_slots_than_one_kernel_takes(device, monkeypatch, n_slots, over):
     monkeypatch.setattr(shared, "MAX_SLOTS", 3)
     inputs = make(1, 8, 8, 2, lowest_g=-1.0)
     slots = list(torch.full((n_slots, *inputs.state.shape), torch.nan, device=device).unbind(0))
     given = inputs.to(device)
-    if over is not None and over < n_slots:
+    if over is not None:
         slots[over].copy_(given.state)
         given = given._replace(state=slots[over])
     o = with_triton.gated_delta_into(*given, grouped=False, slots=slots)
@@ -188,8 +189,7 @@ def test_slots_of_different_strides_are_refused(device):
         with_triton.gated_delta_into(*inputs, grouped=False, slots=slots)
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
-@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize(("n_tokens", "grouped"), [(1, False), (4, True)])
 def test_every_prefix_of_the_log_is_a_snapshot(device, n_tokens, grouped):
     inputs = make(2, 16, n_tokens, 2, repeat=2, lowest_g=-1.0, d_v=24)
     given = strided(inputs.to(device))

@@ -40,9 +40,16 @@ def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
     assert nmse(result.cpu(), truth) < F32
 
 
-@pytest.mark.parametrize(("p", "n"), [(8, 16), (12, 20), (64, 128)])
 @pytest.mark.parametrize(
-    ("n_tokens", "n_snapshots"), [(1, 1), (5, 3), (FEW + 1, 1), (2 * CHUNK + 5, 4)]
+    ("n_tokens", "n_snapshots", "p", "n"),
+    [
+        (1, 1, 64, 128),
+        (1, 1, 12, 20),
+        (5, 3, 8, 16),
+        (FEW + 1, 1, 64, 128),
+        (FEW + 1, 1, 8, 16),
+        (2 * CHUNK + 5, 4, 12, 20),
+    ],
 )
 def test_equals_the_law(device, ran, n_tokens, n_snapshots, p, n):
     share = 1 if p > 12 else 2

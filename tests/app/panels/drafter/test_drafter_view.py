@@ -16,6 +16,8 @@ from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
 from tests.support.window_acts import settle
 
+pytestmark = pytest.mark.shares_window
+
 
 def add_drafts(
     store: TraceStore, run_id: int, first: int, stop: int, drafter: str = "draft-mtp"

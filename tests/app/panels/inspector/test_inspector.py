@@ -22,6 +22,8 @@ from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import sample_trace
 from tests.support.window_acts import settle
 
+pytestmark = pytest.mark.shares_window
+
 NAMES = [column.name for column in COLUMNS]
 
 

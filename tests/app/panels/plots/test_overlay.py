@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
 from tests.support.timed_trace import add_rounds, begin
+
+pytestmark = pytest.mark.shares_window
 
 SHORT, LONG = 30, 50
 UNITS = ("round", "token", "time")
@@ -115,20 +118,19 @@ def n_over(view: OverlaidView) -> int:
     return sum(0 if x is None else len(x) for x in drawn)
 
 
-@pytest.mark.parametrize("name", BARS)
-def test_steps_are_what_the_trace_says(overlaid: MainWindow, store: TraceStore, name: str) -> None:
-    in_front(overlaid, name)
-    for unit in UNITS:
+def test_steps_are_what_the_trace_says(overlaid: MainWindow, store: TraceStore) -> None:
+    for name, unit in product(BARS, UNITS):
+        in_front(overlaid, name)
         overlaid.actions_by_id[f"plot.x_{unit}"].trigger()
         overlaid.actions_by_id["plot.show_all"].trigger()
         x, y = line(overlaid, name)
         edges = ends(store, unit, 2, LONG)
-        assert x[1::2] == pytest.approx(edges)
+        assert x[1::2] == pytest.approx(edges), (name, unit)
         assert x[0] == (-0.5 if unit == "round" else 0.0), "it begins where the other run does"
-        assert x[2::2] == pytest.approx(edges[:-1])
+        assert x[2::2] == pytest.approx(edges[:-1]), (name, unit)
         expected = [height(store, name, 2, number) for number in range(LONG)]
-        assert y[::2] == pytest.approx(expected)
-        assert y[1::2] == pytest.approx(expected)
+        assert y[::2] == pytest.approx(expected), (name, unit)
+        assert y[1::2] == pytest.approx(expected), (name, unit)
 
 
 def test_rates_are_what_the_engine_says(overlaid: MainWindow, store: TraceStore) -> None:
@@ -150,19 +152,20 @@ def test_rates_are_what_the_engine_says(overlaid: MainWindow, store: TraceStore)
     assert view._lifetime.getData()[1][-1] == pytest.approx(own["draft_acceptance_rate"])
 
 
-@pytest.mark.parametrize("name", [*BARS, "acceptance"])
-def test_off_again_nothing_is_left(overlaid: MainWindow, name: str) -> None:
-    view = in_front(overlaid, name)
-    assert n_over(view) > 0
-    assert any("run 2" in label for label in view.legend.leading_labels)
-    assert "overlaid: run 2" in view.plot.accessibleDescription()
-    overlaid.actions_by_id["plot.no_overlay"].trigger()
-    assert n_over(view) == 0
-    assert view.legend.leading_labels == []
-    assert "run 2" not in view.plot.accessibleDescription()
-    assert overlaid.status.overlay.isHidden()
-    assert overlaid.runs.model.overlaid is None
-    assert not overlaid.actions_by_id["plot.no_overlay"].isEnabled()
+def test_off_again_nothing_is_left(overlaid: MainWindow, store: TraceStore) -> None:
+    for name in (*BARS, "acceptance"):
+        overlaid.feed.set_overlay(RunRef(store, 2))
+        view = in_front(overlaid, name)
+        assert n_over(view) > 0, name
+        assert any("run 2" in label for label in view.legend.leading_labels), name
+        assert "overlaid: run 2" in view.plot.accessibleDescription(), name
+        overlaid.actions_by_id["plot.no_overlay"].trigger()
+        assert n_over(view) == 0, name
+        assert view.legend.leading_labels == [], name
+        assert "run 2" not in view.plot.accessibleDescription(), name
+        assert overlaid.status.overlay.isHidden()
+        assert overlaid.runs.model.overlaid is None
+        assert not overlaid.actions_by_id["plot.no_overlay"].isEnabled()
 
 
 def test_the_axis_makes_room(window: MainWindow) -> None:
@@ -181,17 +184,18 @@ def test_the_axis_makes_room(window: MainWindow) -> None:
         assert top > before or name == "rollback", "where n_rs_seq had taken the room"
 
 
-@pytest.mark.parametrize("name", BARS)
-def test_the_readout_has_both_values(overlaid: MainWindow, store: TraceStore, name: str) -> None:
-    view = in_front(overlaid, name)
-    words = view.readout(7.0, 0.5)
-    assert words.startswith("run 1, round 7")
-    assert "run 2, round 7" in words
-    assert f"{height(store, name, 2, 7):.3g}" in words.splitlines()[-1]
-    assert view.readout(40.0, 0.5).startswith("run 2, round 40")
-    assert view.readout(70.0, 0.5) == ""
-    overlaid.feed.set_overlay(None)
-    assert view.readout(7.0, 0.5).startswith("round 7")
+def test_the_readout_has_both_values(overlaid: MainWindow, store: TraceStore) -> None:
+    for name in BARS:
+        overlaid.feed.set_overlay(RunRef(store, 2))
+        view = in_front(overlaid, name)
+        words = view.readout(7.0, 0.5)
+        assert words.startswith("run 1, round 7"), name
+        assert "run 2, round 7" in words, name
+        assert f"{height(store, name, 2, 7):.3g}" in words.splitlines()[-1], name
+        assert view.readout(40.0, 0.5).startswith("run 2, round 40"), name
+        assert view.readout(70.0, 0.5) == "", name
+        overlaid.feed.set_overlay(None)
+        assert view.readout(7.0, 0.5).startswith("round 7"), name
 
 
 def test_the_readout_of_rates(overlaid: MainWindow, store: TraceStore) -> None:

@@ -15,6 +15,7 @@ from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
+from app.engine_thread.bridge import Bridge
 from app.looks.theme import load_theme
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.kv_cells_view import KvCellsView
@@ -31,7 +32,10 @@ from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, timings
+from tests.support.fake_session import FakeEngine
 from tests.support.timed_trace import add_rounds, begin, timed_trace
+
+pytestmark = pytest.mark.shares_window
 
 BOTTOM = ("ring", "acceptance", "timing", "verify", "kv", "what_if")
 
@@ -211,7 +215,10 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     qtbot.waitUntil(lambda: estimate.headline.text() != before[2])
 
 
-def test_a_plot_made_late_shows_what_the_others_show(window: MainWindow, qtbot: QtBot) -> None:
+def test_a_plot_made_late_shows_what_the_others_show(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
+) -> None:
+    window = make_window(Bridge(engine))
     window.resize(1280, 800)
     filled(window, 300)
     window.set_theme("dark")

@@ -12,6 +12,8 @@ from app.window.dialogs.help_pages import HelpPages, blocks, heading_position, s
 from app.window.window import MainWindow
 from resources import help_page, help_topics
 
+pytestmark = pytest.mark.shares_window
+
 SHIFT = Qt.KeyboardModifier.ShiftModifier
 
 

@@ -14,6 +14,8 @@ from app.window.dialogs.help import ShortcutsDialog
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.window import MainWindow
 
+pytestmark = pytest.mark.shares_window
+
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pytest
 
 from engine.analysis.findings.check import RULES, find, recorded
@@ -16,30 +15,12 @@ from engine.session import Session
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from resources import DEMO_TARGET
-from tests.support.faults import LARGE_FAULTS
+from tests.support.faults import FAULTY_LANES, assert_named
 from tests.support.golden_runs import MTP_MODELS, SAMPLED, options_of, prompt_of, session
-from tests.support.round_rows import serious
 
 CLEAN = (*ROLLBACK_POLICIES, "planes,ubatch=3", "ring,split=seq,kv=unified", "planes,n_rs_seq=1")
-FAULTY = {
-    "checkpoint,fault=keep-stale-kv": "duplicate-kv-cells",
-    "planes,n_rs_seq=1,fault=keep-stale-kv": "duplicate-kv-cells",
-    "checkpoint,fault=stale-logits": "stale-logits",
-    "ring,fault=stale-logits": "stale-logits",
-    "planes,ubatch=3,fault=stale-plane": "stale-plane",
-    "planes,fault=no-conv-rollback": "conv-not-rolled-back",
-    "carry,fault=no-conv-rollback": "conv-not-rolled-back",
-    "ring,fault=no-conv-rollback": "conv-not-rolled-back",
-    "replay,fault=no-conv-rollback": "conv-not-rolled-back",
-    "planes,fault=plane-off-by-one": "plane-off-by-one",
-    "carry,fault=plane-off-by-one": "plane-off-by-one",
-}
-CASES = [
-    *((name, compute, sampled) for name in MTP_MODELS for compute, sampled in [("f32", False)]),
-    (MTP_MODELS[0], "f32", True),
-    ("demo", "f32", False),
-    ("demo", "int8", True),
-]
+# greedy runs of the golden models are in tests/engine/compare/test_comparison.py
+CASES = [(MTP_MODELS[0], "f32", True), ("demo", "int8", True)]
 
 
 @cache
@@ -56,7 +37,7 @@ def compared(name: str, compute: str, sampled: bool) -> Comparison:
     sampler = {"sampler": SAMPLED} if sampled else {}
     n = 14 if name == "demo" else 30
     options = options_of(n, "draft-mtp", n_max=5, ignore_eos=True, **sampler)
-    lanes = [NOISE_LANE, *map(LaneSpec.parse, (*CLEAN, *FAULTY))]
+    lanes = [NOISE_LANE, *map(LaneSpec.parse, (*CLEAN, *FAULTY_LANES))]
     comparison = Comparison(loaded, prompt, options, lanes)
     while comparison.step():
         pass
@@ -65,21 +46,7 @@ def compared(name: str, compute: str, sampled: bool) -> Comparison:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_fault_is_named_and_nothing_else(case) -> None:
-    assert {lane.split("fault=")[1] for lane in FAULTY} == LARGE_FAULTS
-    trace = compared(*case).trace
-    runs = {facts["lane"]: run_id for run_id, facts in trace.runs.items()}
-    expected = set()
-    for lane, rule in FAULTY.items():
-        clean = runs[lane.split(",fault=")[0]]
-        mine = trace.rounds.column("run_id") == clean
-        spoilt = mine & (trace.rounds.column("rollback_depth") > 0)
-        if "n_rs_seq=1" in lane or "stale-plane" in lane:
-            # spoils what the clean lane restores from its checkpoint
-            spoilt &= np.array(trace.rounds.texts("rollback_path")) == "restore_depth"
-        first = int(trace.rounds.column("round")[spoilt][0])
-        expected.add((rule, runs[lane], first))
-    assert set(serious(recorded(trace))) == expected
-    assert len(serious(recorded(trace))) == len(expected)
+    assert_named(compared(*case).trace)
 
 
 def test_evidence_counts_the_rounds() -> None:
@@ -95,7 +62,7 @@ def test_evidence_counts_the_rounds() -> None:
 
 
 def test_an_exported_trace_holds_the_findings_and_gives_them_again(tmp_path) -> None:
-    trace = compared(MTP_MODELS[0], "f32", True).trace
+    trace = compared(*CASES[0]).trace
     export_csv(trace, tmp_path / "out")
     again = open_trace(tmp_path / "out")
     assert recorded(again) == recorded(trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -71,6 +72,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
+def read(path: Path) -> gguf.GGUFReader:
+    return gguf.GGUFReader(path)
+
+
 def load(path: Path) -> HybridModel:
     with GgufFile.open(path) as file:
         return load_model(file)
@@ -81,9 +87,7 @@ def test_it_has_the_keys_and_tensors_of_a_converted_model(
     folder: Path, size: str, quant: str
 ) -> None:
     """llama.cpp wrote the other file: what it asks for is there, in the same types."""
-    own, other = (
-        gguf.GGUFReader(path) for path in (folder / f"{size}-{quant}.gguf", CONVERTED[size])
-    )
+    own, other = map(read, (folder / f"{size}-{quant}.gguf", CONVERTED[size]))
     kinds = [{key: field.types for key, field in file.fields.items()} for file in (own, other)]
     kinds[1].setdefault("general.quantization_version", [gguf.GGUFValueType.UINT32])
     assert kinds[0] == kinds[1]
@@ -101,7 +105,7 @@ def test_routers_and_vectors_are_never_rounded(folder: Path, size: str, quant: s
     """As llama.cpp's quantiser leaves them; every other matrix is of the type asked for."""
     wanted = TYPES.get((size, quant), TYPES.get(quant, {quant.upper(), "Q6_K"}))
     found = set()
-    for tensor in gguf.GGUFReader(folder / f"{size}-{quant}.gguf").tensors:
+    for tensor in read(folder / f"{size}-{quant}.gguf").tensors:
         words = ("ffn_gate_inp", "conv1d")
         if len(tensor.shape) == 1 or any(word in tensor.name for word in words):
             assert tensor.tensor_type.name == "F32"

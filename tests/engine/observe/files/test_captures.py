@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
     assert said <= {"drafter-mute"}, "n-grams find little at 0.8"
 
 
-@pytest.mark.parametrize("name", STREAMED)
-@pytest.mark.parametrize("with_log", [False, True])
+@pytest.mark.parametrize(("name", "with_log"), list(zip(STREAMED, cycle((True, False)))))
 def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
     store = imported(load(name), with_log=with_log)
     for seq_id, request in enumerate(store.runs[0]["requests"]):

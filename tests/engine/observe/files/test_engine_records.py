@@ -364,7 +364,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 """The identities of each engine, written down once more."""
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_changed_number_that_breaks_an_identity_is_found_with_its_key(
     data: st.DataObject,
