@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from app.cli import output
-from app.cli.interruption import Interrupted, interrupt, on_signal
+from app.cli.output import Interrupted, interrupt, on_signal
 from app.cli.parser import module_of, new_parser, split_command
 from engine.errors import DraftscopeError, OptionError
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.machine.transfer import upload_together
+from engine.machine.device import upload_together
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,9 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.device import CPU, resolve_device
-from engine.machine.freed_memory import give_back_freed_memory
+from engine.machine.device import CPU, read, resolve_device
 from engine.machine.graphs import graphs_are_on
-from engine.machine.transfer import read
+from engine.machine.host_memory import give_back_freed_memory
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig

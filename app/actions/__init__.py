@@ -1,13 +1,7 @@
-"""Every action of the window, registered once, in one module for each menu (plots and help stand
-with view).
-"""
+"""Every action of the window, registered once."""
 
-from app.actions.file import FILE
-from app.actions.go import GO
-from app.actions.panels import PANELS
-from app.actions.run import RUN
-from app.actions.spec import ActionSpec
-from app.actions.view import HELP, PLOT, VIEW
+from app.actions.spec import FILE, GO, RUN, ActionSpec
+from app.actions.view import HELP, PANELS, PLOT, VIEW
 
 __all__ = ["PANELS", "SPECS", "ActionSpec"]
 

@@ -8,8 +8,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 
 from app.actions import SPECS, ActionSpec
-from app.actions.run import RUN_MENU
-from app.actions.spec import SEPARATOR
+from app.actions.spec import RUN_MENU, SEPARATOR
 from app.looks.theme import Theme, icon
 
 MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""Specification of one action."""
+"""Actions of the menus File, Run and Go, and what specifies an action."""
 
 from __future__ import annotations
 
@@ -28,3 +28,257 @@ class ActionSpec:
     group: str = ""
     needs: str = ""
     not_at_servers: str = ""
+
+
+_Key = QKeySequence.StandardKey
+_RUN = "a run on show"
+
+FILE = (
+    ActionSpec("file.open", "&Open Model…", "Open a GGUF model", _Key.Open, "open"),
+    ActionSpec(
+        "file.open_draft",
+        "Open &Draft Model…",
+        "Open a smaller GGUF model that drafts for the one in use",
+        "Ctrl+Shift+O",
+        needs="a target model",
+    ),
+    ActionSpec("file.open_demo", "Open De&mo", "Open the bundled models", "Ctrl+D", "demo"),
+    ActionSpec(
+        "file.open_trace",
+        "Open &Trace…",
+        "Open an exported trace, or a capture, log or record of another engine; it takes no model",
+        "Ctrl+Shift+T",
+    ),
+    ActionSpec(
+        "file.open_results",
+        "Open Res&ults…",
+        "Open the results of draftscope sweep or draftscope tune",
+    ),
+    ActionSpec(
+        "file.connect",
+        "Connect to &Server…",
+        "Observe a llama-server: its drafts, what it accepts and how it rolls back",
+        "Ctrl+Shift+K",
+        "connect",
+    ),
+    ActionSpec(
+        "file.disconnect",
+        "Disco&nnect",
+        "Let go of the server; what was observed stays",
+        needs="a server in use",
+    ),
+    ActionSpec(
+        "file.close_trace",
+        "C&lose Trace",
+        "Go back from the opened trace to the runs of this session",
+        "Ctrl+W",
+        needs="an opened trace",
+    ),
+    ActionSpec(
+        "file.clear_recent", "&Clear List", "Forget the models, traces and servers opened lately"
+    ),
+    ActionSpec(
+        "file.export",
+        "&Export Trace…",
+        "Write all runs of the trace on show as CSV files",
+        "Ctrl+E",
+        "export",
+        needs="a recorded run",
+    ),
+    ActionSpec(
+        "file.report",
+        "Re&port…",
+        "Write the run on show, with the one over it, or the comparison as one HTML page to share",
+        "Ctrl+Shift+E",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy", needs=_RUN
+    ),
+    ActionSpec(
+        "file.copy_step",
+        "Copy Round as Mar&kdown",
+        "Copy the round under the cursor, or the newest, as Markdown",
+        "Ctrl+Alt+C",
+        "copy-step",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "file.copy_issue",
+        "Copy as &Issue",
+        "Copy environment, model, options and the round in question as Markdown",
+        "Ctrl+Shift+C",
+        needs=_RUN,
+    ),
+    ActionSpec("file.quit", "&Quit", "Close the window", "Ctrl+Q"),
+)
+
+
+_IDLE_MODEL = "a model that is loaded and idle"
+
+RUN = (
+    ActionSpec(
+        "run.start",
+        "&Run",
+        "Start a new run, or go on with the paused one",
+        "F5",
+        "run",
+        needs=_IDLE_MODEL,
+    ),
+    ActionSpec(
+        "run.pause",
+        "&Pause",
+        "Pause before the next round",
+        "F6",
+        "pause",
+        needs="a run in progress",
+        not_at_servers="A server cannot be paused; Stop (Shift+F5) ends its requests",
+    ),
+    ActionSpec(
+        "run.step",
+        "One Ro&und",
+        "Draft, verify and roll back once, then pause",
+        "F10",
+        "step",
+        needs=_IDLE_MODEL,
+        not_at_servers="A server does not stop between two rounds",
+    ),
+    ActionSpec(
+        "run.stop",
+        "&Stop",
+        "End the run; what it recorded stays",
+        "Shift+F5",
+        "stop",
+        needs="a run in progress or paused",
+    ),
+    ActionSpec(
+        "run.watch",
+        "&Watch Clients",
+        "Let other programs talk to the server through a port of this window, and record them",
+        needs="a server that is in use and idle",
+    ),
+    ActionSpec(
+        "run.rescore",
+        "Re-score with &Model…",
+        "Let a model of this window judge every token of the run on show",
+        needs="a run on show while nothing runs",
+    ),
+    ActionSpec(
+        "run.compare",
+        "&Compare",
+        "Decode the prompt in several lanes and show where they come apart",
+        "Ctrl+F5",
+        "compare",
+        needs=_IDLE_MODEL,
+        not_at_servers="A server shows no logits to compare lanes by; open its model for that",
+    ),
+    ActionSpec(
+        "run.llama_library",
+        "llama.cpp &Library…",
+        "Choose the build of llama.cpp that its lanes use",
+    ),
+    ActionSpec(
+        "run.add_break", "&Break Rule…", "Write a condition at which the run pauses", "F9", "break"
+    ),
+    ActionSpec(
+        "run.measure_fidelity",
+        "Measure Fi&delity",
+        "Measure the compute mode against f32, on the model's own text",
+        needs=_IDLE_MODEL,
+        not_at_servers="A server's arithmetic cannot be measured; open its model for that",
+    ),
+)
+
+RUN_MENU = (
+    "run.start",
+    "run.pause",
+    "run.step",
+    "run.stop",
+    "run.watch",
+    "run.add_break",
+    SEPARATOR,
+    "run.compare",
+    "run.measure_fidelity",
+    "run.rescore",
+    "run.llama_library",
+    "menu.scenarios",
+    SEPARATOR,
+    "go.first_divergence",
+    "go.next_divergence",
+    "go.previous_divergence",
+)
+
+
+_DIVERGENCE = "a comparison that has come apart, or two runs whose texts part"
+
+GO = (
+    ActionSpec(
+        "go.first_divergence",
+        "F&irst Divergence",
+        "Go to the first position beyond the bound, or at which two runs' texts part",
+        "X",
+        "go-first",
+        needs=_DIVERGENCE,
+    ),
+    ActionSpec(
+        "go.next_divergence",
+        "&Next Divergence",
+        "Go to the next position beyond the bound",
+        "Shift+X",
+        "go-next",
+        needs=_DIVERGENCE,
+    ),
+    ActionSpec(
+        "go.previous_divergence",
+        "Previ&ous Divergence",
+        "Go to the position beyond the bound before this one",
+        "Ctrl+Shift+X",
+        "go-previous",
+        needs=_DIVERGENCE,
+    ),
+    ActionSpec(
+        "go.previous_round",
+        "Pre&vious Round",
+        "Go to the round of this sequence before this one",
+        "[",
+        "round-previous",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.next_round",
+        "Next &Round",
+        "Go to the next round of this sequence",
+        "]",
+        "round-next",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.next_rejection",
+        "Next Re&jection",
+        "Go to the next drafted token that was rejected, or to what replaced it",
+        "N",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.previous_rejection",
+        "Previous Rej&ection",
+        "Go to the drafted token before this one that was rejected",
+        "Shift+N",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.inspect",
+        "&Inspect Round",
+        "Show the round under the cursor in full",
+        "I",
+        "inspect",
+        needs=_RUN,
+    ),
+    ActionSpec(
+        "go.find", "&Find Tokens…", "Find tokens by text or filter", _Key.Find, "find", needs=_RUN
+    ),
+    ActionSpec("go.find_next", "Find &Next", "Go to the next token found", "F3", needs=_RUN),
+    ActionSpec(
+        "go.find_previous", "Find &Previous", "Go to the token found before", "Shift+F3", needs=_RUN
+    ),
+)

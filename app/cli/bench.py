@@ -19,7 +19,7 @@ from app.cli.bench_requests import (
 from app.cli.common import output_file
 from app.cli.output import note
 from app.cli.parser import KINDS, module_of
-from app.cli.reports import add_report, check_report
+from app.cli.recorded import add_report, check_report
 from app.cli.run_arguments import add_cache, refuse_cache
 from engine.errors import OptionError
 

@@ -10,10 +10,9 @@ from statistics import median
 from typing import Any
 
 from app.cli.bench_requests import add_decoding, progress, prompt_set
-from app.cli.common import add_compute, add_model, positive, target_path
-from app.cli.files import open_session
+from app.cli.common import add_compute, add_model, open_session, positive, target_path
 from app.cli.output import print_json, print_lines
-from app.cli.reports import add_markdown
+from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -87,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     has_head = _has_head(args, target)
     session = open_session(args, target)
-    from engine.experiments.bench.against.comparison import Against, memory_copy_rate, pass_works
-    from engine.experiments.bench.against.llama_server import SpeculativeWork
+    from engine.experiments.bench.against_llama_cpp import Against, memory_copy_rate, pass_works
+    from engine.experiments.bench.llama_programs import SpeculativeWork
     from engine.machine.environment import environment
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()
     speculative = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.cli.bench_suite import number
 from app.cli.output import print_json, print_lines
-from engine.experiments.bench.suite_results import SuiteDiff, compare_results, read_result
+from engine.experiments.bench.suite import SuiteDiff, compare_results, read_result
 
 _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import REPEAT, add_number, add_repeat, numbers
-from app.cli.common import add_compute, add_model, loading_line, target_path
-from app.cli.files import check_files
+from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.output import print_json, print_lines
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
@@ -129,7 +128,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     import torch
 
     from engine.machine.device import device_name, resolve_device
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
     from engine.model.loader import load_model
     from engine.model.threads import use_threads
 

@@ -24,7 +24,7 @@ from app.cli.run import make_prompt
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.recording import RecordedRun
+    from engine.experiments.bench.sections import RecordedRun
 
 _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
@@ -49,21 +49,18 @@ def run(args: argparse.Namespace) -> int:
     args.repeat = args.repeat or REPEAT
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts = prompt_set(args, SUITES)
-    opened = open_bench(args)
-    session = opened.session
-    from engine.experiments.bench.recording import bench_recording
+    session, configurations = open_bench(args)
+    from engine.experiments.bench.sections import bench_recording
     from engine.experiments.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)
-    suite = PromptSuite(
-        session, [(prompts[0].name, prompt)], opened.configurations, repeats=args.repeat
-    )
+    suite = PromptSuite(session, [(prompts[0].name, prompt)], configurations, repeats=args.repeat)
     n_all = suite.n_requests
     runs: list[RecordedRun] = []
     try:
         progress(0, n_all, "warm-up, not counted")
         suite.warm_up()
-        for done in bench_recording(session, prompt, opened.configurations, repeats=args.repeat):
+        for done in bench_recording(session, prompt, configurations, repeats=args.repeat):
             runs.append(done)
             progress(len(runs), n_all, f"{done.configuration}: {100 * done.share:.2f} %")
     finally:
@@ -82,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                         "runs": [asdict(run) for run in mine],
                         "median_share": median(run.share for run in mine),
                     }
-                    for one in opened.configurations
+                    for one in configurations
                     if (mine := [run for run in runs if run.configuration == one.name])
                 ],
             }

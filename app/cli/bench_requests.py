@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,11 @@ from app.cli.common import (
     add_model,
     check_output,
     draft_paths,
+    open_session,
     output_file,
     positive,
     target_path,
 )
-from app.cli.files import open_session
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
@@ -151,16 +150,8 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSession:
-    """A session, and the configurations to measure with it, the plain one first."""
-
-    session: Session
-    configurations: list[Configuration]
-
-
-def open_bench(args: argparse.Namespace) -> BenchSession:
-    """Check the options, load the model files, list the configurations.
+def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
+    """Check the options, load the model files, list the configurations, the plain one first.
 
     A configuration is a list of drafters with a policy. Of several policies, the first possible
     drafter alone is measured, unless --spec-type says otherwise.
@@ -179,7 +170,7 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
     if args.out is not None:
         check_output(args.out, "--out")
     session = open_session(args, target, drafts)
-    from engine.machine.huge_pages import wait_for_huge_pages
+    from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)
@@ -193,7 +184,7 @@ def open_bench(args: argparse.Namespace) -> BenchSession:
         for policy in policies:
             name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
             configurations.append(Configuration(name, _options(args, types, policy)))
-    return BenchSession(session, configurations)
+    return session, configurations
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import REPEAT, add_number, add_repeat, add_rollback, numbers
 from app.cli.common import add_threads, positive
-from app.cli.option_arguments import add_options
 from app.cli.output import print_json, print_line
+from app.cli.run_arguments import add_options
 from engine.errors import OptionError
 from engine.option_fields import options_in
 from engine.options import ROLLBACK_POLICIES, RunOptions

@@ -24,7 +24,7 @@ from engine.errors import OptionError
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.slots import SlotRow
+    from engine.experiments.bench.request import SlotRow
 
 _MOST = 64
 _USUAL = (1, 4)
@@ -57,17 +57,16 @@ def run(args: argparse.Namespace) -> int:
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts = prompt_set(args, SUITES)
-    opened = open_bench(args)
-    session = opened.session
-    from engine.experiments.bench.slots import bench_slots
+    session, configurations = open_bench(args)
+    from engine.experiments.bench.request import bench_slots
 
     rows: list[SlotRow] = []
-    n_all = len(opened.configurations) * len(args.slots)
+    n_all = len(configurations) * len(args.slots)
     try:
         for row in bench_slots(
             session,
             [session.prompt(prompt.text) for prompt in prompts],
-            opened.configurations,
+            configurations,
             args.slots,
             repeats=args.repeat or 1,
         ):
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 "version": 1,
                 "complete": len(rows) == n_all,
                 **facts(args, session, set_name),
-                "options": asdict(opened.configurations[-1].options),
+                "options": asdict(configurations[-1].options),
                 "rows": [asdict(row) for row in rows],
             }
             deliver(args, report, _lines(rows))

@@ -21,16 +21,16 @@ from app.cli.bench_requests import (
     prompt_set,
 )
 from app.cli.output import tell
-from app.cli.reports import add_report, check_report, deliver_report
+from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
+from engine.experiments.bench.suite import SuiteWriter, suite_result
 from engine.experiments.bench.suite_report import (
     OVERVIEW_HEADS,
     options_of,
     overview_cells,
     suite_page,
 )
-from engine.experiments.bench.suite_results import SuiteWriter, suite_result
 from resources import SUITES
 
 if TYPE_CHECKING:
@@ -70,12 +70,11 @@ def run(args: argparse.Namespace) -> int:
     args.repeat = args.repeat or 1
     args.folder, args.out = _folder_and_file(args.out)
     set_name, named = prompt_set(args, SUITES)
-    opened = open_bench(args)
-    session = opened.session
+    session, configurations = open_bench(args)
     from engine.experiments.bench.suite import PromptSuite
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
-    suite = PromptSuite(session, prompts, opened.configurations, repeats=args.repeat)
+    suite = PromptSuite(session, prompts, configurations, repeats=args.repeat)
     options, texts = options_of(suite.configurations), {one.name: one.text for one in named}
     known = {"repeat": args.repeat, **facts(args, session, set_name)}
     with ExitStack() as undo:

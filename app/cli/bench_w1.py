@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Hold the conversation in every configuration, print and write what was finished."""
     cached = cache_options(args)
     set_name, messages = prompt_set(args, CONVERSATIONS)
-    opened = open_bench(args)
-    session = opened.session
+    session, configurations = open_bench(args)
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
     from engine.decode.held_sequences import PromptCache
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             template_values=args.chat_template_kwargs,
             cache=PromptCache(cached) if cached else None,
         )
-        for configuration in opened.configurations
+        for configuration in configurations
     ]
     n_done, n_all = 0, len(conversations) * len(messages)
     try:

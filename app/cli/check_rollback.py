@@ -12,12 +12,11 @@ from app.cli.common import (
     add_llama_library,
     add_model,
     add_threads,
+    check_files,
     positive,
     target_path,
 )
-from app.cli.files import check_files
-from app.cli.interruption import signals_wait
-from app.cli.output import print_json, print_line, print_lines
+from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from engine.trace.store import TraceStore
 

@@ -14,14 +14,20 @@ from app.cli.common import (
     add_model,
     draft_paths,
     finite_number,
+    open_session,
     positive,
     target_path,
 )
-from app.cli.files import open_session
-from app.cli.findings import finding_lines, findings_json
 from app.cli.output import print_json, print_lines, tell
-from app.cli.recorded import check_trace_folder, decode
-from app.cli.reports import add_report, check_report, deliver_report
+from app.cli.recorded import (
+    add_report,
+    check_report,
+    check_trace_folder,
+    decode,
+    deliver_report,
+    finding_lines,
+    findings_json,
+)
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_batch_invariant,

@@ -7,8 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_model, add_threads, loading_line, positive, read_text, target_path
-from app.cli.files import check_files
+from app.cli.common import (
+    add_model,
+    add_threads,
+    check_files,
+    loading_line,
+    positive,
+    read_text,
+    target_path,
+)
 from app.cli.output import note, print_json, print_line, print_lines
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES

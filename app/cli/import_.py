@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
-    from app.cli.findings import finding_lines, findings_json
-    from app.cli.recorded import check_trace_folder
+    from app.cli.recorded import check_trace_folder, finding_lines, findings_json
     from engine.analysis.findings.check import record_findings, recorded
     from engine.errors import OptionError
     from engine.gguf.file import GgufFile

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from app.cli.common import add_model, draft_paths, positive, target_path
-from app.cli.option_arguments import add_options, reader
 from app.cli.output import print_json, print_lines
-from app.cli.run_arguments import add_draft_model
+from app.cli.run_arguments import add_draft_model, add_options, reader
 from engine.draft.draft_files import check_draft
 from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
 from engine.gguf.outline import outline
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.available_memory import available_memory
+from engine.machine.host_memory import available_memory
 from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.memory_need import CACHE_TYPES, MemoryEstimate, estimate, fits_text, server_estimate

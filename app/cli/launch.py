@@ -1,19 +1,27 @@
-"""`draftscope` without a subcommand: the window."""
+"""`draftscope` without a subcommand: the window, and its entry among the applications of a Linux
+desktop with an icon and the type of GGUF files (XDG base directories, desktop entry, shared
+MIME-info)."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from app.cli import desktop
+from app.cli.output import print_line
 from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import DraftscopeError, OptionError
+from engine.files import written_whole
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
+from resources import DESKTOP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open the window and stay until it is closed."""
     if args.install_desktop or args.remove_desktop:
-        return desktop.install() if args.install_desktop else desktop.remove()
+        return install_desktop() if args.install_desktop else remove_desktop()
     models = [*args.models, *([args.model_option] if args.model_option else [])]
     trace = _trace(models)
     if trace is not None:
@@ -208,3 +216,107 @@ def _answers(platform: str) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+NAME = "draftscope"
+MIME_TYPE = "application/x-gguf"
+_ENTRY = """[Desktop Entry]
+Type=Application
+Version=1.0
+Name=Draftscope
+GenericName=Speculative decoding workbench
+Comment=Watch speculative decoding on hybrid recurrent language models
+Exec={command} %F
+Icon={name}
+Terminal=false
+Categories=Development;Science;
+MimeType={mime_type};
+StartupWMClass={name}
+"""
+_MIME = """<?xml version="1.0" encoding="UTF-8"?>
+<mime-info xmlns="http://www.freedesktop.org/standards/shared-mime-info">
+  <mime-type type="{mime_type}">
+    <comment>GGUF model</comment>
+    <icon name="{name}"/>
+    <magic priority="60"><match type="string" offset="0" value="GGUF"/></magic>
+    <glob pattern="*.gguf"/>
+  </mime-type>
+</mime-info>
+"""
+_RESERVED = set(" \t\n\"'\\><~|&;$*?#()`")
+
+
+def install_desktop() -> int:
+    """Write the entry, the icon and the type, and name them; exit status 0. Raises OptionError on
+    a system without such desktops, OSError where the folder takes no files."""
+    contents = {
+        "applications": _ENTRY.format(command=_command(), name=NAME, mime_type=MIME_TYPE),
+        "mime": _MIME.format(name=NAME, mime_type=MIME_TYPE),
+        "icons": (DESKTOP / f"{NAME}.svg").read_text(encoding="utf-8"),
+    }
+    for kind, path in _places().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as part:
+            part.write_text(contents[kind], encoding="utf-8")
+        print_line(f"written: {path}")
+    _tell_desktop()
+    return 0
+
+
+def remove_desktop() -> int:
+    """Remove what `install` wrote; exit status 0, also where nothing is left of it."""
+    for path in _places().values():
+        if path.exists():
+            path.unlink()
+            print_line(f"removed: {path}")
+    _tell_desktop()
+    return 0
+
+
+def _data_home() -> Path:
+    """$XDG_DATA_HOME; a relative one counts for nothing, as the standard has it."""
+    given = os.environ.get("XDG_DATA_HOME", "")
+    return Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "share"
+
+
+def _places() -> dict[str, Path]:
+    if not sys.platform.startswith("linux"):
+        raise OptionError(
+            "Desktop entries are for Linux.", "Start Draftscope by its command, draftscope."
+        )
+    home = _data_home()
+    return {
+        "applications": home / "applications" / f"{NAME}.desktop",
+        "mime": home / "mime" / "packages" / f"{NAME}.xml",
+        "icons": home / "icons" / "hicolor" / "scalable" / "apps" / f"{NAME}.svg",
+    }
+
+
+def _command() -> str:
+    """How a desktop starts this very installation."""
+    script = Path(sys.executable).with_name(NAME)
+    words = [str(script)] if script.is_file() else [sys.executable, "-m", "app"]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word as the key Exec wants it: quoted where it has to be, its percent signs doubled."""
+    if _RESERVED & set(word):
+        inner = "".join(f"\\{sign}" if sign in '"`$\\' else sign for sign in word)
+        word = '"' + inner.replace("\\", "\\\\") + '"'
+    return word.replace("%", "%%")
+
+
+def _tell_desktop() -> None:
+    """Have its caches made again where the tools for that are there; without, desktops look for
+    themselves sooner or later."""
+    for tool, folder in _caches():
+        if shutil.which(tool) and folder.is_dir():
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run([tool, str(folder)], capture_output=True, timeout=30, check=False)
+
+
+def _caches() -> Iterator[tuple[str, Path]]:
+    home = _data_home()
+    yield "update-mime-database", home / "mime"
+    yield "update-desktop-database", home / "applications"

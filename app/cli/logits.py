@@ -10,12 +10,12 @@ from app.cli.common import (
     add_compute,
     add_model,
     check_output,
+    open_session,
     output_file,
     positive,
     target_path,
     token_ids,
 )
-from app.cli.files import open_session
 from app.cli.output import print_json, print_line
 from engine.files import written_whole
 

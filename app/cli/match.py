@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import add_compute, add_model, draft_paths, target_path
-from app.cli.files import open_session
+from app.cli.common import add_compute, add_model, draft_paths, open_session, target_path
 from app.cli.output import print_json, print_lines, tell
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (

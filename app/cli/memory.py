@@ -10,10 +10,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_lane_output, add_llama_library, add_model, target_path
-from app.cli.files import open_session
-from app.cli.interruption import signals_wait
-from app.cli.output import print_json, print_line, print_lines
+from app.cli.common import (
+    add_compute,
+    add_lane_output,
+    add_llama_library,
+    add_model,
+    open_session,
+    target_path,
+)
+from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript

@@ -9,14 +9,11 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, loading_line, output_file
-from app.cli.files import check_files
-from app.cli.findings import finding_lines, findings_json
-from app.cli.interruption import Interrupted, signals_wait
+from app.cli.common import check_files, check_output, loading_line, output_file
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
-from app.cli.option_arguments import add_options, options_from
 from app.cli.output import (
+    Interrupted,
     end_text,
     is_coloured,
     is_terminal,
@@ -26,13 +23,20 @@ from app.cli.output import (
     print_lines,
     print_text,
     print_texts,
+    signals_wait,
     tell,
 )
-from app.cli.recorded import check_trace_folder, export, keep_capture, record
+from app.cli.recorded import (
+    check_trace_folder,
+    export,
+    finding_lines,
+    findings_json,
+    keep_capture,
+    record,
+)
 from app.cli.rescore import finite, lines
-from app.cli.run_arguments import add_prompts
+from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from app.cli.server import add_key, connect
-from app.cli.token_styles import LEGEND, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent

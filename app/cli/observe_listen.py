@@ -6,10 +6,16 @@ import argparse
 import signal
 from typing import TYPE_CHECKING, Any
 
-from app.cli.findings import finding_lines, findings_json
-from app.cli.interruption import Interrupted, signals_wait
-from app.cli.output import note, print_json, print_line, print_lines, tell
-from app.cli.recorded import keep_capture, record
+from app.cli.output import (
+    Interrupted,
+    note,
+    print_json,
+    print_line,
+    print_lines,
+    signals_wait,
+    tell,
+)
+from app.cli.recorded import finding_lines, findings_json, keep_capture, record
 from engine.report.headline import headline
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary

@@ -8,6 +8,8 @@ characters. So all of it is filtered here, and colours are added afterwards:
   terminal; on a terminal filtered too, its lines, tabs and joiners kept;
 - JSON (`print_json`): with \\uXXXX for the same characters, so that parsing gives equal values;
 - what libraries, warnings and tracebacks write to standard error: filtered, its lines kept.
+
+What ends a command from outside is here too: Ctrl-C, a request to end, a terminal that is closed.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
-from app.cli.interruption import on_signal
 from engine.terminal_text import TEXT, terminal_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
 
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _CLEAR_LINE = "\r\x1b[K"
@@ -236,3 +241,75 @@ def end() -> None:
         flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
+_AGAIN_S = 0.01
+
+
+class Interrupted(KeyboardInterrupt):
+    """A command ends because of a signal; `status` is what shells give such an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+def interrupt(number: int) -> None:
+    """Raise Interrupted wherever the program is; an `act` for `on_signal`."""
+    raise Interrupted(number)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """A signal that comes while the body writes what was recorded ends the command after it."""
+    came: list[int] = []
+    with on_signal(came.append):
+        yield
+    if came:
+        raise Interrupted(came[0])
+
+
+@contextmanager
+def on_signal(act: Callable[[int], None]) -> Iterator[None]:
+    """Call `act` with the first of SIGNALS that comes; a second one ends the process at once.
+
+    What is ignored stays ignored, as under nohup. Without effect outside the main thread. A signal
+    that comes where nothing can be raised, as while an object is taken away, comes again.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        found = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {n: handler for n, handler in found.items() if handler != signal.SIG_IGN}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for each in before:  # even inside a long forward pass, where no Python code runs
+            signal.signal(each, signal.SIG_DFL)
+        act(number)
+
+    def again(raised: sys.UnraisableHookArgs) -> None:
+        if not isinstance(raised.exc_value, Interrupted):
+            usual(raised)
+            return
+        number = raised.exc_value.status - 128
+        signal.signal(number, handle)
+        late = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        late.daemon = True
+        late.start()
+
+    usual = sys.unraisablehook
+    if before:
+        sys.unraisablehook = again
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        if before:
+            sys.unraisablehook = usual
+        for number, handler in before.items():
+            signal.signal(number, handler)

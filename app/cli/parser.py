@@ -1,4 +1,8 @@
-"""The argument parser of all commands: a short and a full help, errors that name the remedy."""
+"""The argument parser of all commands: a short and a full help, errors that name the remedy.
+
+Options and commands of llama.cpp, vLLM and SGLang are known by their names in llama.cpp's
+common/arg.cpp and in the engine arguments of vLLM and SGLang.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from itertools import pairwise
 from keyword import iskeyword
 from typing import Any, NoReturn
 
-from app.cli.foreign_options import COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE
 from app.cli.output import print_line, tell
 from engine.version import version
 
@@ -217,3 +220,165 @@ def unknown_command(word: str) -> str:
     if near := get_close_matches(word, SUBCOMMANDS, n=1):
         return f"Did you mean draftscope {near[0]}?"
     return f"Name a GGUF file or one of {', '.join(SUBCOMMANDS)}."
+
+
+_ONE_DEVICE = "--device cuda (a model is on one device as a whole)"
+_CHAIN = "drafts are chains; the Drafter panel estimates what trees would gain."
+_CELLS = "attention cells are always f32."
+_SAMPLER = "the sampler has temperature, top-k, typical, top-p, min-p and penalties."
+_FILE = "nothing is downloaded; name a GGUF file."
+_MACHINE = "one process uses one device, and on a CPU --threads threads."
+_SERVER = "Draftscope does not serve; draftscope observe URL --listen PORT records clients."
+
+OPTIONS_ELSEWHERE = {
+    # llama.cpp: drafting
+    "--draft": "--spec-draft-n-max",
+    "--draft-n": "--spec-draft-n-max",
+    "--draft-max": "--spec-draft-n-max",
+    "--draft-min": "--spec-draft-n-min",
+    "--draft-n-min": "--spec-draft-n-min",
+    "--draft-p-min": "--spec-draft-p-min",
+    "--draft-p-split": _CHAIN,
+    "--spec-draft-p-split": _CHAIN,
+    "--model-draft": "-md",
+    "--spec-ngram-size-n": "--spec-ngram-simple-size-n",
+    "--spec-ngram-size-m": "--spec-ngram-simple-size-m",
+    "--spec-ngram-min-hits": "--spec-ngram-map-k4v-min-hits",
+    "--spec-ngram-mod-size-n": "--spec-ngram-mod-n-match",
+    "--spec-draft-conf-min": "--spec-draft-p-min",
+    "--mtp": "--spec-type draft-mtp",
+    "--eagle3": "--spec-type draft-eagle3",
+    "--dflash": "--spec-type draft-dflash",
+    "--spec-use-checkpoints": "--rollback checkpoint",
+    "--spec-draft-backend-sampling": "drafters choose their tokens on the device as they are.",
+    "--spec-ckpt-num-tries": "a checkpoint is restored once; see --replay.",
+    # llama.cpp: model and device
+    "-ngl": _ONE_DEVICE,
+    "--gpu-layers": _ONE_DEVICE,
+    "--n-gpu-layers": _ONE_DEVICE,
+    "-ngld": _ONE_DEVICE,
+    "--gpu-layers-draft": _ONE_DEVICE,
+    "--n-gpu-layers-draft": _ONE_DEVICE,
+    "--spec-draft-ngl": _ONE_DEVICE,
+    "-devd": "--device",
+    "--device-draft": "--device",
+    "--spec-draft-device": "--device",
+    "-hf": _FILE,
+    "-hfr": _FILE,
+    "--hf-repo": _FILE,
+    "--hf-file": _FILE,
+    "-hfd": _FILE,
+    "--spec-draft-hf": _FILE,
+    "-mu": _FILE,
+    "--model-url": _FILE,
+    "-ts": _MACHINE,
+    "--tensor-split": _MACHINE,
+    "-sm": _MACHINE,
+    "--split-mode": _MACHINE,
+    "-mg": "--device cuda:N",
+    "--main-gpu": "--device cuda:N",
+    "-ncmoe": _MACHINE,
+    "--n-cpu-moe": _MACHINE,
+    "-cmoe": _MACHINE,
+    "--cpu-moe": _MACHINE,
+    "-ot": _MACHINE,
+    "--override-tensor": _MACHINE,
+    "--mlock": "weights are copied into memory unless --mmap is given.",
+    "-tb": "--threads",
+    "--threads-batch": "--threads",
+    "-td": "--threads",
+    "--threads-draft": "--threads",
+    "--numa": _MACHINE,
+    # llama.cpp: context and memory
+    "-cd": "--ctx-size (the draft model has as many cells)",
+    "--ctx-size-draft": "--ctx-size (the draft model has as many cells)",
+    "-np": "--parallel",
+    "--n-parallel": "--parallel",
+    "-fa": "attention always runs block by block.",
+    "--flash-attn": "attention always runs block by block.",
+    "-ctk": _CELLS,
+    "--cache-type-k": _CELLS,
+    "-ctv": _CELLS,
+    "--cache-type-v": _CELLS,
+    "-ctkd": _CELLS,
+    "--cache-type-k-draft": _CELLS,
+    "-ctvd": _CELLS,
+    "--cache-type-v-draft": _CELLS,
+    "-kvu": "--kv unified",
+    "--kv-unified": "--kv unified",
+    "--no-kv-unified": "--kv per-seq",
+    "--swa-checkpoints": "--ctx-checkpoints",
+    "-cram": "a conversation keeps context checkpoints: --ctx-checkpoints.",
+    "--cache-ram": "a conversation keeps context checkpoints: --ctx-checkpoints.",
+    # llama.cpp: text and sampling
+    "--predict": "--n-predict",
+    "-s": "--seed",
+    "--sampling-seed": "--seed",
+    "--color": "text is coloured where standard output is a terminal, unless NO_COLOR is set.",
+    "-cnv": "--chat",
+    "--conversation": "--chat",
+    "--jinja": "--chat",
+    "--grammar": "--grammar-file (a file in Lark's notation)",
+    "-j": "--json-schema (a file)",
+    "-jf": "--json-schema",
+    "--json-schema-file": "--json-schema",
+    "-l": "--logit-bias",
+    "--mirostat": _SAMPLER,
+    "--mirostat-lr": _SAMPLER,
+    "--mirostat-ent": _SAMPLER,
+    "--xtc-probability": _SAMPLER,
+    "--xtc-threshold": _SAMPLER,
+    "--dry-multiplier": _SAMPLER,
+    "--dry-base": _SAMPLER,
+    "--dry-allowed-length": _SAMPLER,
+    "--dynatemp-range": _SAMPLER,
+    "--top-nsigma": _SAMPLER,
+    "--top-n-sigma": _SAMPLER,
+    "--samplers": _SAMPLER,
+    "--sampler-seq": _SAMPLER,
+    "--host": _SERVER,
+    "--port": _SERVER,
+    # vLLM and SGLang
+    "--speculative-config": "--spec-type and --spec-draft-n-max",
+    "--speculative-model": "-md",
+    "--speculative-draft-model-path": "-md",
+    "--speculative-algorithm": "--spec-type",
+    "--num-speculative-tokens": "--spec-draft-n-max",
+    "--speculative-num-steps": "--spec-draft-n-max",
+    "--speculative-num-draft-tokens": "--spec-draft-n-max",
+    "--speculative-eagle-topk": _CHAIN,
+    "--model-path": "--model",
+    "--max-model-len": "--ctx-size",
+    "--context-length": "--ctx-size",
+    "--max-num-seqs": "--parallel",
+    "--max-running-requests": "--parallel",
+    "--max-num-batched-tokens": "--batch-size",
+    "--chunked-prefill-size": "--ubatch-size",
+    "--max-tokens": "--n-predict",
+    "--temperature": "--temp",
+    "--dtype": "--compute",
+    "--quantization": "--compute (weights keep the types of their file)",
+    "--kv-cache-dtype": _CELLS,
+    "--tensor-parallel-size": _MACHINE,
+    "-tp": _MACHINE,
+    "--tp-size": _MACHINE,
+    "--gpu-memory-utilization": "memory is taken as it is needed; draftscope info says how much.",
+    "--enable-prefix-caching": "--cache-prompt",
+}
+"""By name: the option here, or a sentence where there is none."""
+
+COMMANDS_ELSEWHERE = {
+    "serve": _SERVER,
+    "server": _SERVER,
+    "chat": "Write draftscope run MODEL --chat -p TEXT, or --turns FILE for a conversation.",
+    "cli": "Write draftscope run MODEL -p TEXT.",
+    "generate": "Write draftscope run MODEL -p TEXT.",
+    "complete": "Write draftscope run MODEL -p TEXT.",
+    "speculative": "Write draftscope run MODEL --spec-type draft-mtp -p TEXT.",
+    "benchmark": "Write draftscope bench MODEL.",
+    "perplexity": "Write draftscope fidelity MODEL: NMSE, KL and top-1 against f32.",
+    "detokenize": "Write draftscope tokenize MODEL TEXT.",
+    "gui": "Write draftscope without a subcommand.",
+    "version": "Write draftscope --version.",
+}
+"""By name: what to write here."""

@@ -1,20 +1,28 @@
-"""Work in rounds whose trace is exported at its end, however it ends."""
+"""Work in rounds whose trace is exported at its end, however it ends, and what is said of it:
+findings, --report and --markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from app.cli.interruption import Interrupted, on_signal
-from app.cli.output import tell
+from app.cli.common import check_output, output_file
+from app.cli.output import Interrupted, on_signal, print_lines, tell
+from engine.analysis.findings.check import Finding, recorded, with_consequences
 from engine.errors import OptionError
 from engine.gguf.content import ContentHash
+from engine.report.markdown import markdown
+from engine.report.page import write_report
+from engine.report.parts import Report
 from engine.trace.export import check_export, export_csv
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.observe.rounds.observed_run import ObservedRun
+
 
 _CONTENT_S = 1.0
 """How long an export waits for the hash of the tensors, seconds."""
@@ -109,3 +117,83 @@ def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) 
     is_known = content is None or content.wait(_CONTENT_S)
     export_csv(trace, folder)
     tell(f"trace written to {folder}{'' if is_known else _LATE}")
+
+
+def finding_lines(trace: TraceStore) -> Iterator[str]:
+    """A line per finding: severity, rule, where, message; suggestion, for a first cause. What
+    follows from it is indented below."""
+    for cause, following in with_consequences(recorded(trace)):
+        yield f"{_line(trace, cause)} {cause.suggestion}"
+        for finding in following:
+            yield f"  follows: {_line(trace, finding)}"
+
+
+def findings_json(trace: TraceStore) -> list[dict[str, Any]]:
+    """The findings as JSON objects, each with the name of its lane, null outside comparisons, and
+    the rule of the first cause that it follows from, null for such a cause."""
+    found = recorded(trace)
+    cause_of = {
+        id(one): cause.rule for cause, following in with_consequences(found) for one in following
+    }
+    return [
+        {
+            "lane": trace.runs[finding.run_id].lane,
+            **asdict(finding),
+            "cause": cause_of.get(id(finding)),
+        }
+        for finding in found
+    ]
+
+
+def _line(trace: TraceStore, finding: Finding) -> str:
+    where = f" ({place})" if (place := ", ".join(_place(trace, finding))) else ""
+    return f"{finding.severity}: {finding.rule}{where}: {finding.message}"
+
+
+def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
+    if lane := trace.runs[finding.run_id].lane:
+        yield lane
+    if finding.round is not None:
+        yield f"round {finding.round}"
+    if finding.seq_id:
+        yield f"sequence {finding.seq_id}"
+
+
+def add_report(group: argparse._ArgumentGroup) -> None:
+    """Both options."""
+    group.add_argument(
+        "--report",
+        type=output_file,
+        metavar="FILE",
+        help="write what was measured as one HTML page that needs nothing else",
+    )
+    add_markdown(group)
+
+
+def add_markdown(group: argparse._ArgumentGroup) -> None:
+    """--markdown alone."""
+    group.add_argument("--markdown", action="store_true", help="print Markdown, for a comment")
+
+
+def check_report(args: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written, before anything is computed. Raises OptionError."""
+    if args.markdown and args.json:
+        raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
+    if args.report is not None:
+        check_output(args.report, "--report")
+
+
+def deliver_report(args: argparse.Namespace, make: Callable[[list[str]], Report]) -> bool:
+    """Write and print the report as far as it is asked for; whether it was printed.
+
+    make: gives the report on what was done by the command that these words are.
+    """
+    if args.report is None and not args.markdown:
+        return False
+    report = make(["draftscope", *getattr(args, "words", ())])
+    if args.report is not None:
+        write_report(report, args.report)
+        tell(f"report written to {args.report}")
+    if args.markdown:
+        print_lines(markdown(report).removesuffix("\n").split("\n"))
+    return bool(args.markdown)

@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, loading_line, target_path
-from app.cli.files import check_files
-from app.cli.option_arguments import add_options, options_from
+from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
+from app.cli.run_arguments import add_options, options_from
 from app.cli.server import add_key, connect
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.rescored import TEXT_CHANGED

@@ -1,23 +1,27 @@
 """The options of `draftscope run` and of other subcommands that decode, in groups.
 
 What decides the tokens and the cost of a run describes itself in engine.options; names and
-defaults are llama.cpp's wherever it has them.
+defaults are llama.cpp's wherever it has them. Engine options become argparse arguments here, and
+back; see engine.option_fields.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from app.cli.common import add_compute, add_model, read_text, token_ids
-from app.cli.option_arguments import add_options, options_from, reader
-from app.cli.reports import add_report
-from app.cli.token_styles import LEGEND
+from app.cli.common import add_compute, add_model, finite_number, read_text, token_ids
+from app.cli.output import note
+from app.cli.recorded import add_report
+from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.option_fields import grouped, options_in
+from engine.option_fields import PlacedOption, build, grouped, options_in
 from engine.options import CacheOptions, RunOptions
+from engine.options.idle_faults import notes_on
+from engine.trace.records import GHOST_KINDS
 
 PromptSource = str | tuple[int, ...]
 """A prompt as given: text, or token ids."""
@@ -262,3 +266,88 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value
+
+
+def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
+    """A line for each note. has_cache: see notes_on."""
+    spec = options.spec
+    if spec.synthetic:
+        note("acceptance is synthetic, the output is not the model's.")
+    for sentence in notes_on(options, has_cache=has_cache):
+        note(sentence)
+    for drafter in (DRAFTERS[name] for name in spec.types):
+        if sentence := drafter.note(drafter.options_of(spec)):
+            note(sentence)
+
+
+_T = TypeVar("_T")
+
+
+def add_options(
+    group: argparse._ArgumentGroup, options: Iterable[PlacedOption], *, is_set: bool = True
+) -> None:
+    """Add them. is_set: without it, the value of an option that is not given is None, not its
+    default; the help is the same."""
+    for one in options:
+        option = one.option
+        if one.kind is bool:
+            group.add_argument(*option.flags, action="store_true", help=option.about)
+            continue
+        start: Any = [] if option.repeats else one.default
+        shown = "%(default)s" if is_set else one.default
+        has_default = one.default is not None and one.kind is not tuple
+        group.add_argument(
+            *option.flags,
+            action="append" if option.repeats else "store",
+            type=reader(one),
+            default=start if is_set else None,
+            metavar=option.metavar,
+            help=option.about.replace("%", "%%") + (f" (default {shown})" if has_default else ""),
+        )
+
+
+def reader(one: PlacedOption) -> Callable[[str], Any]:
+    """The argparse type of an option's text."""
+    parse = one.option.parse
+    if parse is None:
+        return int if one.kind is int else finite_number if one.kind is float else str
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def options_from(args: argparse.Namespace, kind: type[_T]) -> _T:
+    """A dataclass of options from what was given; options that the parser lacks, or that were not
+    given, keep their defaults. Raises OptionError for a value out of range."""
+    values: dict[tuple[str, ...], Any] = {}
+    for one in options_in(kind):
+        value = getattr(args, one.option.dest, None)
+        if value is not None:
+            values[one.path] = tuple(value) if isinstance(value, list) else value
+    return build(kind, values)
+
+
+# middle tones of the 256 colours, legible on light and on dark: 32 blue, 166 vermilion, 244 grey
+_STYLES = {
+    "accepted": "4;38;5;32",  # underlined
+    "rejected": "9;38;5;166",  # struck out
+    "ignored": "3;9;38;5;244",  # struck out, italic
+    "replacement": "1;38;5;166",  # bold: few terminals have the double underline
+    "unknown": "38;5;244",
+}
+LEGEND = (
+    "On a terminal accepted drafts are blue and underlined, rejected ones struck out, the\n"
+    "target's replacements vermilion and bold; NO_COLOR=1 and TERM=dumb switch that off."
+)
+
+
+def styled(text: str, kind: str) -> tuple[str, str]:
+    """A piece for `print_texts`. A draft that was not accepted stays on its line."""
+    if kind in GHOST_KINDS:
+        text = text.replace("\n", "↵").replace("\t", "→")
+    return text, _STYLES.get(kind, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.output import print_json, print_line, print_lines, tell
-from app.cli.reports import add_report, check_report, deliver_report
+from app.cli.recorded import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, loading_line
-from app.cli.files import check_files
+from app.cli.common import add_compute, check_files, loading_line
 from app.cli.output import print_json, print_lines
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError

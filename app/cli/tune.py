@@ -4,29 +4,36 @@ and prompts."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from app.cli import tune_check
 from app.cli.bench_requests import set_name
 from app.cli.common import (
     add_compute,
     add_model,
     check_output,
     draft_paths,
+    open_session,
     output_file,
     positive,
     target_path,
 )
-from app.cli.files import open_session
-from app.cli.option_arguments import add_options, options_from, reader
 from app.cli.output import json_text, print_lines, tell
-from app.cli.reports import add_report, deliver_report
-from app.cli.run_arguments import add_chat, add_draft_model, add_sizes
+from app.cli.recorded import add_report, deliver_report
+from app.cli.run_arguments import (
+    add_chat,
+    add_draft_model,
+    add_options,
+    add_sizes,
+    options_from,
+    reader,
+)
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.experiments.tune.lengths import LOOK_UPS, has_length
+from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from engine.files import written_whole
 from engine.option_fields import grouped, options_in
@@ -35,10 +42,12 @@ from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.tune.checks import GridCheck
+    from engine.experiments.tune.checks import GridCheck, SettingError
+    from engine.experiments.tune.confirm import Confirmed
     from engine.experiments.tune.tune import Tuned, TunePlan
     from engine.options import Prompt
     from engine.session import Session
+
 
 N_PREDICT = 64
 PAIRS = 6
@@ -151,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
-        from engine.experiments.tune.trials import check_optuna
+        from engine.experiments.tune.confirm import check_optuna
 
         check_optuna()
     session = open_session(args, target, list(drafts.values()))
@@ -161,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
     texts = _texts(args, session, prompts)
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     if args.check_simulator:
-        tune_check.check(args, session, texts, base, drafters, tell)
+        check_simulator(args, session, texts, base, drafters, tell)
         return 0
     files = {name: path.name for name, path in drafts.items()}
     plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
@@ -173,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(text_lines(findings(tune_report(tuned.data))))
     if args.check_grid:
         grid = _check_grid(session, plan, texts, tuned)
-        print_lines(("", *tune_check.grid_lines(grid)))
+        print_lines(("", *grid_lines(grid)))
     _write(args, tuned, target)
     return 0
 
@@ -246,8 +255,8 @@ def _trials(
     base: RunOptions,
     tuned: Tuned,
 ) -> list[dict[str, Any]]:
+    from engine.experiments.tune.confirm import search
     from engine.experiments.tune.lengths import drafting
-    from engine.experiments.tune.trials import search
 
     options = base
     if tuned.chosen is not None:
@@ -270,7 +279,7 @@ def _check_grid(
         rates=plan.rates,
         report=tell,
     )
-    tuned.data["grid"] = tune_check.grid_data(found)
+    tuned.data["grid"] = grid_data(found)
     return found
 
 
@@ -284,3 +293,102 @@ def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
         from engine.experiments.tune.tune import write_results
 
         tell(f"results written to {write_results(tuned.data, args.out)}")
+
+
+_LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
+
+
+def check_simulator(
+    args: argparse.Namespace,
+    session: Session,
+    texts: Sequence[Prompt],
+    base: RunOptions,
+    drafters: Sequence[str],
+    tell: Callable[[str], None],
+) -> None:
+    """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
+    from engine.experiments.tune.checks import simulator_error
+    from engine.machine.environment import environment
+
+    data: dict[str, Any] = {
+        "kind": "draftscope simulator check",
+        "version": 1,
+        "model": session.identity,
+        "environment": environment(),
+        "options": asdict(base),
+        "drafters": {},
+    }
+    for drafter in filter(has_floor, drafters):
+        found = simulator_error(
+            session,
+            texts,
+            base,
+            drafter,
+            repeats=args.pairs,
+            rates=args.spec_synth_rates,
+            report=tell,
+        )
+        print_lines(check_lines(drafter, found))
+        data["drafters"][drafter] = [asdict(one) for one in found]
+    if args.json is not None:
+        text = json_text(data) + "\n"
+        with written_whole(args.json) as part:
+            part.write_text(text, encoding="utf-8")
+        tell(f"results written to {args.json}")
+
+
+def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
+    """One line for each setting, the medians of the errors, and what following the simulator would
+    have cost."""
+    width = max(len(one.setting.name) for one in found)
+    yield _LINE.format(
+        drafter, "tok/s", "simulated", "error", "tok/round", "simulated", "error", width=width
+    )
+    for one in found:
+        yield _LINE.format(
+            one.setting.name,
+            f"{median(one.real):.1f}",
+            f"{median(one.simulated):.1f}",
+            f"{100 * one.error:+.1f} %",
+            f"{one.real_per_round:.3f}",
+            f"{one.simulated_per_round:.3f}",
+            f"{100 * one.error_per_round:+.1f} %",
+            width=width,
+        )
+    speed = median(abs(one.error) for one in found)
+    per_round = median(abs(one.error_per_round) for one in found)
+    yield f"median error: {100 * speed:.1f} % in speed, {100 * per_round:.1f} % in tokens per round"
+    best = max(found, key=lambda one: median(one.real))
+    chosen = max(found, key=lambda one: median(one.simulated))
+    yield (
+        f"fastest: {best.setting.name}; by the simulator: {chosen.setting.name}, which ran at "
+        f"{100 * median(chosen.real) / median(best.real):.1f} % of the fastest"
+    )
+
+
+def grid_lines(found: GridCheck) -> Iterator[str]:
+    """The finalists from the fastest on, and how far the recommended one is from the best."""
+    width = max(len(one.name) for one in found.finalists)
+    yield f"grid of {len(found.settings)} settings; its fastest, and the recommended one, in pairs:"
+    for one in sorted(found.finalists, key=lambda one: -one.median):
+        low, high = min(one.speeds), max(one.speeds)
+        mark = "  recommended" if one.name == found.chosen else ""
+        yield f"  {one.name:<{width}} {one.median:>9.1f} tok/s ({low:.1f} to {high:.1f}){mark}"
+    against = found.against_fastest
+    words = "it is the fastest" if against is None else against.words
+    yield f"recommended: {found.chosen}, at {100 * found.share:.1f} % of the fastest; {words}"
+
+
+def grid_data(found: GridCheck) -> dict[str, Any]:
+    """The same for a file."""
+
+    def speeds(all_of: Sequence[Confirmed]) -> dict[str, list[float]]:
+        return {one.name: list(one.speeds) for one in all_of}
+
+    return {
+        "chosen": found.chosen,
+        "fastest": found.fastest.name,
+        "share": found.share,
+        "grid": speeds(found.grid),
+        "finalists": speeds(found.finalists),
+    }

@@ -10,8 +10,7 @@ from typing import Protocol
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.position import Position
-from app.trace_models.run_axis import RunOverlay
+from app.trace_models.run_rows import Position, RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33

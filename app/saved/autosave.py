@@ -1,8 +1,10 @@
-"""The session's traces, written every half minute so that a crash loses little.
+"""Traces of the session, written every half minute so that a crash loses little, and those of
+earlier sessions.
 
 A window writes each of them into a folder of its own, held by a lock file that names its process.
 A clean end leaves them for the next start, but for those that the user discards; a folder whose
-lock is not held is one of an earlier session (`app.saved.library`).
+lock is not held is one of an earlier session. What a list says of its runs is in session.json; the
+rows are read when one of them is to be shown.
 """
 
 from __future__ import annotations
@@ -11,20 +13,26 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
-from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.job import SideJob
+from app.engine_thread.jobs.files import ExportTrace
 from app.saved.errors import log
-from app.saved.folders import hold, is_held, lock_path, unwritable
+from app.saved.settings import hold, is_held, lock_path, unwritable
+from app.trace_models.run_facts import ModelRuns
+from app.trace_models.run_notes import SOURCE, notes_of
 from engine.errors import DraftscopeError
+from engine.progress import ReportProgress
 from engine.trace.change_facts import change_facts
-from engine.trace.export import export_csv
+from engine.trace.export import SESSION_FILE, export_csv, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef
+from engine.trace.session_file import read_session
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000
@@ -252,3 +260,98 @@ def discard(folder: Path) -> None:
 def in_use(folder: Path) -> bool:
     """Whether a living window writes here; a stage of an export belongs to its session's lock."""
     return is_held(target_of(folder) or folder)
+
+
+INTERRUPTED = "interrupted"
+"""Why a run ended whose window ended before it."""
+
+
+@dataclass(frozen=True)
+class SavedTrace:
+    """A trace of an earlier session, without its rows. interrupted: runs of it that went on when
+    their window ended; what is in the folder does not say so yet."""
+
+    runs: ModelRuns
+    interrupted: tuple[RunRef, ...]
+
+
+@dataclass(frozen=True)
+class DamagedTrace:
+    """A folder of the library that does not open, and why."""
+
+    folder: Path
+    failed: CommandFailed
+
+
+class ReadLibrary(SideJob):
+    """Read what earlier sessions left, the oldest first; posts each of them."""
+
+    def __init__(self, folder: Path, post: Callable[[SavedTrace | DamagedTrace], None]) -> None:
+        super().__init__()
+        self._folder, self._post = folder, post
+
+    def run(self, progress: ReportProgress) -> None:
+        for path in saved_folders(self._folder):
+            if self.cancelled.is_set():
+                break
+            try:
+                found = read_saved(path)
+            except BaseException as error:  # one that is damaged does not hide the others
+                self._post(DamagedTrace(path, failure(error)))
+                continue
+            if found is None:
+                discard(path)
+            else:
+                self._post(found)
+
+
+def saved_folders(folder: Path) -> list[Path]:
+    """Traces that no living window writes, the oldest first.
+
+    One that was being replaced when its process was killed is brought back first; what is left of
+    half-written ones is deleted.
+    """
+    try:
+        for target in {found for path in folder.iterdir() if (found := target_of(path))}:
+            if not in_use(target):
+                with suppress(OSError):
+                    recover_export(target)
+        left = [path for path in folder.iterdir() if path.is_dir() and not in_use(path)]
+    except OSError:  # there is no such folder, or it is not ours to read
+        return []
+    traces = []
+    for path in sorted(left, key=lambda one: one.name):
+        if not path.name.startswith(PREFIX):
+            continue
+        if any(path.iterdir()):
+            traces.append(path)
+        else:
+            discard(path)
+    return traces
+
+
+def read_saved(folder: Path) -> SavedTrace | None:
+    """What is known of a saved trace without its rows; None where the user deleted all its runs.
+
+    Raises TraceFileError.
+    """
+    session = read_session(folder / SESSION_FILE)
+    store = TraceStore()
+    store.runs.update(session.runs)
+    store.more_facts = session.more
+    if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
+        return None
+    cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
+    for run in cut:
+        run.facts.stops = [INTERRUPTED]
+    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), cut)
+
+
+def source_of(store: TraceStore) -> str:
+    """The name that the runs of a saved trace are listed under: of old ones, that of the model."""
+    more = store.more_facts
+    if isinstance(name := more.get(SOURCE), str) and name:
+        return name
+    model = store.runs[0].model if store.runs else None
+    name = (model or {}).get("name")
+    return str(name or "earlier session").removesuffix(".gguf")

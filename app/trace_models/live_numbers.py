@@ -1,4 +1,4 @@
-"""The few figures of a run that the status line shows."""
+"""Figures of a run that the status line shows."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import run_names
-from app.trace_models.token_text import line_text, pieces_at
+from app.trace_models.token_stream import line_text, pieces_at
 from engine.analysis.baseline import find_baseline, speed
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES

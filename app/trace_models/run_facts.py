@@ -1,7 +1,10 @@
-"""What a run is, in words: from the facts that the trace keeps of it."""
+"""Facts of a run in words, from what the trace keeps of it (of another engine's run also where it
+was observed, what was asked, which columns were reported), and the plain run that its speed is
+compared with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
-from app.trace_models.observed_facts import observed_text
 from app.trace_models.run_notes import notes_of, prompt_text, started_at
-from engine.trace.facts import FidelityFacts, RunFacts
+from engine.analysis.baseline import find_baseline, may_be_baseline, prompt_key, speed
+from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
+
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -223,3 +227,124 @@ def _stop(stops: list[str] | None, error: str) -> str:
         return RUNNING
     kinds = list(dict.fromkeys(stop or RUNNING for stop in stops))
     return ", ".join(kinds)
+
+
+_WAYS = {
+    "ask": "asked by this window",
+    "proxy": "watched between its clients and the server",
+    "log": "read from the server's log",
+    "light-log": "read from the server's log, counts only",
+    "record": "read from a file",
+}
+_STATES = {"observed": "reported", "derived": "derived"}
+_LOOKED_FOR = (
+    ("rollback path", "rounds", "rollback_path"),
+    ("phase times", "rounds", "verify_ms"),
+    ("checkpoint bytes", "rounds", "checkpoint_bytes"),
+    ("attention cells", "rounds", "kv_cells_used"),
+    ("token ids", "tokens", "token_id"),
+    ("target probabilities", "tokens", "target_p"),
+    ("draft probabilities", "tokens", "draft_p"),
+    ("snapshot slots", "memory", "state"),
+)
+"""What a reader of a run looks for, and the column that has it."""
+_LONGEST = 200
+
+
+def observed_text(facts: RunFacts) -> str:
+    """A line for each kind of fact."""
+    source = facts.source or SourceFacts()
+    engine = " ".join(filter(None, (source.engine, source.version)))
+    way = _WAYS.get(facts.attachment or "", "")
+    where = facts.server.address if facts.server else ""
+    where = where or (facts.record.file if facts.record else "")
+    lines = [
+        f"source: {', '.join(part for part in (engine, way, where) if part)}",
+        f"model: {(facts.model or {}).get('name') or 'not observed'}",
+    ]
+    if listens_at := facts.listens_at:
+        lines.append(f"its clients use: {listens_at}")
+    drafters = [one for one in facts.speculative_types or () if one != "none"]
+    if drafters:
+        lines.append(f"drafting: {', '.join(drafters)}")
+    requests = facts.requests or []
+    if len(requests) > 1:
+        lines.append(f"requests: {len(requests):,}, the first of which:")
+    if requests:
+        lines += _request(requests[0])
+    lines += _columns(facts.columns or {})
+    if unread := ", ".join(facts.unknown_keys or ()):
+        more = "…" if len(unread) > _LONGEST else ""
+        lines.append(f"kept, but not used: {unread[:_LONGEST]}{more}")
+    if rescored := facts.rescored:
+        lines.append(f"re-scored by {rescored.by}, compute {rescored.compute}")
+    return "\n".join(lines)
+
+
+def _request(request: RequestFacts) -> list[str]:
+    settings = request.settings
+    names = ("n_predict", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    asked = [f"{name} {settings[name]}" for name in names if name in settings]
+    said = [request.path, *asked]
+    lines = [f"request: {', '.join(filter(None, said))}"] if any(said) else []
+    prompt = request.prompt
+    if prompt is not None:
+        more = "…" if len(prompt) > _LONGEST else ""
+        lines.append(f"prompt: {prompt[:_LONGEST]}{more}")
+    return lines
+
+
+def _columns(tables: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The columns by how they are known, and what is not: columns of which nothing is said have no
+    values."""
+    by_state: dict[str, list[str]] = {}
+    for columns in tables.values():
+        for name, state in columns.items():
+            by_state.setdefault(state, []).append(name)
+    lines = [
+        f"{word}: {', '.join(dict.fromkeys(by_state[state]))}"
+        for state, word in _STATES.items()
+        if state in by_state
+    ]
+    untold = [
+        what for what, table, name in _LOOKED_FOR if tables.get(table, {}).get(name) not in _STATES
+    ]
+    return [*lines, f"not observed: {', '.join(untold)}"] if tables and untold else lines
+
+
+def plain_run(run: RunRef, listed: Sequence[ModelRuns]) -> RunRef | None:
+    """The run without drafters on the same model and prompts, with the same sampler and arithmetic:
+    that of the run's own trace (engine.analysis.baseline), else the newest one that ended; None
+    where no listed trace has one."""
+    facts = run.facts
+    if facts.options is None or facts.lane:
+        return None
+    on_disk = {runs.store for runs in listed if runs.on_disk is not None}
+    own = None if run.store in on_disk else find_baseline(run.store, run.run_id)
+    if own is not None and not notes_of(run.store.runs[own]).deleted:
+        return run.sibling(own)
+    wanted = ""
+    found: list[tuple[float, int, RunRef]] = []
+    for runs in listed:
+        for run_id, theirs in list(runs.store.runs.items()):
+            other = RunRef(runs.store, run_id)
+            if other == run or not other.ended or notes_of(theirs).deleted:
+                continue
+            if not may_be_baseline(facts, theirs) or not plain_speed(other):
+                continue
+            wanted = wanted or _key(run, run.store in on_disk)
+            if wanted and _key(other, runs.store in on_disk) == wanted:
+                begun = started_at(theirs)
+                found.append((begun.timestamp() if begun else 0.0, len(found), other))
+    return max(found, key=lambda one: one[:2])[-1] if found else None
+
+
+def plain_speed(plain: RunRef) -> float | None:
+    """Tokens a second of a run; None where it generated none."""
+    told = LiveNumbers.told(plain.facts.summary).tokens_per_second
+    return told or speed(plain.store, plain.run_id) or None
+
+
+def _key(run: RunRef, on_disk: bool) -> str:
+    known = notes_of(run.facts).prompt_key
+    return known if known or on_disk else prompt_key(run.store, run.run_id)

@@ -10,8 +10,8 @@ from PySide6.QtGui import QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEv
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
-from app.trace_models.heat_map import BEST, CURRENT, HeatMap, cell_colours
 from app.trace_models.plain_tip import plain_tip
+from app.trace_models.tune_surface import BEST, CURRENT, HeatMap, cell_colours
 
 _GAP = 1.0
 _FRAME = 2.0

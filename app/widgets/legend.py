@@ -11,8 +11,7 @@ from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, fixed_font
-from app.trace_models.token_stream import KIND
-from app.trace_models.token_text import MEANING
+from app.trace_models.token_stream import KIND, MEANING
 from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 
 _GAP = 12

@@ -24,9 +24,18 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.fields import add_row, choice, new_form, reading, real, side_by_side, text, whole
+from app.widgets.fields import (
+    NamesChoice,
+    add_row,
+    choice,
+    new_form,
+    reading,
+    real,
+    side_by_side,
+    text,
+    whole,
+)
 from app.widgets.fitted_labels import ElidedLabel
-from app.widgets.names_choice import NamesChoice
 from engine.draft.registry import DRAFTERS
 from engine.option_fields import PlacedOption, grouped
 from engine.options import RunOptions

@@ -11,7 +11,7 @@ from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.trace_models.run_axis import UNITS, RunAxis, RunOverlay
+from app.trace_models.run_rows import UNITS, RunAxis, RunOverlay
 from app.widgets.buttons import Chip
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
@@ -205,7 +205,7 @@ class RoundPlot(PlotSurface):
         self._move_to(left, max(right, left + _LEAST_SPAN * axis.round_width))
 
     def set_unit(self, unit: str) -> None:
-        """Count rounds, tokens or time (app.trace_models.run_axis) here and in linked plots; what
+        """Count rounds, tokens or time (app.trace_models.run_rows) here and in linked plots; what
         is in sight stays in sight."""
         axis = self.run_axis
         if unit == axis.unit:

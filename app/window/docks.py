@@ -11,7 +11,7 @@ from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTim
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
-from app.widgets.scroll_page import LowPanel
+from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
 
 TITLES = {

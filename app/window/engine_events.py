@@ -10,12 +10,12 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State, TraceRead
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.files import ExportTrace
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
-from app.trace_models.message_text import in_window
-from app.trace_models.position import Position
+from app.trace_models.plain_tip import in_window
+from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
 from app.window.banner import Banner, BannerButton
 from app.window.panels import Panels

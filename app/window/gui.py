@@ -14,9 +14,8 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
-from app.saved.folders import data_folder
-from app.saved.settings import Settings
-from app.window.dialogs.unexported import QuitChoice
+from app.saved.settings import Settings, data_folder
+from app.window.dialogs.files import QuitChoice
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts

@@ -24,7 +24,7 @@ from app.actions.actions import MENUS, TOOLBAR, Actions
 from app.actions.spec import SEPARATOR
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_axis import UNITS
+from app.trace_models.run_rows import UNITS
 from app.window.docks import LAYOUTS
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario

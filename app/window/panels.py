@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
-from app.panels.breaks.breaks_view import BreaksView
+from app.panels.breaks import BreaksView
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView
@@ -90,8 +90,7 @@ class Panels:
         """
         from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.plots.round_view import RoundView
-        from app.window.plot_group import PLOTS, PlotGroup
-        from app.window.plot_stack import PlotStack
+        from app.window.plot_group import PLOTS, PlotGroup, PlotStack
 
         stack = PlotStack(self._centre)
 

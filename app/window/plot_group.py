@@ -1,30 +1,31 @@
-"""The plots of a run, made when they are first looked at: one x-axis for all of them, and what
-their menu does.
-"""
+"""Plots of a run, made when they are first looked at, one under the other on one x-axis, and what
+their menu does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
+from PySide6.QtCore import QEvent, QObject, QPoint, QTimer
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QFileDialog, QMenu, QWidget
+from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
-from app.panels.drafter.drafter_view import DrafterView
+from app.panels.drafter import DrafterView
 from app.panels.plots.acceptance_view import AcceptanceView
+from app.panels.plots.bar_view import OverlaidView
 from app.panels.plots.kv_cells_view import KvCellsView
-from app.panels.plots.overlaid_view import OverlaidView
 from app.panels.plots.ring_view import RingView
 from app.panels.plots.rollback_view import RollbackView
 from app.panels.plots.round_view import RoundView
 from app.panels.plots.timing_view import TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
-from app.panels.tune.tune_view import TuneView
-from app.panels.what_if.what_if_view import WhatIfView
+from app.panels.tune import TuneView
+from app.panels.what_if import WhatIfView
 from app.saved.settings import Settings
-from app.trace_models.run_axis import UNITS, RunOverlay
+from app.trace_models.run_rows import UNITS, RunOverlay
 from app.widgets.whole_run_view import WholeRunView
 from app.window.plot_export import SUFFIXES, picture, write_plot
 from engine.errors import TraceFileError
@@ -39,13 +40,13 @@ OVER_ROUNDS: dict[str, Callable[[Theme], RoundView]] = {
     "kv": KvCellsView,
 }
 """Plots with one x-axis, by the names of their docks."""
-_WHOLE: dict[str, Callable[[Theme], WhatIfView | WholeRunView]] = {
+_WHOLE: dict[str, Callable[[Theme], WholeRunView]] = {
     "what_if": WhatIfView,
     "drafter": DrafterView,
     "tune": TuneView,
 }
 
-PlotView = RoundView | WhatIfView | WholeRunView
+PlotView = RoundView | WholeRunView
 PLOTS = (*OVER_ROUNDS, *_WHOLE)
 """Names of the docks that hold plots."""
 _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
@@ -73,7 +74,7 @@ class PlotGroup:
         self._report, self._tell_made = report, made
         self.menu = menu
         self.views: dict[str, RoundView] = {}
-        self.whole: dict[str, WhatIfView | WholeRunView] = {}
+        self.whole: dict[str, WholeRunView] = {}
         self._overlay: RunOverlay | None = None
         self._plain: RunRef | None = None
         self.rollback = self._make_over_rounds("rollback")
@@ -148,12 +149,13 @@ class PlotGroup:
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
-        for view in (*self.views.values(), *self.whole.values()):
+        every: list[PlotView] = [*self.views.values(), *self.whole.values()]
+        for view in every:
             view.retheme(theme)
 
     def chosen(self) -> PlotView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
-        every = [*self.views.values(), *self.whole.values()]
+        every: list[PlotView] = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
         focus = QApplication.focusWidget()
         for view in views:
@@ -200,3 +202,54 @@ class PlotGroup:
         if view is None:
             self._report("info", "There is no plot with data in sight.", "Open one and press Run.")
         return view
+
+
+_A_STACK = 3
+_MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hide)
+
+
+class PlotStack(QObject):
+    """Watches where docks with plots over the same axis are."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._views: list[RoundView] = []
+        self._asked = False
+
+    def add(self, dock: QDockWidget, view: RoundView) -> None:
+        """Watch one more dock, which holds this view."""
+        self._views.append(view)
+        dock.installEventFilter(self)
+        dock.visibilityChanged.connect(self._ask)
+        self._ask()
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if event.type() in _MOVES:
+            self._ask()
+        return False
+
+    def _ask(self, *_: object) -> None:
+        if not self._asked:
+            self._asked = True
+            QTimer.singleShot(0, self, self.arrange)  # after the other docks' moves
+
+    def arrange(self) -> None:
+        """Tell every plot in sight what is below it, and how wide the others' legends are."""
+        self._asked = False
+        for stack in self._stacks():
+            for view in stack:
+                view.set_stacked(len(stack) >= _A_STACK)
+            wide = max(view.legend_width for view in stack)
+            for view, below in zip_longest(stack, stack[1:]):
+                bare = below is not None and view.is_plot_alone and below.is_plot_alone
+                view.take_place(wide, has_axis=not bare)
+
+    def _stacks(self) -> list[list[RoundView]]:
+        """Views in sight that have the same edges at the left and right, from top to bottom."""
+        stacks: dict[tuple[object, int, int], list[tuple[int, RoundView]]] = {}
+        for view in self._views:
+            if view.in_sight:
+                at = view.mapTo(view.window(), QPoint())
+                key = (view.window(), at.x(), view.width())
+                stacks.setdefault(key, []).append((at.y(), view))
+        return [[v for _, v in sorted(s, key=lambda pair: pair[0])] for s in stacks.values()]

@@ -13,14 +13,9 @@ from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
-from app.engine_thread.jobs.open_model import OpenModel
-from app.engine_thread.jobs.rescore import Rescore, rescored_sentence
-from app.engine_thread.jobs.start_comparison import StartComparison
-from app.engine_thread.jobs.start_run import StartRun
-from app.engine_thread.jobs.start_turn import StartTurn
-from app.engine_thread.jobs.use_server import ConnectServer
-from app.engine_thread.jobs.watch_clients import WatchClients
+from app.engine_thread.jobs.decoding import StartComparison, StartRun, StartTurn, WatchClients
+from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
+from app.engine_thread.jobs.opening import ConnectServer, OpenModel
 from app.engine_thread.requests import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of

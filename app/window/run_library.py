@@ -1,26 +1,36 @@
-"""The list of all runs: what the user does with them, and which of them stay in memory."""
+"""The list of all runs: what the user does with them, which of them stay in memory, two that lie
+over each other, and what is copied of the one on show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QGuiApplication
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.read_trace import ReadRows
+from app.engine_thread.jobs.files import ReadRows
+from app.engine_thread.jobs.judging import TriageRuns
 from app.saved.autosave import Autosave
+from app.saved.errors import issue_text
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import FACT, describe_prompt, note, notes_of, prompt_text
+from app.trace_models.run_rows import Position, RunOverlay
+from app.window.dialogs.help import environment, environment_text, report
 from app.window.engine_events import EngineNews
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.observe.rescoring.triage import TextPair
+
 
 MOST_BYTES = 512 << 20
 """Memory that traces may take before the rows of those not in use are left on disk alone."""
@@ -210,3 +220,96 @@ class RunLibrary(QObject):
         for one in lanes_of(run) or (run,):
             describe_prompt(one)
         self.make_room()
+
+
+class RunPairs(QObject):
+    """Has the texts of both compared as soon as both have ended, and tells the panels."""
+
+    changed = Signal()
+    """There is a place to go to, or none any more."""
+
+    def __init__(self, bridge: Bridge, panels: Panels, feed: Feed, parent: QObject) -> None:
+        super().__init__(parent)
+        self._bridge, self._panels, self._feed = bridge, panels, feed
+        self._overlay: RunOverlay | None = None
+        self._asked = False
+        self._parting: TextPair | None = None
+        feed.overlay_changed.connect(self._begin)
+        bridge.run_ended.connect(self._ask)
+
+    @property
+    def part(self) -> bool:
+        """Whether there is a token at which the two differ."""
+        return self._parting is not None
+
+    def go_first(self) -> None:
+        """Move the cursor to the first token that differs."""
+        pair = self._parting
+        if self._overlay is not None and pair is not None and pair.a is not None:
+            run, round_ = self._overlay.over, pair.a.round
+            if round_ is not None:
+                self._feed.move_cursor(Position(run, pair.seq_a, round_, pair.pos))
+
+    def _begin(self, overlay: RunOverlay | None) -> None:
+        self._overlay, self._asked, self._parting = overlay, False, None
+        self._panels.show_triage("", "")
+        self._ask()
+        self.changed.emit()
+
+    def _ask(self, *_: object) -> None:
+        overlay = self._overlay
+        if overlay is not None and overlay.run.ended and overlay.over.ended and not self._asked:
+            self._asked = True
+            self._bridge.ask(TriageRuns(overlay.over, overlay.run), self._show)
+
+    def _show(self, job: TriageRuns) -> None:
+        overlay, found = self._overlay, job.found
+        if overlay is None or (job.shown, job.overlaid) != (overlay.over, overlay.run):
+            return
+        if found is None:
+            return
+        worst = next((pair for pair in found.pairs if pair.verdict == found.verdict), None)
+        parting = [pair for pair in found.pairs if pair.pos is not None]
+        self._parting = worst if worst in parting else next(iter(parting), None)
+        reason = "They have no prompt in common." if worst is None else worst.reason
+        self._panels.show_triage(found.verdict if found.pairs else "other prompts", reason)
+        self.changed.emit()
+
+
+_MESSAGE_MS = 3000
+
+
+class Copies:
+    """`log_lines` gives the end of the log for reports."""
+
+    def __init__(
+        self, bridge: Bridge, panels: Panels, feed: Feed, log_lines: Callable[[], list[str]]
+    ) -> None:
+        self._bridge, self._panels, self._feed = bridge, panels, feed
+        self._log_lines = log_lines
+
+    def text(self) -> None:
+        """The selected or generated text."""
+        QGuiApplication.clipboard().setText(self._panels.tokens.copy_text())
+
+    def step(self) -> None:
+        """The round under the cursor, as Markdown."""
+        self._put(self._panels.inspector.markdown())
+
+    def issue(self) -> None:
+        """Environment, model, options and the round in question, as Markdown."""
+        run = self._feed.run
+        if run is not None:
+            self._put(issue_text(run, self._feed.cursor, environment()))
+
+    def environment(self) -> None:
+        """Versions and machine."""
+        self._put(environment_text())
+
+    def report(self) -> None:
+        """Versions, model and the last log lines."""
+        self._put(report(self._bridge.files, self._bridge.compute, self._log_lines()))
+
+    def _put(self, text: str) -> None:
+        QGuiApplication.clipboard().setText(text)
+        self._panels.status.showMessage("Copied", _MESSAGE_MS)

@@ -11,13 +11,11 @@ from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.start_run import StartRun
-from app.panels.tokens.run_end import COMPARE, FINDING, NextStep, run_end
+from app.engine_thread.jobs.decoding import StartRun
+from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.plain_speed import plain_run, plain_speed
-from app.trace_models.position import Position
-from app.trace_models.run_facts import run_title
-from app.trace_models.run_rows import RunRows
+from app.trace_models.run_facts import plain_run, plain_speed, run_title
+from app.trace_models.run_rows import Position, RunRows
 from app.window.docks import Docks
 from app.window.panels import Panels
 from app.window.run_library import RunLibrary

@@ -1,33 +1,47 @@
-"""Traces in and out of the window: export, opening, autosave, what is left to the next window."""
+"""Traces and results in and out of the window: export, opening, dropping, autosave, what is left to
+the next window."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QGuiApplication
+from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.engine_thread.jobs.read_trace import ReadTrace
-from app.engine_thread.jobs.write_report import WriteReport
-from app.saved.autosave import Autosave, discard
-from app.saved.folders import unwritable
-from app.saved.library import DamagedTrace, ReadLibrary, SavedTrace
-from app.saved.settings import Settings
+from app.engine_thread.jobs.files import ExportTrace, ReadResults, ReadTrace, WriteReport
+from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, SavedTrace, discard
+from app.saved.settings import Settings, unwritable
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import notes_of
 from app.window.banner import Banner, BannerArea
-from app.window.dialogs.files import ExportDialog, ask_report, ask_trace
+from app.window.dialogs.files import (
+    ExportDialog,
+    QuitChoice,
+    ask_before_quitting,
+    ask_report,
+    ask_results,
+    ask_trace,
+)
 from app.window.dialogs.help import environment
-from app.window.dialogs.unexported import QuitChoice, ask_before_quitting
+from app.window.docks import Docks
+from app.window.panels import Panels
 from engine.errors import DraftscopeError
+from engine.experiments.results.reader import find_results
+from engine.trace.reopen import find_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from app.panels.results.results_view import ResultsView
+
 
 _AUTOSAVES = "autosave"
 _TOLD_MS = 8000
@@ -249,3 +263,126 @@ class Sessions(QObject):
 def _is_deleted(store: TraceStore) -> bool:
     """Whether the user has deleted all runs of a trace."""
     return bool(store.runs) and all(notes_of(facts).deleted for facts in store.runs.values())
+
+
+class OpenedResults:
+    """Belongs to one window, whose panels are complete before anything is opened."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        panels: Panels,
+        docks: Docks,
+        sessions: Sessions,
+        settings: Settings,
+        window: QWidget,
+    ) -> None:
+        self._bridge, self._panels, self._docks = bridge, panels, docks
+        self._sessions, self._settings, self._window = sessions, settings, window
+
+    def connect(self, view: ResultsView) -> None:
+        """Listen to the panel."""
+        view.trace_asked.connect(self._open_trace)
+        view.again_asked.connect(lambda results: self.open(results.path))
+
+    def ask(self) -> None:
+        """Let the user choose a file."""
+        path = ask_results(self._window, self._settings)
+        if path is not None:
+            self.open(path)
+
+    def open(self, path: Path) -> None:
+        """Read a result file, or the one in a folder, and show it."""
+        self._panels.banners.clear()
+        self._bridge.ask(ReadResults(path), self._show)
+
+    def _show(self, job: ReadResults) -> None:
+        if job.found is not None:
+            self._panels.results.show_results(job.found)
+            self._docks.reveal("results")
+
+    def _open_trace(self, row: int) -> None:
+        results = self._panels.results.results
+        if results is None:
+            return
+        folder, name = results.trace(row), results.columns[0].text(row)
+        if folder is not None:
+            self._sessions.open(folder)
+        elif error := results.error(row):
+            self._panels.banners.add("info", f"Job {name} left no trace: {error}")
+        else:
+            where = results.path.parent
+            self._panels.banners.add("info", f"The trace of job {name} is not in {where}.")
+
+
+_MOST_LOOKED_AT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedFiles:
+    """Up to two models, the larger (the target) first; or the folder of a trace, or what another
+    engine wrote; or results of a sweep."""
+
+    models: tuple[Path, ...] = ()
+    trace: Path | None = None
+    results: Path | None = None
+
+    @property
+    def names(self) -> str:
+        """What would be opened, in words."""
+        if self.results is not None:
+            return f"the results {self.results.name}"
+        if self.trace is not None:
+            return f"the trace {self.trace.name}"
+        return " and ".join(path.name for path in self.models)
+
+
+def what_is(data: QMimeData) -> DroppedFiles | None:
+    """What a drop brings, None when nothing of it can be opened. Models go before traces."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
+    if models:
+        by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
+        return DroppedFiles(tuple(by_size[:2]))
+    results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find_results(path)) is not None]
+    if results:
+        return DroppedFiles(results=results[0])
+    traces = [folder for path in paths if (folder := find_trace(path)) is not None]
+    if not traces:
+        from engine.observe.files.importing import recognise_file
+
+        traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
+    return DroppedFiles(trace=traces[0]) if traces else None
+
+
+class DropTarget(QObject):
+    """Takes what is dropped on a widget, and says while it hovers what would be opened."""
+
+    hovers = Signal(str)
+    """In words; empty when it is gone."""
+    dropped = Signal(object)  # DroppedFiles
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        widget.setAcceptDrops(True)
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.DragLeave:
+            self.hovers.emit("")
+        elif isinstance(event, QDragEnterEvent):
+            found = what_is(event.mimeData())
+            if found is None:
+                return False
+            event.acceptProposedAction()
+            self.hovers.emit(f"Drop to open {found.names}")
+        elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
+            self.hovers.emit("")
+            found = what_is(event.mimeData())
+            if found is None:
+                return False
+            event.acceptProposedAction()
+            self.dropped.emit(found)
+        else:
+            return super().eventFilter(watched, event)
+        return True

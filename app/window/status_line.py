@@ -10,7 +10,7 @@ from app.engine_thread.events import ProgressMade
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_axis import RunOverlay
+from app.trace_models.run_rows import RunOverlay
 from engine.size_text import size_text
 
 _CHIPS = {

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolBut
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts

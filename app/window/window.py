@@ -14,21 +14,17 @@ from app.actions.actions import Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.estimate_speeds import EstimateSpeeds
-from app.engine_thread.jobs.use_server import DisconnectServer
+from app.engine_thread.jobs.judging import EstimateSpeeds
+from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
-from app.window.appearance import Appearance, first_theme
-from app.window.copies import Copies
-from app.window.dialogs.help import AboutDialog, ShortcutsDialog
-from app.window.dialogs.help_pages import open_help
+from app.window.appearance import Appearance, GlyphWatch, first_theme
+from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.docks import TITLES, Docks, known_layout
-from app.window.dropping import DroppedFiles, DropTarget
 from app.window.engine_events import EngineNews
-from app.window.glyph_watch import GlyphWatch
 from app.window.menus import (
     PlotsMenu,
     RecentMenu,
@@ -37,13 +33,11 @@ from app.window.menus import (
     make_menus,
     make_toolbar,
 )
-from app.window.opened_results import OpenedResults
 from app.window.panels import Panels
 from app.window.run_control import RunControl
-from app.window.run_library import RunLibrary
-from app.window.run_overlay import RunPairs
+from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
-from app.window.sessions import Sessions
+from app.window.sessions import DroppedFiles, DropTarget, OpenedResults, Sessions
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -278,7 +272,7 @@ class MainWindow(QMainWindow):
         from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.plots.round_view import RoundView
         from app.panels.results.results_view import ResultsView
-        from app.panels.tune.tune_view import TuneView
+        from app.panels.tune import TuneView
 
         feed, bridge = self.feed, self.bridge
         if isinstance(view, ResultsView):

@@ -17,11 +17,11 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.draft_simple import STAND_IN
-from engine.machine.transfer import read, upload
+from engine.machine.device import read, upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
-from kernels.rows.top_k import top_k
+from kernels.rows.reductions import top_k
 
 if TYPE_CHECKING:
     from engine.model.drafters.dflash import DFlash

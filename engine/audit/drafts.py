@@ -33,7 +33,7 @@ from engine.audit.recorded_drafts import (
     RecordedDrafts,
 )
 from engine.draft.registry import model_drafters
-from engine.machine.transfer import read
+from engine.machine.device import read
 from engine.model.taps import TargetRows
 from engine.trace.store import TraceStore
 

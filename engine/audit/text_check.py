@@ -11,7 +11,7 @@ import torch
 
 from engine.analysis.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.audit.plain_pass import PassedPart
-from engine.machine.transfer import read
+from engine.machine.device import read
 from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.grammar import Grammar

@@ -8,10 +8,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from engine.machine.transfer import read, upload
+from engine.machine.device import read, upload
 from engine.trace.records import N_TOP
-from kernels.rows.softmax_sums import LEAST, softmax_sums
-from kernels.rows.top_k import top_k
+from kernels.rows.reductions import LEAST, softmax_sums, top_k
 
 
 @dataclass(frozen=True, slots=True)

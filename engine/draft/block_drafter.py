@@ -20,13 +20,13 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import N_MARKS, SeenRows
 from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
-from engine.machine.transfer import read
+from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.dflash import BlockOutput, DFlash
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.taps import TargetRows
-from kernels.rows.top_k import top_k
+from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10
 """Over this many logits a confidence is a softmax, as p_min of draft-dflash is measured."""

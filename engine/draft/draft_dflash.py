@@ -14,7 +14,7 @@ import numpy as np
 from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
-from engine.machine.transfer import read, upload
+from engine.machine.device import read, upload
 from engine.model.drafters.dflash import BlockOutput
 from engine.sampling.distribution import softmax
 

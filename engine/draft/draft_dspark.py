@@ -15,7 +15,7 @@ from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
-from engine.machine.transfer import read
+from engine.machine.device import read
 from engine.model.drafters.dflash import BlockOutput
 
 

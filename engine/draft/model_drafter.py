@@ -14,8 +14,8 @@ import torch
 from engine.batch import UBatch
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import ModelDraftOptions, TokenDraws
-from engine.machine.transfer import read, upload
-from kernels.rows.top_k import top_k
+from engine.machine.device import read, upload
+from kernels.rows.reductions import top_k
 
 _N_CANDIDATES = 10
 N_MARKS = 4

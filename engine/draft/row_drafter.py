@@ -20,7 +20,7 @@ from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, single_tokens
 from engine.draft.spec import ModelDraftOptions, TokenDraws
-from engine.machine.transfer import upload
+from engine.machine.device import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows

@@ -261,7 +261,7 @@ def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
 
 def _private_memory(n_bytes: int) -> mmap.mmap:
     """Memory of this process's own, none of it in use yet, on huge pages where there are some: they
-    take as long to fill, and products read them faster (engine.machine.huge_pages). Raises
+    take as long to fill, and products read them faster (engine.machine.host_memory). Raises
     OSError."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(-1, n_bytes)

@@ -1,7 +1,12 @@
-"""Where a model runs: the name that `--device` takes, the device it means, and waiting for it."""
+"""Devices: the name that `--device` takes, the device it means, waiting for it; and copies between
+host and device, uploads that do not wait and `read`, the one that does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
 import torch
 
 from engine.errors import OptionError
@@ -48,3 +53,69 @@ def wait_for(device: torch.device) -> None:
     """Return when a CUDA device has done what it was given, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+_ALIGNED = 8
+
+HostValues = np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+def upload(values: HostValues, device: torch.device) -> torch.Tensor:
+    """Host values as a tensor on a device; whole numbers in lists become int64.
+
+    The device is not waited for: a CUDA device copies from pinned memory when it gets there. On
+    the processor arrays and tensors are shared, not copied.
+    """
+    host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
+    if device.type == "cpu":
+        return host
+    return pinned(host).to(device, non_blocking=True)
+
+
+def upload_together(
+    arrays: Sequence[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of them."""
+    # each begins where numbers of 8 bytes may
+    starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
+    whole = np.empty(starts[-1], np.uint8)
+    parts = [
+        np.ndarray(array.shape, array.dtype, whole, start)
+        for array, start in zip(arrays, starts, strict=False)
+    ]
+    for part, array in zip(parts, arrays, strict=True):
+        part[...] = array
+    there = upload(whole, device)
+    if device.type == "cpu":
+        return there, [torch.from_numpy(part) for part in parts]
+    views = [
+        there[start : start + part.nbytes].view(_dtype(part)).view(part.shape)
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    return there, views
+
+
+def _dtype(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def pinned(host: torch.Tensor) -> torch.Tensor:
+    """A copy in memory that a CUDA device can read by itself; freed when it has done so."""
+    return host.pin_memory()
+
+
+def read(*tensors: torch.Tensor) -> list[np.ndarray]:
+    """The values of tensors of one device, on the host.
+
+    Waits for the device, which is why everything that is wanted should come in one call: it is
+    one transfer. That goes through float64, so whole numbers must be below 2^53.
+    """
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    together = torch.cat([tensor.flatten().double() for tensor in tensors])
+    stops = accumulate(tensor.numel() for tensor in tensors)
+    parts = np.split(together.cpu().numpy(), list(stops)[:-1])
+    return [
+        part.astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]

@@ -17,8 +17,8 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import OptionError
+from engine.machine.device import upload, upload_together
 from engine.machine.graphs import PassInputs
-from engine.machine.transfer import upload, upload_together
 from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.parts import CellKey, CellRow, CellSize

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.machine.transfer import upload
+from engine.machine.device import upload
 from engine.model.parts import CellKey, CellSize
 from engine.model.rope import RopeConfig
 from kernels.rope import apply_rope, rope_table

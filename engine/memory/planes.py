@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import UBatch
+from engine.machine.device import upload
 from engine.machine.graphs import PassInputs
-from engine.machine.transfer import upload
 from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.recurrent import PoolRows, SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey

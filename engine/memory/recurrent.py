@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
+from engine.machine.device import upload
 from engine.machine.graphs import PassInputs
-from engine.machine.transfer import upload
 from engine.model.recurrence import (
     Recurrence,
     RecurrenceInputs,

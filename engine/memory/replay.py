@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
+from engine.machine.device import upload
 from engine.machine.graphs import PassInputs
-from engine.machine.transfer import upload
 from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from kernels.rows import copy_rows

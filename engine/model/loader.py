@@ -13,9 +13,8 @@ import torch
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.machine.available_memory import fits_in_memory
 from engine.machine.device import CPU
-from engine.machine.huge_pages import use_huge_pages_soon
+from engine.machine.host_memory import fits_in_memory, use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
 from engine.model.families import read_config

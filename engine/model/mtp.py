@@ -21,7 +21,7 @@ from kernels.linear.integer_blocks import integer_linear
 from kernels.linear.two_bits import BLOCK, two_bits
 from kernels.norm import rms_norm
 from kernels.rows import join, take_rows
-from kernels.rows.argmax import argmax
+from kernels.rows.reductions import argmax
 from kernels.rows.shortlist import shortlist
 
 

@@ -4,7 +4,9 @@ content policy keeps everything out. Light and dark as the reader's system is; l
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from engine.files import written_whole
 from engine.report.parts import CodeSample, Facts, Part, Plot, Remark, Report, ReportTable, Tokens
 from engine.report.svg import draw
 from engine.report.text import escape, escape_lines
@@ -126,3 +128,11 @@ def _tokens(part: Tokens) -> str:
         f'<span class="{escape(kind)}">{escape_lines(text)}</span>' for text, kind in part.pieces
     )
     return f"<h3>{escape(part.title)}</h3><pre>{pieces}</pre>" if pieces else ""
+
+
+def write_report(report: Report, path: Path) -> None:
+    """As one HTML page, in place of an earlier file. Raises OptionError where the system does not
+    let us write."""
+    text = html_page(report)
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -17,10 +17,11 @@ from engine.report.common import (
     name_of,
     repeat_section,
     run_command,
+    run_texts,
     settings_section,
     shown,
+    shown_texts,
 )
-from engine.report.generated import run_texts, shown_texts
 from engine.report.headline import headline
 from engine.report.parts import Facts, Part, Plot, Report, ReportTable, Section
 from engine.size_text import size_text

@@ -17,11 +17,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.machine.transfer import read, upload
+from engine.machine.device import read, upload
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
 from engine.sampling.options import SamplerOptions
-from kernels.rows.top_k import top_k
+from kernels.rows.reductions import top_k
 
 RowDistribution = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties or a grammar are in force it

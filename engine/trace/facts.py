@@ -143,7 +143,7 @@ class CheckedBatch(Struct, frozen=True):
 
 
 class NoiseCheckFacts(Struct, frozen=True):
-    """The ceiling of a noise lane, see engine.compare.noise_check."""
+    """The ceiling of a noise lane, see engine.compare.lanes."""
 
     ceiling: Share
     share: Share

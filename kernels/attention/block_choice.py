@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.rows import vectors
+from kernels.llvm.functions import vectors
 from kernels.llvm.values import I8, I32, I64
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope

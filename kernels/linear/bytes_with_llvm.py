@@ -18,7 +18,7 @@ from kernels.linear.packed import (
     BytePanels,
 )
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.rows import RowPlaces, rows, run, start
+from kernels.llvm.functions import RowPlaces, rows, run, start
 from kernels.llvm.values import I8, I32
 
 FEW_ROWS = 8

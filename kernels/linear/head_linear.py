@@ -9,7 +9,7 @@ import torch
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.rows import LANES, rows, start
+from kernels.llvm.functions import LANES, rows, start
 
 
 def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:

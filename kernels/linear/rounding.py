@@ -14,7 +14,7 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import rows, run, start, vectors
 from kernels.llvm.values import I64
 
 # Rounding number by number, from the bits of float32 and Python's own half floats.

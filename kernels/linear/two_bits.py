@@ -9,7 +9,7 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.rows import run
+from kernels.llvm.functions import run
 from kernels.llvm.values import F16, I8, I32
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import exp, sigmoid
-from kernels.llvm.rows import LANES, rows, run, start, vectors
+from kernels.llvm.functions import LANES, exp, rows, run, sigmoid, start, vectors
 from kernels.llvm.values import I32, I64
 from kernels.moe import MIN_SUM, Choice
 

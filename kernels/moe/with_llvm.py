@@ -12,7 +12,7 @@ from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.rows import run, vectors
+from kernels.llvm.functions import run, vectors
 from kernels.llvm.values import I64
 from kernels.moe import apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value, functions
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import rows, run, start, vectors
 from kernels.pointwise import naive
 
 

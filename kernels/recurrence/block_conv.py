@@ -9,7 +9,7 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.rows import run, vectors
+from kernels.llvm.functions import run, vectors
 
 
 def block_conv(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.functions import sigmoid, softplus
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import rows, run, sigmoid, softplus, start, vectors
 from kernels.whole_vectors import pointwise
 
 

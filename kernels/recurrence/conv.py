@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.functions import silu
-from kernels.llvm.rows import run, vectors
+from kernels.llvm.functions import run, silu, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
 

@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import rows, run, start, vectors
 
 
 def rope_table(

@@ -14,8 +14,8 @@ import torch
 
 from kernels.dispatch import runs_llvm
 from kernels.llvm import Code, Program, Value
-from kernels.llvm.rows import RowPlaces, rows, start
-from kernels.llvm.rows import run as run_rows
+from kernels.llvm.functions import RowPlaces, rows, start
+from kernels.llvm.functions import run as run_rows
 from kernels.llvm.values import I64
 
 

@@ -9,8 +9,8 @@ import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import Code, Program, Value
-from kernels.llvm.rows import rows as in_rows
-from kernels.llvm.rows import run, start
+from kernels.llvm.functions import rows as in_rows
+from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 

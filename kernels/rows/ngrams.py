@@ -11,8 +11,7 @@ import torch
 
 from kernels.dispatch import pick, pick_invariant, runs_llvm
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import sigmoid
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import rows, run, sigmoid, start, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
 

@@ -9,8 +9,7 @@ import torch
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import exp
-from kernels.llvm.rows import rows, run, start, vectors
+from kernels.llvm.functions import exp, rows, run, start, vectors
 from kernels.norm import rms_norm
 from kernels.whole_vectors import pointwise
 

@@ -10,7 +10,7 @@ import torch
 from kernels.dispatch import pick
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
-from kernels.llvm.rows import LANES, run
+from kernels.llvm.functions import LANES, run
 from kernels.llvm.values import I64
 
 

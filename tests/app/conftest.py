@@ -98,7 +98,7 @@ def _closing() -> Iterator[list[MainWindow]]:
 
 
 def _shown(bridge: Bridge, data: Path | None = None) -> MainWindow:
-    from app.window.dialogs.unexported import QuitChoice
+    from app.window.dialogs.files import QuitChoice
     from app.window.window import MainWindow
 
     window = MainWindow(bridge, Settings(), data=data)

@@ -9,7 +9,7 @@ import pytest
 
 import engine.machine.launches as on_processor
 from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
-from engine.experiments.random_models.random_qwen4exp import QWEN4EXP_SIZES
+from engine.experiments.random_models.random_qwen import QWEN4EXP_SIZES
 from engine.machine.graphs import VARIABLE
 from engine.model.parts.attention import SparseAttentionPart
 from engine.options import ROLLBACK_POLICIES, Prompt

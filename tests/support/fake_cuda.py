@@ -1,7 +1,7 @@
 """A CUDA device that computes shapes only: torch's fake tensors, on a machine without a GPU.
 
 Mixing devices raises, and so does looking at a value on the host, but for
-`engine.machine.transfer.read`, which gets made-up numbers and is counted. What crosses between
+`engine.machine.device.read`, which gets made-up numbers and is counted. What crosses between
 host and device is counted too.
 """
 
@@ -80,7 +80,8 @@ def fake_cuda(
     seen = Seen()
     from engine.decode import target_facts
     from engine.draft import model_drafter
-    from engine.machine import graphs, transfer
+    from engine.machine import device as transfer
+    from engine.machine import graphs
     from engine.sampling import sampler
 
     def read(*tensors: torch.Tensor) -> list[np.ndarray]:

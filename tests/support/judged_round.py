@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.panels.inspector.step import Step, read_step
+from app.panels.inspector.step_facts import Step, read_step
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder

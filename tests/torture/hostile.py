@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.cli.token_styles import styled
+from app.cli.run_arguments import styled
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.trace.records import TOKEN_KINDS
 from tests.support.gguf_writer import value

@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
-from app.engine_thread.jobs.read_results import ReadResults
-from app.engine_thread.jobs.rescore import Rescore
-from app.engine_thread.jobs.triage_runs import TriageRuns
-from app.engine_thread.jobs.write_report import WriteReport
+from app.engine_thread.jobs.files import ReadResults, WriteReport
+from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, TriageRuns
 from app.saved.autosave import Autosave
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
@@ -194,7 +191,7 @@ ACTS: dict[str, _Act] = {
         _tune,
         "EstimateSpeeds",
         (
-            "app.engine_thread.jobs.estimate_speeds:estimate",
+            "app.engine_thread.jobs.files:estimate",
             "engine.analysis.what_if.recorded:RecordedRounds.of",
             "engine.analysis.what_if.costs:RoundCosts.measured",
             "app.trace_models.tune_surface:surface",
@@ -211,7 +208,7 @@ ACTS: dict[str, _Act] = {
             WriteReport(idle.runs[:1], idle.folder / "r.html", {})
         ),
         "WriteReport",
-        ("engine.report.run:summary", "engine.report.write:html_page"),
+        ("engine.report.run:summary", "engine.report.page:html_page"),
     ),
     "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),
     "begin a conversation": _Act(

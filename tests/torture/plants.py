@@ -218,7 +218,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
         "cli",
         around("engine.gguf.file:GgufFile.open", _breaks),
     ),
-    "a signal is swallowed": ("cli", around("app.cli.interruption:on_signal", _swallows)),
+    "a signal is swallowed": ("cli", around("app.cli.output:on_signal", _swallows)),
     "a file is written in place": ("kill", around("engine.files:written_whole", _writes_in_place)),
     "an error of the engine is not reported": (
         "faults",

@@ -16,9 +16,9 @@ from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.job import Job
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from app.saved.settings import Settings
-from app.window.dialogs.unexported import QuitChoice
+from app.window.dialogs.files import QuitChoice
 from tests.torture import awake, heart
 
 if TYPE_CHECKING:

@@ -1,1 +1,210 @@
-"""The dock of conditions at which a run pauses."""
+"""The Break rules panel: conditions at which the run pauses, to add, edit, switch off, remove."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QMenu,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme, fixed_font
+from app.widgets.empty_state import StatusMessage
+from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
+from engine.errors import OptionError
+
+_HINT = "A ticked rule pauses the run after the round in which it holds."
+_RULE = Qt.ItemDataRole.UserRole
+
+
+class BreaksView(QWidget):
+    """A list with a tick for each rule, and a line to write new ones, checked while typed.
+
+    Space ticks, F2 edits, Delete removes.
+    """
+
+    rules_changed = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._hit: BreakHit | None = None
+        self.error = ""
+        self.list = QListWidget()
+        self.list.setAccessibleName("Break rules")
+        self.list.setFont(fixed_font())
+        self.list.setEditTriggers(
+            QAbstractItemView.EditTrigger.EditKeyPressed
+            | QAbstractItemView.EditTrigger.DoubleClicked
+        )
+        self.list.itemChanged.connect(self._on_changed)
+        delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.list)
+        delete.setContext(Qt.ShortcutContext.WidgetShortcut)
+        delete.activated.connect(self.remove_current)
+        self.line = QLineEdit()
+        self.line.setFont(fixed_font())
+        self.line.setAccessibleName("New break rule")
+        self.line.setPlaceholderText(EXAMPLES[0])
+        self.line.setAcceptDrops(False)  # a dropped model is for the window
+        self.line.textChanged.connect(self._check)
+        self.line.returnPressed.connect(self._add_typed)
+        self.add_button = QPushButton("Add")
+        self.add_button.setToolTip("Add the rule that is written (Enter)")
+        self.add_button.clicked.connect(self._add_typed)
+        self.examples_button = QPushButton("Examples")
+        self.examples_button.setToolTip("Write a rule of each kind")
+        self.examples_button.setMenu(self._make_menu())
+        self.remove_button = QPushButton("Remove")
+        self.remove_button.setToolTip("Remove the chosen rule (Delete)")
+        self.remove_button.clicked.connect(self.remove_current)
+        self._message = StatusMessage(theme)
+        self.list.currentRowChanged.connect(lambda row: self.remove_button.setEnabled(row >= 0))
+        self.remove_button.setEnabled(False)
+        self._lay_out()
+        self._check()
+
+    # -- what the window reads and sets ----------------------------------------------------
+
+    @property
+    def message(self) -> str:
+        """The sentence below the input line."""
+        return self._message.text
+
+    def rules(self) -> tuple[BreakRule, ...]:
+        """The ticked rules, in the order of the list."""
+        return tuple(BreakRule.parse(text) for text, ticked in self.entries() if ticked)
+
+    def entries(self) -> list[tuple[str, bool]]:
+        """All rules as text, and whether each is ticked."""
+        items = (self.list.item(row) for row in range(self.list.count()))
+        return [(item.data(_RULE), item.checkState() is Qt.CheckState.Checked) for item in items]
+
+    def set_entries(self, entries: list[tuple[str, bool]]) -> None:
+        """Replace the list; a text that does not parse is left out."""
+        blocked = self.list.blockSignals(True)
+        self.list.clear()
+        for text, ticked in entries:
+            try:
+                self._append(BreakRule.parse(text), ticked)
+            except OptionError:
+                continue
+        self.list.blockSignals(blocked)
+        self.rules_changed.emit()
+
+    def add(self, rule: BreakRule) -> None:
+        """Append a rule, ticked; one that is there already is ticked and chosen."""
+        for row, (text, _) in enumerate(self.entries()):
+            if text == str(rule):
+                self.list.item(row).setCheckState(Qt.CheckState.Checked)
+                self.list.setCurrentRow(row)
+                return
+        self._append(rule, ticked=True)
+        self.list.setCurrentRow(self.list.count() - 1)
+        self.rules_changed.emit()
+
+    def remove_current(self) -> None:
+        """Take the chosen rule off the list."""
+        row = self.list.currentRow()
+        if row >= 0:
+            self.list.takeItem(row)
+            self.rules_changed.emit()
+
+    def show_hit(self, hit: BreakHit | None) -> None:
+        """Say what the run has paused at, or no longer."""
+        self._hit = hit
+        if hit is not None:
+            rows = [row for row, (text, _) in enumerate(self.entries()) if text == str(hit.rule)]
+            self.list.setCurrentRow(rows[0] if rows else -1)
+        self._check()
+
+    def begin_typing(self) -> None:
+        """Put the caret where a new rule is written."""
+        self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.line.selectAll()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._message.retheme(theme)
+        self._check()
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        row = QHBoxLayout()
+        row.setSpacing(4)
+        for button in (self.add_button, self.examples_button, self.remove_button):
+            row.addWidget(button)
+        row.addStretch(1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(6, 6, 6, 6)
+        column.setSpacing(4)
+        column.addWidget(self.line)
+        column.addLayout(row)
+        column.addWidget(self._message)
+        column.addWidget(self.list, 1)
+
+    def _make_menu(self) -> QMenu:
+        menu = QMenu(self)
+        for example in EXAMPLES:
+            menu.addAction(example, lambda text=example: self._write(text))
+        return menu
+
+    def _write(self, text: str) -> None:
+        self.line.setText(text)
+        self.begin_typing()
+
+    def _append(self, rule: BreakRule, ticked: bool) -> None:
+        item = QListWidgetItem(str(rule))
+        item.setData(_RULE, str(rule))
+        item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsUserCheckable)
+        item.setCheckState(Qt.CheckState.Checked if ticked else Qt.CheckState.Unchecked)
+        blocked = self.list.blockSignals(True)
+        self.list.addItem(item)
+        self.list.blockSignals(blocked)
+        self.list.viewport().update()
+
+    def _add_typed(self) -> None:
+        try:
+            self.add(BreakRule.parse(self.line.text()))
+        except OptionError as error:
+            self._message.say("error", str(error))
+        else:
+            self.line.clear()
+
+    def _on_changed(self, item: QListWidgetItem) -> None:
+        """A tick or a text has changed; a text that does not parse goes back to what it was."""
+        blocked = self.list.blockSignals(True)
+        try:
+            text = str(BreakRule.parse(item.text()))
+            item.setData(_RULE, text)
+            item.setText(text)
+            self._check()
+        except OptionError as error:
+            item.setText(item.data(_RULE))
+            self._message.say("error", str(error))
+        finally:
+            self.list.blockSignals(blocked)
+        self.rules_changed.emit()
+
+    def _check(self) -> None:
+        """Judge the line being typed; while it is empty, say what the run paused at."""
+        self.error = ""
+        if self.line.text().strip():
+            try:
+                BreakRule.parse(self.line.text())
+            except OptionError as error:
+                self.error = str(error)
+        self.add_button.setEnabled(bool(self.line.text().strip()) and not self.error)
+        if self.error:
+            self._message.say("error", self.error)
+        elif self._hit is not None:
+            self._message.say("warning", f"Held last: {self._hit}.")
+        else:
+            self._message.say("info", _HINT)

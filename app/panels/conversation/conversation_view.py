@@ -19,9 +19,15 @@ from PySide6.QtWidgets import (
 from app.engine_thread.events import OpenedFiles
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, fixed_font
-from app.panels.conversation.checkpoint_strip import CheckpointStrip
-from app.panels.conversation.turn_card import TurnCard, answer_text, fact_lines, leaf_of, said_text
-from app.trace_models.position import Position
+from app.panels.conversation.turn_card import (
+    CheckpointStrip,
+    TurnCard,
+    answer_text,
+    fact_lines,
+    leaf_of,
+    said_text,
+)
+from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup

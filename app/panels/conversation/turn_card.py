@@ -1,21 +1,25 @@
-"""One turn of a conversation: what was said, what was answered, what it took from memory."""
+"""Turns of a conversation: a card for each (what was said, what was answered, what it took from
+memory), and the context checkpoints over its text as a strip."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPalette, QPen, QPolygonF
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLabel,
     QSizePolicy,
     QToolButton,
+    QToolTip,
     QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, fixed_font
-from engine.conversation.turns import Turn, TurnTree, content_of
-from engine.trace.prompt_reuse import processed_lines, reused_text
+from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
+from engine.size_text import size_text
+from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
 
@@ -176,3 +180,156 @@ def leaf_of(tree: TurnTree, chosen: int | None) -> int | None:
     if chosen in tree.turns:
         return chosen
     return max(tree.turns, default=None)
+
+
+_BAR = 10
+_MARK = 5
+_NEAR = 5
+"""Pixels from a mark within which the pointer means it."""
+
+
+class CheckpointStrip(QWidget):
+    """The prompt of one turn from left to right: reused, processed again (hatched), new; over it a
+    mark for each checkpoint kept, filled where it has served; below it a cross for each miss."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._record: PromptReuseRecord | None = None
+        self._history = CheckpointHistory()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Context checkpoints over the text")
+
+    def set_turn(self, record: PromptReuseRecord | None, history: CheckpointHistory) -> None:
+        """Show a turn's prompt and its context checkpoints."""
+        self._record, self._history = record, history
+        self.setAccessibleDescription(
+            "; ".join(text for _, text in [*self._marks(), *self._misses()])
+        )
+        self.update()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        line = self.fontMetrics().height()
+        return QSize(20 * self.fontMetrics().averageCharWidth(), 2 * line + _BAR + 3 * _MARK)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, self.sizeHint().height())
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() is QEvent.Type.ToolTip:
+            text = self.text_at(event.pos())
+            QToolTip.showText(event.globalPos(), text, self)
+            return True
+        return super().event(event)
+
+    def text_at(self, pos: QPoint) -> str:
+        """What is under the pointer, in words: a mark, a miss, or the part of the prompt."""
+        if self._record is None:
+            return ""
+        for n, text in [*self._marks(), *self._misses()]:
+            if abs(self._x(n) - pos.x()) <= _NEAR:
+                return text
+        token = round(pos.x() / max(1, self.width()) * self._most)
+        for part in self._record.parts:
+            if part.start <= token < part.stop:
+                return f"{part.start:,} to {part.stop:,} processed: {part.why.sentence}"
+        if token < self._record.n_reused:
+            return f"0 to {self._record.n_reused:,} reused"
+        return ""
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        record = self._record
+        if record is None:
+            return
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        theme, line = self._theme, self.fontMetrics().height()
+        top = line + 2 * _MARK
+        muted = self.palette().color(QPalette.ColorRole.PlaceholderText)
+        self._fill(painter, top, 0, record.n_reused, "accepted.line", Qt.BrushStyle.SolidPattern)
+        for part in record.parts:
+            again = part.why.is_again
+            role = "rejected.line" if again else "ui.border"
+            pattern = Qt.BrushStyle.BDiagPattern if again else Qt.BrushStyle.SolidPattern
+            self._fill(painter, top, part.start, part.stop, role, pattern)
+        free = -1.0
+        for mark in self._history.held:
+            x = self._x(mark.n_tokens)
+            tip = QPolygonF(
+                [
+                    QPointF(x - _MARK, top - 2 * _MARK),
+                    QPointF(x + _MARK, top - 2 * _MARK),
+                    QPointF(x, top - 1),
+                ]
+            )
+            painter.setPen(QPen(theme.color("ui.accent"), 1.2))
+            painter.setBrush(theme.color("ui.accent" if mark.hits else "ui.panel"))
+            painter.drawPolygon(tip)
+            free = self._label(painter, f"{mark.n_tokens:,}", x, 0, free)
+        painter.setPen(QPen(theme.color("rejected.line"), 1.5))
+        for miss in self._history.misses[-1:]:
+            x, y = self._x(miss.n_common), top + _BAR + _MARK
+            painter.drawLine(QPointF(x - 3, y - 3), QPointF(x + 3, y + 3))
+            painter.drawLine(QPointF(x - 3, y + 3), QPointF(x + 3, y - 3))
+        painter.setPen(muted)
+        below = QRectF(0, top + _BAR + _MARK, self.width(), line)
+        painter.drawText(below, Qt.AlignmentFlag.AlignLeft, "0")
+        painter.drawText(below, Qt.AlignmentFlag.AlignRight, f"{record.n_prompt:,} tokens")
+        painter.end()
+
+    def _fill(
+        self, painter: QPainter, top: int, start: int, stop: int, role: str, style: Qt.BrushStyle
+    ) -> None:
+        box = QRectF(self._x(start), top, max(1.0, self._x(stop) - self._x(start)), _BAR)
+        colour = self._theme.color(role)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour)
+        if style is not Qt.BrushStyle.SolidPattern:
+            painter.setBrush(self._theme.color("rejected.tint"))
+            painter.drawRect(box)
+            painter.setBrush(colour)
+            brush = painter.brush()
+            brush.setStyle(style)
+            painter.setBrush(brush)
+        painter.drawRect(box)
+
+    def _label(self, painter: QPainter, text: str, x: float, y: int, free: float) -> float:
+        """Write a number over a mark where there is room; returns where the next may begin."""
+        metrics = self.fontMetrics()
+        wide = metrics.horizontalAdvance(text)
+        left = min(max(0.0, x - wide / 2), self.width() - wide)
+        if left < free:
+            return free
+        painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
+        painter.drawText(QPointF(left, y + metrics.ascent()), text)
+        return left + wide + metrics.averageCharWidth()
+
+    @property
+    def _most(self) -> int:
+        return max(1, self._record.n_prompt if self._record else 1)
+
+    def _x(self, n_tokens: int) -> float:
+        return min(n_tokens, self._most) / self._most * (self.width() - 1)
+
+    def _marks(self) -> list[tuple[int, str]]:
+        return [(mark.n_tokens, _mark_text(mark)) for mark in self._history.held]
+
+    def _misses(self) -> list[tuple[int, str]]:
+        return [
+            (
+                miss.n_common,
+                f"miss at {miss.n_common:,}, began at {miss.n_reused:,}: {miss.why.sentence}",
+            )
+            for miss in self._history.misses[-1:]
+        ]
+
+
+def _mark_text(mark: CheckpointMark) -> str:
+    hits = "1 hit" if mark.hits == 1 else f"{mark.hits} hits"
+    size = size_text(mark.n_bytes)
+    return f"context checkpoint at {mark.n_tokens:,}: {size}, {hits}, saved in run {mark.run_id}"

@@ -1,16 +1,20 @@
-"""The header of a comparison: its lanes, the verdict on one, the editor of the next, and the choice
-of a sequence.
-"""
+"""The header of a comparison: its lanes, the verdict on one, the choice of a sequence, and the
+editor of the next lanes (one a line, checked while it is typed)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QTextCursor
 from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QLabel,
+    QMenu,
+    QPlainTextEdit,
     QProgressBar,
+    QPushButton,
     QSizePolicy,
     QToolButton,
     QVBoxLayout,
@@ -18,12 +22,17 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions.actions import Actions
-from app.looks.theme import Theme
+from app.looks.theme import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
-from app.panels.divergence.lane_editor import LaneEditor
 from app.trace_models.compared_lanes import ComparedLanes, verdict_sentence
 from app.trace_models.plain_tip import plain_tip
-from engine.compare.lane_spec import LaneSpec
+from app.widgets.empty_state import StatusMessage
+from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
+from engine.compare.llama_library import missing
+from engine.errors import OptionError
+from engine.options import LANE_FAULTS, ROLLBACK_POLICIES, RunOptions
+from engine.options.idle_faults import notes_on
+from engine.trace.records import NOISE, PEER, REFERENCE
 
 _BAR_CHARACTERS = 16
 
@@ -153,3 +162,147 @@ def _button(action: QAction) -> QToolButton:
     button.setIconSize(QSize(_ICON, _ICON))
     button.setAccessibleName(action.text().replace("&", ""))
     return button
+
+
+_SHOWN_LINES = 3
+_LLAMA_LANES = (
+    LLAMA,
+    f"{LLAMA},rollback=planes",
+    f"{LLAMA},rollback=checkpoint",
+    f"{LLAMA},rollback=checkpoint,device",
+)
+_HINT = (
+    "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
+    "The reference and noise lanes are always there."
+)
+
+
+def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
+    """The noise lane and one for each line; empty lines are skipped. Raises OptionError."""
+    lanes = [NOISE_LANE]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        if line.strip() in (REFERENCE, NOISE):
+            raise OptionError(
+                f"Line {number}: the {line.strip()} lane is always there.", "Remove the line."
+            )
+        try:
+            lane = LaneSpec.parse(line.strip())
+        except OptionError as error:
+            raise OptionError(f"Line {number}: {error.message}", error.remedy) from error
+        if any(lane.name == other.name for other in lanes):
+            raise OptionError(f"Line {number}: {lane.name!r} is given twice.", "Give it once.")
+        lanes.append(lane)
+    if len(lanes) == 1:
+        raise OptionError("No lane is given.", "Write at least one, such as planes.")
+    return tuple(lanes)
+
+
+class LaneEditor(QWidget):
+    """A text field for lanes, one a line, and a message about errors and idle faults in it."""
+
+    lanes_changed = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._options = RunOptions()
+        self.error = self.note = ""
+        self.text = QPlainTextEdit()
+        self.text.setAccessibleName("Lanes of the next comparison")
+        self.text.setPlaceholderText("planes")
+        self.text.setTabChangesFocus(True)
+        self.text.setAcceptDrops(False)  # a dropped model is for the window
+        self.text.setFont(fixed_font())
+        lines = _SHOWN_LINES * self.text.fontMetrics().lineSpacing()
+        self.text.setFixedHeight(lines + 12)
+        self.add_button = QPushButton("&Add")
+        self.add_button.setAccessibleName("Add a lane")
+        self.add_button.setMenu(self._make_menu())
+        defaults = QPushButton("De&faults")
+        defaults.setToolTip(
+            "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
+        )
+        defaults.clicked.connect(self.set_defaults)
+        self._message = StatusMessage(theme)
+        buttons = QVBoxLayout()
+        buttons.addWidget(self.add_button)
+        buttons.addWidget(defaults)
+        buttons.addStretch(1)
+        row = QHBoxLayout()
+        row.addWidget(self.text, 1)
+        row.addLayout(buttons)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addLayout(row)
+        column.addWidget(self._message)
+        self.text.textChanged.connect(self._check)
+        self.set_defaults()
+
+    def set_defaults(self) -> None:
+        """The lanes that are compared by default."""
+        names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
+        self.text.setPlainText("\n".join(names))
+
+    def lanes(self) -> tuple[LaneSpec, ...] | None:
+        """The lanes as written, the noise lane first, or None while something is wrong."""
+        try:
+            return parse_lanes(self.text.toPlainText())
+        except OptionError:
+            return None
+
+    def set_options(self, options: RunOptions) -> None:
+        """The options common to all lanes; whether a lane's fault can act depends on them."""
+        if options != self._options:
+            self._options = options
+            self._check()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._message.retheme(theme)
+        self._check()
+
+    def _check(self) -> None:
+        self.error = self.note = ""
+        try:
+            lanes = parse_lanes(self.text.toPlainText())
+            self.note = self._idle_faults(lanes)
+            if any(lane.llama or lane.kind == PEER for lane in lanes):
+                self.note = missing() or self.note
+        except OptionError as error:
+            self.error = str(error)
+        severity = "error" if self.error else "warning" if self.note else "info"
+        self._message.say(severity, self.error or self.note or _HINT)
+        self.lanes_changed.emit()
+
+    def _idle_faults(self, lanes: Sequence[LaneSpec]) -> str:
+        """A note on every fault that cannot act with the options of the next comparison."""
+        n_draft = None if self._options.spec.types else self._options.spec.n_max
+        return " ".join(
+            f"{lane.name}: {note}"
+            for lane in lanes
+            for note in notes_on(lane.options(self._options), n_draft, is_led=not lane.free)
+        )
+
+    def _make_menu(self) -> QMenu:
+        menu = QMenu(self)
+        menu.setToolTipsVisible(True)
+        faulty = [f"{fault.shown_by},fault={name}" for name, fault in LANE_FAULTS.items()]
+        typed = [f"{lane},cache_type_s=bf16" for lane in (REFERENCE, "planes")]
+        splits = ["planes,split=seq", "planes,kv=unified", "planes,forks", "carry,forks"]
+        for names in (ROLLBACK_POLICIES, splits, typed, faulty):
+            for name in names:
+                menu.addAction(name, lambda lane=name: self._add(lane))
+            menu.addSeparator()
+        without = missing()
+        for name in _LLAMA_LANES:
+            action = menu.addAction(name, lambda lane=name: self._add(lane))
+            action.setEnabled(not without)
+            action.setToolTip(without)
+        return menu
+
+    def _add(self, lane: str) -> None:
+        text = self.text.toPlainText().rstrip("\n")
+        self.text.setPlainText(f"{text}\n{lane}" if text else lane)
+        self.text.moveCursor(QTextCursor.MoveOperation.End)

@@ -22,9 +22,9 @@ from app.trace_models.compared_lanes import (
     run_to_show,
     verdict_sentence,
 )
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
-from app.widgets.scroll_page import ScrollPage
+from app.widgets.fitted_labels import ScrollPage
 from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef
 

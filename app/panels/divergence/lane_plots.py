@@ -1,16 +1,31 @@
-"""The two plots of a comparison, one over the other on one x-axis, with their legends."""
+"""The two plots of a comparison, one over the other on one x-axis, with their legends: the error of
+every lane over the positions, with noise and rollbacks, and the states."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QSplitter, QVBoxLayout, QWidget
 
 from app.looks.theme import Theme
-from app.panels.divergence.delta_plot import METRICS, SWATCHES, DeltaPlot
-from app.panels.divergence.log_scale import LogScale
-from app.panels.divergence.state_map import PARTS, StateMap
+from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
-from app.widgets.legend import SwatchLegend
+from app.trace_models.number_text import error_text
+from app.widgets.legend import Swatch, SwatchLegend
+from app.widgets.line_styles import (
+    draw_bar,
+    draw_dashes,
+    draw_diamond,
+    draw_dots,
+    draw_triangle,
+    lane_pen,
+    plot_pen,
+)
+from app.widgets.round_plot import RoundPlot
 
 _LINES, _LOW_LINES = (8, 6), (5, 5)
 """Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
@@ -150,3 +165,195 @@ def _section(head: QHBoxLayout, *body: QWidget) -> QWidget:
     column.addLayout(head)
     column.addLayout(row, 1)
     return page
+
+
+SWATCHES = (
+    Swatch("noise", "plot.band", "Up to the noise lane's worst error so far", draw_bar),
+    Swatch(
+        "bound", "plot.limit", "Beyond ten times the noise (NMSE) a lane is suspect", draw_dashes
+    ),
+    Swatch("first", "status.error", "First divergence of the chosen lane", draw_dots),
+    Swatch("seq_rm", "path.seq_rm", "The chosen lane removed rejected tokens", draw_triangle),
+    Swatch("restore", "path.restore", "The chosen lane restored a checkpoint", draw_diamond),
+)
+_SIGNS = {"seq_rm": ("t", "path.seq_rm"), "restore": ("d", "path.restore")}
+_GROUP_OF_PATH = {"seq_rm": "seq_rm", "restore": "restore", "restore_depth": "restore"}
+_SIGN_PIXELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMeasure:
+    """A measure that can be drawn. has_bound: verdicts are given on it. sparse: it is known after
+    the last token of each round only, and the line goes from one to the next."""
+
+    name: str
+    title: str
+    has_bound: bool = False
+    sparse: bool = False
+
+
+METRICS = (
+    ErrorMeasure("nmse", "NMSE of the logits", has_bound=True),
+    ErrorMeasure("max_abs", "max |Δ| of the logits"),
+    ErrorMeasure("kl", "KL, nats"),
+    ErrorMeasure("state_error", "state error, worst layer", sparse=True),
+    ErrorMeasure("conv_error", "window error, worst layer", sparse=True),
+)
+
+
+class DeltaPlot(RoundPlot):
+    """One line per lane. Equal logits lie on the line "exact", under the lowest decade."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        self._metric = METRICS[0]
+        self._lanes: ComparedLanes | None = None
+        self._run_id = -1
+        self._curves: dict[int, pg.PlotDataItem] = {}
+        self.axis = LogAxis.over(np.zeros(0))
+        self._everything = np.zeros(0)
+        super().__init__(theme, "", parent, unit="position")
+        self._band = pg.LinearRegionItem(orientation="horizontal", movable=False)
+        self._band.setZValue(-10)
+        for edge in self._band.lines:
+            edge.setPen(pg.mkPen(None))
+        self._bound = pg.InfiniteLine(angle=0, movable=False)
+        self._first_line = pg.InfiniteLine(angle=90, movable=False)
+        self._signs = {
+            group: pg.ScatterPlotItem(symbol=symbol, size=_SIGN_PIXELS)
+            for group, (symbol, _) in _SIGNS.items()
+        }
+        plot = self.getPlotItem()
+        plot.setDownsampling(auto=True, mode="peak")
+        plot.setClipToView(True)
+        for item in (self._band, self._bound, self._first_line, *self._signs.values()):
+            plot.addItem(item, ignoreBounds=True)
+        self.setAccessibleName("Error over positions")
+        self.tip = self._tip
+        self.retheme(theme)
+
+    @property
+    def metric(self) -> ErrorMeasure:
+        """The measure that is drawn."""
+        return self._metric
+
+    def set_metric(self, metric: ErrorMeasure) -> None:
+        """Draw another measure."""
+        self._metric = metric
+        self.draw()
+
+    def set_lanes(self, lanes: ComparedLanes | None, run_id: int) -> None:
+        """Draw these lanes, and the rollbacks of one of them."""
+        if lanes is not self._lanes:
+            for curve in self._curves.values():
+                self.getPlotItem().removeItem(curve)
+            self._curves = {}
+            for follower in lanes.followers if lanes is not None else ():
+                curve = pg.PlotDataItem()
+                self.getPlotItem().addItem(curve, ignoreBounds=True)
+                self._curves[follower] = curve
+        self._lanes, self._run_id = lanes, run_id
+        self._recolour()
+        self.draw()
+
+    def _label_axis(self) -> None:
+        """Label the y-axis with as many decades as its height has room for."""
+        bottom, top = self.axis.y_range
+        gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
+        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._everything, gap)])
+
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        super().resizeEvent(event)
+        if self._lanes is not None:
+            self._label_axis()
+
+    def draw(self) -> None:
+        """Draw what the lanes hold now."""
+        lanes = self._lanes
+        if lanes is None:
+            return
+        name = self._metric.name
+        places = {run_id: lanes.values(run_id, "pos") for run_id in lanes.followers}
+        values = {run_id: lanes.values(run_id, name) for run_id in lanes.followers}
+        if self._metric.sparse:
+            known = {run_id: ~np.isnan(own) for run_id, own in values.items()}
+            places = {run_id: pos[known[run_id]] for run_id, pos in places.items()}
+            values = {run_id: own[known[run_id]] for run_id, own in values.items()}
+        noise = [values[run_id] for run_id in lanes.noise_of(self._run_id)]
+        envelope = max((float(np.nanmax(v, initial=0.0)) for v in noise), default=0.0)
+        bound = lanes.bounds.get(self._run_id, 0.0)
+        limits = [envelope, bound if self._metric.has_bound else 0.0]
+        everything = np.concatenate([*values.values(), limits])
+        self.axis = LogAxis.over(everything)
+        for run_id, curve in self._curves.items():
+            curve.setData(places[run_id].astype(float), self.axis.y(values[run_id]))
+        self.box.setYRange(*self.axis.y_range, padding=0)
+        self._everything = everything
+        self._label_axis()
+        bottom, top = self.axis.exact, self.axis.y(np.array(limits))
+        self._band.setRegion((bottom, top[0]))
+        self._band.setVisible(envelope > 0)
+        self._bound.setValue(top[1])
+        self._bound.setVisible(self._metric.has_bound)
+        self._draw_signs(lanes)
+        self._tell(lanes)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        super().retheme(theme)
+        if hasattr(self, "_signs"):
+            self._recolour()
+
+    def _recolour(self) -> None:
+        theme, lanes = self._theme, self._lanes
+        if lanes is not None:
+            for run_id, curve in self._curves.items():
+                chosen = run_id == self._run_id
+                curve.setPen(lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0))
+                curve.setZValue(2 if chosen else 1)
+        self._band.setBrush(theme.color("plot.band"))
+        self._bound.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
+        self._first_line.setPen(plot_pen(theme.color("status.error"), style=Qt.PenStyle.DotLine))
+        for group, signs in self._signs.items():
+            colour = theme.color(_SIGNS[group][1])
+            signs.setPen(pg.mkPen(None))
+            signs.setBrush(colour)
+
+    def _draw_signs(self, lanes: ComparedLanes) -> None:
+        """Signs of the chosen lane's rollbacks, under the last position of their rounds."""
+        run_id = self._run_id
+        places: dict[str, list[int]] = {group: [] for group in self._signs}
+        if run_id in lanes.followers:
+            last = lanes.rounds(run_id, "pos0") + lanes.rounds(run_id, "num_emitted")
+            for pos, path in zip(last.tolist(), lanes.paths(run_id), strict=True):
+                if path in _GROUP_OF_PATH:
+                    places[_GROUP_OF_PATH[path]].append(pos)
+        for group, signs in self._signs.items():
+            signs.setData(places[group], [self.axis.marks] * len(places[group]))
+        verdict = lanes.verdicts.get(run_id)
+        first = None if verdict is None else verdict.first_pos
+        self._first_line.setVisible(first is not None)
+        if first is not None:
+            self._first_line.setValue(first)
+
+    def _tell(self, lanes: ComparedLanes) -> None:
+        worst = ", ".join(
+            f"{lanes.names[run_id]}: {error_text(verdict.worst_nmse)}"
+            for run_id, verdict in lanes.verdicts.items()
+            if run_id in lanes.followers
+        )
+        self.setAccessibleDescription(
+            f"{len(lanes.positions())} positions, worst NMSE of each lane: {worst}, "
+            f"bound: {error_text(lanes.bounds.get(self._run_id, 0.0))}"
+        )
+
+    def _tip(self, x: float, _y: float) -> str:
+        lanes, pos = self._lanes, round(x)
+        token = None if lanes is None else lanes.token_at(pos)
+        if lanes is None or token is None:
+            return ""
+        lines = [f"position {pos} · {lanes.text(token)}"]
+        for run_id in lanes.followers:
+            value = lanes.measure(run_id, self._metric.name, pos)
+            if value is not None:
+                lines.append(f"{lanes.names[run_id]}: {error_text(value)}")
+        return "\n".join(lines)

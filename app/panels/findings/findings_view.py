@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QWidget
 from app.looks.theme import Theme, icon
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.message_text import in_window
-from app.trace_models.position import Position
+from app.trace_models.plain_tip import in_window
+from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from engine.analysis.findings.check import recorded, with_consequences

@@ -23,13 +23,20 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
-from app.panels.inspector.step import Step, TraceRow, neighbour, newest_round, read_step
-from app.panels.inspector.step_facts import FactTable, outcome, step_facts
-from app.panels.inspector.step_table import COLUMNS, StepTable, cell_text, figure
-from app.panels.inspector.step_tops import TopTable
+from app.panels.inspector.step_facts import (
+    FactTable,
+    Step,
+    TraceRow,
+    neighbour,
+    newest_round,
+    outcome,
+    read_step,
+    step_facts,
+)
+from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
 from engine.trace.run_ref import RunRef

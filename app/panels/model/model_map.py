@@ -26,7 +26,7 @@ from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.empty_state import EmptyState
-from engine.machine.available_memory import available_memory
+from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
 from engine.options import RunOptions

@@ -11,24 +11,22 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.draft_histogram import DraftHistogram
-from app.panels.plots.overlaid_view import OverlaidView
-from app.panels.plots.pixel_columns import envelope
-from app.panels.plots.position_rates import SWATCHES, PositionRates
+from app.panels.plots.bar_view import OverlaidView, envelope
+from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
 from app.trace_models.number_text import significant
-from app.trace_models.run_axis import RunAxis, RunOverlay
-from app.trace_models.run_rows import GrowingArray, RunRows
+from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,
     ROLE,
     OverlayLine,
+    draw_bar,
+    draw_dashes,
     draw_overlay,
     draw_overlay_dots,
     plot_pen,
 )
 from app.widgets.plot_surface import draw_nothing
-from app.widgets.samples import draw_bar, draw_dashes
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums, per_position
 

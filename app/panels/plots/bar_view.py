@@ -1,21 +1,87 @@
-"""Plots of bars over rounds, and the outline of a second run's bars over them."""
+"""Plots of bars over rounds, stacked by kind and reduced to columns of pixels, with the lines,
+legend and readout of a second run over them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.overlaid_view import OverlaidView
-from app.panels.plots.pixel_columns import PixelColumns, per_round
-from app.trace_models.run_axis import RunAxis, RunOverlay
-from app.trace_models.run_rows import RunRows
+from app.panels.plots.round_view import RoundView
+from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay
+from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay, plot_pen
+
+
+class OverlaidView(RoundView):
+    """A RoundView with an overlay, or without one. The second run is read when it is drawn: out of
+    sight nothing of it is computed."""
+
+    _overlay: RunOverlay | None = None
+    _n_drawn = 0
+    """Rows that the overlaid run had when it was drawn last."""
+
+    @property
+    def overlay(self) -> RunOverlay | None:
+        """The second run, drawn over the one on show; None without one."""
+        return self._overlay
+
+    def set_overlay(self, overlay: RunOverlay | None) -> None:
+        """Draw a second run over the one on show, or none."""
+        self._overlay, self._n_drawn = overlay, 0
+        self._clear_overlay()
+        self.legend.set_leading([] if overlay is None else self._overlay_swatches(overlay))
+        self._fit_legend()
+        self._redraw()
+        if self.has_rounds:
+            self.plot.setAccessibleDescription(self._words())
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self._overlay is None or self._stale or not self.has_rounds:
+            return
+        if self.visibleRegion().isEmpty() or len(self._overlay.rows()) != self._n_drawn:
+            self._redraw()
+
+    def readout(self, x: float, y: float) -> str:
+        own = super().readout(x, y)
+        if self._overlay is None:
+            return own
+        axis = self._overlay.axis(self.plot.run_axis.unit)
+        round_ = axis.round_at(x)
+        words = self._overlay_words(self._overlay, round_)
+        parts = [f"{self._overlay.over}, {own}"] if own else []
+        if words:
+            parts.append(f"{self._overlay.name}, {axis.text(round_)}\n{words}")
+        return "\n".join(parts)
+
+    @abstractmethod
+    def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
+        """Legend entries of the second run's lines."""
+
+    @abstractmethod
+    def _clear_overlay(self) -> None:
+        """Forget everything read of a second run."""
+
+    @abstractmethod
+    def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
+        """The second run's values in a round, empty for a round that it does not have."""
+
+    def _words(self) -> str:
+        own = super()._words()
+        return own if self._overlay is None else f"{own}, overlaid: {self._overlay.name}"
+
+    def _redraw(self) -> None:
+        super()._redraw()
+        if self._overlay is not None and not self._stale:
+            self._n_drawn = len(self._overlay.rows())
 
 
 class BarView(OverlaidView):
@@ -100,3 +166,134 @@ class BarView(OverlaidView):
         if start == stop:
             return ""
         return self._height_words(float(self.sequences.reduce(self._heights(rows, start, stop))))
+
+
+_GAPS_FROM_PIXELS = 5.0
+"""Bars at least as wide are parted by a gap."""
+_GAP = 0.14
+
+
+class StackedBars:
+    """At most one bar for each column of pixels. `items` go into a plot."""
+
+    def __init__(self, n_parts: int) -> None:
+        self.items = [
+            pg.BarGraphItem(x0=np.zeros(0), x1=np.zeros(0), y0=np.zeros(0), height=np.zeros(0))
+            for _ in range(n_parts)
+        ]
+        self.n_bars = 0
+
+    def set(self, x0: np.ndarray, x1: np.ndarray, heights: np.ndarray, pixel: float) -> None:
+        """Draw bars x0..x1, [n], of parts [n_parts, n], the first at the bottom. pixel: the width
+        of one pixel in units of x."""
+        self.n_bars = len(x0)
+        if self.n_bars and float(np.median(x1 - x0)) >= _GAPS_FROM_PIXELS * pixel:
+            gap = (x1 - x0) * (_GAP / 2)
+            x0, x1 = x0 + gap, x1 - gap
+        tops = np.cumsum(heights, axis=0)
+        for item, height, top in zip(self.items, heights, tops, strict=True):
+            some = height > 0
+            item.setOpts(x0=x0[some], x1=x1[some], y0=(top - height)[some], height=height[some])
+
+    def clear(self) -> None:
+        """Draw nothing."""
+        if not self.n_bars:
+            return
+        none = np.zeros(0)
+        self.set(none, none, np.zeros((len(self.items), 0)), 1.0)
+
+    def recolour(self, colours: Sequence[QColor], patterns: Sequence[Qt.BrushStyle]) -> None:
+        """A colour and a pattern for each part; patterns other than solid get an outline."""
+        for item, colour, pattern in zip(self.items, colours, patterns, strict=True):
+            pen = QPen(Qt.PenStyle.NoPen)
+            if pattern is not Qt.BrushStyle.SolidPattern:
+                pen = plot_pen(colour)
+            item.setOpts(brush=QBrush(colour, pattern), pen=pen)
+
+
+def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:
+    """A function that paints a sample of this fill pattern into a legend."""
+
+    def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
+        painter.fillRect(box, QBrush(colour, pattern))
+        if pattern is not Qt.BrushStyle.SolidPattern:
+            painter.setPen(colour)
+            painter.drawRect(box.adjusted(0, 0, -1, -1))
+
+    return draw
+
+
+class PixelColumns:
+    """Groups of neighbours that share a column of pixels; each its own group where all fit.
+
+    x: where the values lie, ascending, float64 [n]; left, right: ends of what is in sight;
+    n_pixels: columns in it. starts: first value of each group, int64 [groups], groups <= n_pixels.
+    """
+
+    def __init__(self, x: np.ndarray, left: float, right: float, n_pixels: int) -> None:
+        self.n = len(x)
+        if self.n <= n_pixels:
+            self.starts = np.arange(self.n)
+            return
+        place = np.floor((x - left) * (n_pixels / (right - left)))
+        place = np.clip(place, 0, n_pixels - 1)
+        self.starts = np.flatnonzero(np.diff(place, prepend=-1.0))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every value has a group of its own."""
+        return len(self.starts) == self.n
+
+    def first(self, values: np.ndarray) -> np.ndarray:
+        """The first value of each group."""
+        return values[..., self.starts]
+
+    def last(self, values: np.ndarray) -> np.ndarray:
+        """The last value of each group."""
+        if self.is_exact:
+            return values
+        stops = np.append(self.starts[1:], self.n)
+        return values[..., stops - 1]
+
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """The largest value of each group, along the last axis."""
+        return self._reduce(np.maximum, values)
+
+    def least(self, values: np.ndarray) -> np.ndarray:
+        """The smallest value of each group, along the last axis."""
+        return self._reduce(np.minimum, values)
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """The mean of each group, along the last axis."""
+        if self.is_exact:
+            return values
+        sums = self._reduce(np.add, values)
+        return sums / np.diff(np.append(self.starts, self.n))
+
+    def _reduce(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+        if self.is_exact:
+            return values
+        reduced: np.ndarray = how.reduceat(values, self.starts, axis=-1)
+        return reduced
+
+
+def envelope(
+    x: np.ndarray, y: np.ndarray, left: float, right: float, n_pixels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A line of at most n_pixels points with the same peaks: least and most of each column."""
+    if len(x) <= n_pixels:
+        return x, y
+    columns = PixelColumns(x, left, right, max(1, n_pixels // 2))
+    both = np.stack([columns.least(y), columns.most(y)], axis=1)
+    return np.repeat(columns.first(x), 2), both.ravel()
+
+
+def per_round(
+    rounds: np.ndarray, values: np.ndarray, how: np.ufunc
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds of rows, int64 [n] ascending, and values, [..., n]: every round once, [rounds], and
+    what `how` makes of the values of its rows, [..., rounds]."""
+    numbers, firsts = np.unique(rounds, return_index=True)
+    if not len(numbers):
+        return numbers, values
+    return numbers, how.reduceat(values, firsts, axis=-1)

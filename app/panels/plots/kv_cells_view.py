@@ -9,14 +9,12 @@ from PySide6.QtGui import QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.bar_view import BarView
-from app.panels.plots.pixel_columns import per_round
-from app.panels.plots.stacked_bars import StackedBars, sample
+from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
 from app.trace_models.number_text import whole_text
 from app.trace_models.run_rows import RunRows
 from app.widgets.legend import Swatch
+from app.widgets.line_styles import draw_triangle
 from app.widgets.plot_surface import draw_nothing
-from app.widgets.samples import draw_triangle
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

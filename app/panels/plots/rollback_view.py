@@ -13,14 +13,19 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.bar_view import BarView
-from app.panels.plots.pixel_columns import PixelColumns
+from app.panels.plots.bar_view import BarView, PixelColumns
 from app.trace_models.number_text import whole_text
 from app.trace_models.run_rows import RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import plot_pen
+from app.widgets.line_styles import (
+    draw_bar,
+    draw_cross,
+    draw_dashes,
+    draw_hatched,
+    draw_hollow,
+    plot_pen,
+)
 from app.widgets.plot_surface import draw_nothing
-from app.widgets.samples import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
-from app.trace_models.position import Position
 from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot

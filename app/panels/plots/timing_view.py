@@ -8,16 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.bar_view import BarView
-from app.panels.plots.pixel_columns import per_round
-from app.panels.plots.stacked_bars import StackedBars, sample
-from app.trace_models.plain_speed import plain_speed
-from app.trace_models.run_facts import is_ours, run_names
+from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
+from app.trace_models.run_facts import is_ours, plain_speed, run_names
 from app.trace_models.run_rows import RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import plot_pen
+from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
-from app.widgets.samples import draw_dashes
 from engine.analysis.baseline import find_baseline, speed
 from engine.trace.records import MISSING, PHASES
 from engine.trace.run_ref import RunRef

@@ -8,16 +8,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.bar_view import BarView
-from app.panels.plots.stacked_bars import StackedBars, sample
+from app.panels.plots.bar_view import BarView, StackedBars, sample
 from app.trace_models.number_text import whole_text
-from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_facts import is_ours
-from app.trace_models.run_rows import RunRows
+from app.trace_models.run_rows import RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import plot_pen
+from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
-from app.widgets.samples import draw_dashes
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

@@ -13,6 +13,7 @@ from app.engine_thread.events import OpenedFiles
 from app.engine_thread.requests import ChatWrap
 from app.panels.run_settings.prompt_box import PromptBox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form
+from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
     DraftGroup,
@@ -27,7 +28,6 @@ from app.widgets.option_groups import (
     tip,
     value_of,
 )
-from app.widgets.scroll_page import ScrollPage
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError

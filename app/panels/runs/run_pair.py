@@ -9,9 +9,9 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QVBoxLayout, QWidget
 
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
 from app.trace_models.run_facts import run_names
+from app.trace_models.run_rows import RunOverlay
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
 

@@ -32,10 +32,9 @@ from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.panels.runs.run_pair import RunPair
 from app.panels.runs.run_table import RunTable
-from app.trace_models.position import Position
-from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_facts import ModelRuns, effective
 from app.trace_models.run_notes import notes_of
+from app.trace_models.run_rows import Position, RunOverlay
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table

@@ -23,12 +23,18 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.looks.theme import Theme, fixed_font
-from app.panels.tokens import token_walk
-from app.panels.tokens.token_scroll import MARGIN, TokenScroll
-from app.panels.tokens.token_walk import NOWHERE
-from app.trace_models.position import Position
-from app.trace_models.token_stream import KIND, TokenStream
-from app.trace_models.token_text import MEANING, pieces_at
+from app.panels.tokens.token_scroll import (
+    MARGIN,
+    NOWHERE,
+    FindToken,
+    TokenScroll,
+    next_rejection,
+    next_shown,
+    place_of,
+    stands_at,
+)
+from app.trace_models.run_rows import Position
+from app.trace_models.token_stream import KIND, MEANING, TokenStream, pieces_at
 from app.widgets.token_paint import (
     PlacedToken,
     TokenMetrics,
@@ -92,8 +98,8 @@ class TokenArea(TokenScroll):
             self._round = position.round
             if position.seq_id != stream.seq_id:
                 self._current = NOWHERE
-            elif not token_walk.stands_at(stream, self._current, position):
-                self._current = token_walk.find(stream, position, self._hidden)
+            elif not stands_at(stream, self._current, position):
+                self._current = place_of(stream, position, self._hidden)
                 if self._current != NOWHERE:
                     self._reveal(self._current)
         self.viewport().update()
@@ -125,7 +131,7 @@ class TokenArea(TokenScroll):
 
     def go_to(self, token: int) -> None:
         """Select a token, or the next one in sight if it is hidden."""
-        self._walk(token_walk.next_shown, token, +1)
+        self._walk(next_shown, token, +1)
 
     def set_zoom(self, zoom: int) -> None:
         """Write in letters larger by this many tenths (smaller below 0), keeping the place."""
@@ -135,12 +141,12 @@ class TokenArea(TokenScroll):
 
     def step_token(self, step: int) -> None:
         """Select the next (+1) or previous (-1) token in sight."""
-        self._walk(token_walk.next_shown, self._current + step, step)
+        self._walk(next_shown, self._current + step, step)
 
     def step_rejection(self, step: int) -> bool:
         """Select the next (+1) or previous (-1) rejected token, or what replaced it, if there is
         one; returns whether there is."""
-        return self._walk(token_walk.next_rejection, self._current, step)
+        return self._walk(next_rejection, self._current, step)
 
     def step_row(self, step: int) -> None:
         """Select the token above (-1) or below (+1)."""
@@ -159,7 +165,7 @@ class TokenArea(TokenScroll):
                 return
             row += step
 
-    def _walk(self, find: token_walk.FindToken, token: int, step: int) -> bool:
+    def _walk(self, find: FindToken, token: int, step: int) -> bool:
         if self._stream is None:
             return False
         found = find(self._stream, token, step, self._hidden)
@@ -261,7 +267,7 @@ class TokenArea(TokenScroll):
             Qt.Key.Key_Right: lambda: self.step_token(+1),
             Qt.Key.Key_Up: lambda: self.step_row(-1),
             Qt.Key.Key_Down: lambda: self.step_row(+1),
-            Qt.Key.Key_Home: lambda: self._walk(token_walk.next_shown, 0, +1),
+            Qt.Key.Key_Home: lambda: self._walk(next_shown, 0, +1),
             Qt.Key.Key_End: self._go_to_end,
             Qt.Key.Key_Return: self._inspect,
             Qt.Key.Key_Enter: self._inspect,
@@ -279,7 +285,7 @@ class TokenArea(TokenScroll):
 
     def _go_to_end(self) -> None:
         if self._stream is not None:
-            self._walk(token_walk.next_shown, len(self._stream) - 1, -1)
+            self._walk(next_shown, len(self._stream) - 1, -1)
             self.set_follow(True)
 
     def _clear(self) -> None:

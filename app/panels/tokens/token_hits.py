@@ -1,26 +1,187 @@
-"""Which tokens of a stream satisfy a filter: all at once, over the columns of the trace."""
+"""The find bar: the tokens of a stream that satisfy a filter, all at once, over its columns.
+
+A query is a list of terms, and a token has to satisfy all of them:
+
+- a kind, such as `rejected` or `replayed`;
+- a comparison, such as `depth>2` or `p<0.1`, with `<`, `<=`, `>`, `>=`, `=` or `!=`. FIELDS has
+  the names; a figure that was not observed satisfies none;
+- a choice, such as `path:restore` or `seq:1`. `path:restore` also finds the restores for whose
+  depth no snapshot was left (`path:restore_depth`);
+- anything else is text, and so is anything in double quotes. Words in a row are one text. Text
+  in lower case is found in either case, and it may begin in one token and end in another.
+"""
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent, QPalette
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
 
-from app.panels.tokens.token_filter import (
-    CHOICES,
-    FIELDS,
-    ChoiceTerm,
-    KindTerm,
-    NumberTerm,
-    Term,
-    TextTerm,
-    is_of_round,
-)
-from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.trace_models.token_text import pieces_at
-from engine.trace.records import MISSING, TOKEN_KINDS
+from app.looks.theme import Theme, icon
+from app.trace_models.token_stream import GHOSTS, KIND, TokenStream, pieces_at
+from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
+
+FIELDS = {
+    "depth": ("rounds", "rollback_depth"),
+    "drafted": ("rounds", "num_draft_tokens"),
+    "emitted": ("rounds", "num_emitted"),
+    "width": ("rounds", "verify_width"),
+    "round": ("rounds", "round"),
+    "seq": ("rounds", "seq_id"),
+    "pos": ("tokens", "pos"),
+    "index": ("tokens", "draft_index"),
+    "p": ("tokens", "target_p"),
+    "q": ("tokens", "draft_p"),
+    "conf": ("tokens", "draft_conf"),
+    "rank": ("tokens", "target_rank"),
+    "entropy": ("tokens", "target_entropy"),
+    "rule_p": ("tokens", "rule_p"),
+    "rule_q": ("tokens", "rule_q"),
+}
+"""What can be compared with a number: name -> table and column."""
+CHOICES = {"path": "rollback_path", "drafter": "drafter", "rule": "accept_rule"}
+"""What else than `kind:` and the fields can be chosen with a colon: name -> column of rounds."""
+OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
+_PART = re.compile(r'"([^"]*)("?)|(\S+)')
+_COMPARISON = re.compile(r"(\w+)(<=|>=|!=|<|>|=)(\S+)")
+_CHOICE = re.compile(r"(\w+):(\S+)")
+_IN_QUOTES = "Put text with such signs in double quotes."
+
+
+class FilterError(ValueError):
+    """A query that means nothing; the message is one sentence and a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindTerm:
+    """A token of this kind."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTerm:
+    """A figure of FIELDS compared with a number. sign: one of OPERATORS."""
+
+    field: str
+    sign: str
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTerm:
+    """A text column of the round has one of these values. name: of CHOICES."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextTerm:
+    """The bytes of the tokens contain this; `folded`: in either case."""
+
+    text: str
+
+    @property
+    def folded(self) -> bool:
+        return self.text == self.text.lower()
+
+
+Term = KindTerm | NumberTerm | ChoiceTerm | TextTerm
+
+
+def is_of_round(term: Term) -> bool:
+    """Whether a term is about the round, so that either all or none of its tokens satisfy it."""
+    return isinstance(term, ChoiceTerm) or (
+        isinstance(term, NumberTerm) and FIELDS[term.field][0] == "rounds"
+    )
+
+
+def parse_filter(query: str) -> tuple[Term, ...]:
+    """The terms of a query, none for an empty one. Raises FilterError."""
+    terms: list[Term] = []
+    text_start: int | None = None
+    end = 0
+
+    def close_text(stop: int) -> None:
+        nonlocal text_start
+        if text_start is not None:
+            terms.append(TextTerm(query[text_start:stop]))
+            text_start = None
+
+    for part in _PART.finditer(query):
+        quoted, closed, word = part.groups()
+        if quoted is not None:
+            close_text(end)
+            if not closed:
+                raise FilterError(f"The quote before {quoted!r} is not closed. Add another.")
+            if quoted:
+                terms.append(TextTerm(quoted))
+        else:
+            term = _term(word)
+            if term is not None:
+                close_text(end)
+                terms.append(term)
+            elif text_start is None:
+                text_start = part.start()
+        end = part.end()
+    close_text(end)
+    return tuple(terms)
+
+
+def _term(word: str) -> Term | None:
+    """The term that a word means; None if it is text to search for."""
+    if word in TOKEN_KINDS:
+        return KindTerm(word)
+    if found := _COMPARISON.fullmatch(word):
+        return _comparison(*found.groups())
+    if found := _CHOICE.fullmatch(word):
+        return _choice(*found.groups())
+    return None
+
+
+def _comparison(name: str, sign: str, value: str) -> Term:
+    if name not in FIELDS:
+        raise FilterError(
+            f"There is no figure {name!r}; known are {', '.join(FIELDS)}. {_IN_QUOTES}"
+        )
+    return NumberTerm(name, sign, _number(name, value))
+
+
+def _choice(name: str, value: str) -> Term:
+    if name == "kind":
+        if value not in TOKEN_KINDS:
+            raise FilterError(f"There is no kind {value!r}; known are {', '.join(TOKEN_KINDS)}.")
+        return KindTerm(value)
+    if name in FIELDS:
+        return NumberTerm(name, "=", _number(name, value))
+    if name not in CHOICES:
+        known = ", ".join(f"{one}:" for one in ("kind", "seq", *CHOICES))
+        raise FilterError(f"There is no choice {name + ':'!r}; known are {known}. {_IN_QUOTES}")
+    if name != "path":
+        return ChoiceTerm(name, (value,))
+    paths = tuple(path for path in ROLLBACK_PATHS if path in (value, f"{value}_depth"))
+    if not paths:
+        raise FilterError(f"There is no path {value!r}; known are {', '.join(ROLLBACK_PATHS)}.")
+    return ChoiceTerm(name, paths)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if number != number:
+        raise FilterError(f"{name} is compared with a number, not with {value!r}.")
+    return number
+
 
 _TESTS: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt,
@@ -164,3 +325,118 @@ def _places(text: bytes, wanted: bytes) -> np.ndarray:
         places.append(at)
         at = text.find(wanted, at + 1)
     return np.array(places, np.int64)
+
+
+_EXAMPLES = "rejected   depth>2   path:restore   seq:1   p<0.1   text"
+_HELP = (
+    f"Kinds: {', '.join(TOKEN_KINDS)}\nFigures: {', '.join(FIELDS)}\n"
+    f"Choices: {', '.join(f'{name}:' for name in CHOICES)}\n"
+    "Anything else is text, and so is anything in double quotes."
+)
+
+
+class FindBar(QWidget):
+    """A query, the number of hits, and what is wrong with the query if it means nothing."""
+
+    query_changed = Signal(object)  # tuple[Term, ...]
+    step_asked = Signal(int)
+    closed = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.line = QLineEdit()
+        self.line.setPlaceholderText(_EXAMPLES)
+        self.line.setAccessibleName("Find tokens")
+        self.line.setToolTip(_HELP)
+        self.line.textChanged.connect(self._on_text)
+        self.count = QLabel()
+        self.count.setAccessibleName("Hits")
+        self.error = QLabel()
+        self.error.setTextFormat(Qt.TextFormat.PlainText)
+        self.error.setWordWrap(True)
+        self.error.setAccessibleName("What is wrong with the query")
+        self.error.hide()
+        self.previous_button, self.next_button, self.close_button = (
+            QToolButton(),
+            QToolButton(),
+            QToolButton(),
+        )
+        row = QHBoxLayout()
+        row.setSpacing(4)
+        row.addWidget(self.line, 1)
+        row.addWidget(self.count)
+        for button, tip in (
+            (self.previous_button, "Previous hit (Shift+Enter)"),
+            (self.next_button, "Next hit (Enter)"),
+            (self.close_button, "Close (Esc)"),
+        ):
+            button.setAutoRaise(True)
+            button.setToolTip(tip)
+            button.setAccessibleName(tip.partition(" (")[0])
+            row.addWidget(button)
+        self.previous_button.clicked.connect(lambda: self.step_asked.emit(-1))
+        self.next_button.clicked.connect(lambda: self.step_asked.emit(+1))
+        self.close_button.clicked.connect(self.closed)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 4, 4, 2)
+        column.setSpacing(2)
+        column.addLayout(row)
+        column.addWidget(self.error)
+        self.show_count(0, None)
+        self.retheme(theme)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms of the query; empty while it has an error."""
+        try:
+            return parse_filter(self.line.text())
+        except FilterError:
+            return ()
+
+    def begin(self) -> None:
+        """Ready for typing."""
+        self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.line.selectAll()
+
+    def show_count(self, n: int, at: int | None) -> None:
+        """Say how many hits there are, and which of them (from 0) the cursor is at."""
+        if not self.terms:
+            text = ""
+        elif not n:
+            text = "no hits"
+        else:
+            hits = "hit" if n == 1 else "hits"
+            text = f"{n:,} {hits}" if at is None else f"{at + 1:,} of {n:,}"
+        self.count.setText(text)
+        self.previous_button.setEnabled(n > 0)
+        self.next_button.setEnabled(n > 0)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        for button, name in (
+            (self.previous_button, "go-previous"),
+            (self.next_button, "go-next"),
+            (self.close_button, "close"),
+        ):
+            button.setIcon(icon(name, theme))
+        palette = self.error.palette()
+        palette.setColor(QPalette.ColorRole.WindowText, theme.color("status.error"))
+        self.error.setPalette(palette)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            back = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+            self.step_asked.emit(-1 if back else +1)
+        elif event.key() == Qt.Key.Key_Escape:
+            self.closed.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def _on_text(self, text: str) -> None:
+        try:
+            terms, error = parse_filter(text), ""
+        except FilterError as wrong:
+            terms, error = (), str(wrong)
+        self.error.setText(error)
+        self.error.setVisible(bool(error))
+        self.query_changed.emit(terms)

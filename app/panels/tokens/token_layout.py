@@ -6,19 +6,12 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from app.trace_models.token_text import NEWLINE_MARK
+from app.trace_models.token_stream import NEWLINE_MARK, TokenStream
 
 _TOKENS_PER_CHECK = 512
 _WIDE_SCRIPTS = 0x2E80
-
-
-class TokenSource(Protocol):
-    """The tokens to lay out: their displayed texts (a line feed breaks the line), kind codes."""
-
-    texts: list[str]
-    kinds: bytearray
 
 
 class TokenFragment(NamedTuple):
@@ -40,7 +33,7 @@ class TokenLayout:
 
     def __init__(
         self,
-        source: TokenSource,
+        source: TokenStream,
         measure: Callable[[str], float],
         width: float,
         hidden: frozenset[int] = frozenset(),

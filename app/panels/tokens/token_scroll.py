@@ -1,4 +1,5 @@
-"""One sequence of tokens in rows that scroll: laid out in slices, following the newest."""
+"""One sequence of tokens in rows that scroll: laid out in slices, following the newest; neighbours,
+rounds, rejections and positions found in it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
 from app.looks.theme import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
-from app.panels.tokens.token_walk import NOWHERE
-from app.trace_models.token_stream import GHOSTS, TokenStream
+from app.trace_models.run_rows import Position
+from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
 from app.widgets.buttons import Chip
 from app.widgets.token_paint import TokenMetrics
 
@@ -336,3 +337,50 @@ class TokenRows:
 
     def _new_layout(self, start: int) -> TokenLayout:
         return TokenLayout(self._stream, self._measure, self._width, self._hidden, start)
+
+
+NOWHERE = -1
+"""The index that means no token."""
+
+FindToken = Callable[[TokenStream, int, int, frozenset[int]], int]
+"""(stream, token to start from, +1 or -1, hidden kinds) -> index of a token or NOWHERE."""
+
+
+def next_shown(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
+    """The first token from `token` on, itself included, that is not hidden."""
+    token = min(token, len(stream) - 1) if step < 0 else max(token, 0)
+    while 0 <= token < len(stream):
+        if stream.kinds[token] not in hidden:
+            return token
+        token += step
+    return NOWHERE
+
+
+def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
+    """The rejected token after or before `token`, or what replaced it if those are hidden."""
+    rejected = bytes((KIND["rejected"],))
+    if step > 0:
+        found = stream.kinds.find(rejected, token + 1)
+    else:
+        end = len(stream) if token == NOWHERE else token
+        if token != NOWHERE and KIND["rejected"] in hidden:
+            # the rejection that this token replaced lies before it, in the same round
+            end = stream.round_span(stream.rounds[token])[0]
+        found = stream.kinds.rfind(rejected, 0, end)
+    return NOWHERE if found < 0 else next_shown(stream, found, +1, hidden)
+
+
+def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) -> int:
+    """The token at a position, else the first one of its round."""
+    start, stop = stream.round_span(position.round)
+    for token in range(start, stop):
+        if stream.kinds[token] not in hidden and stands_at(stream, token, position):
+            return token
+    return next_shown(stream, start, +1, hidden) if start < stop else NOWHERE
+
+
+def stands_at(stream: TokenStream, token: int, position: Position) -> bool:
+    """Whether a token lies in the round of a position and, if it names one, at its place."""
+    if token == NOWHERE or stream.rounds[token] != position.round:
+        return False
+    return position.pos is None or stream.position(token) == position.pos

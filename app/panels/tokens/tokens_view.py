@@ -10,13 +10,11 @@ from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidge
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.panels.tokens.end_card import EndCard
-from app.panels.tokens.find_bar import FindBar
 from app.panels.tokens.sequence_panels import SequencePanels
 from app.panels.tokens.token_area import TokenArea
-from app.panels.tokens.token_filter import Term
-from app.panels.tokens.token_hits import find_hits, neighbour_hit
-from app.trace_models.position import Position
+from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend

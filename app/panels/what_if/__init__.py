@@ -1,1 +1,281 @@
-"""The dock of estimates for other draft lengths."""
+"""Estimates of the run's speed with a smaller n_max: a table, a small plot, the best one marked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QBrush, QPen, QResizeEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QBoxLayout,
+    QHeaderView,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme, figures_font
+from app.trace_models.number_text import significant
+from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_rows import RunRows
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.line_styles import plot_pen
+from app.widgets.plot_surface import PlotSurface
+from app.widgets.whole_run_view import WholeRunView
+from engine.analysis.what_if.by_length import DraftLengthEstimate, WhatIf, what_if
+from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.trace.records import MISSING
+from engine.trace.run_ref import RunRef
+
+_HEADS = {
+    "n_max": ("n_max", "Longest draft, tokens; 0 means no drafting"),
+    "expected_length": ("tok/round", "Expected tokens per round"),
+    "draft_ms": ("draft ms", "Drafting, milliseconds per round"),
+    "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per round"),
+    "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per round"),
+    "step_ms": ("round ms", "All of a round, milliseconds"),
+    "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
+}
+_PARTS = ("draft_ms", "verify_ms", "rest_ms")
+"""Of the time of a round: left out where there is no room for all columns."""
+_TABLE_SHARE, _PLOT_SHARE = 5, 2
+"""Of the width, where all columns are next to the plot; where that is too little, some are left
+out and the plot is below."""
+_NOTE_FROM, _PLOT_FROM = 9, 16
+"""Lines from which on there is room for the note, and for the plot below the table."""
+_SPACING, _MARGIN = 3, 8
+_LEAST_ROWS = 2
+"""With the head; there is more to scroll to."""
+_MOST_ROUNDS = 10_000
+"""That estimates are made from, the newest ones: enough for three digits, quick to look at."""
+
+
+class WhatIfView(WholeRunView):
+    """Estimates for every n_max up to the longest draft of the run on show."""
+
+    untold = "the drafts of its rounds"
+    period_ms = 250
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(
+            "What if n_max were smaller",
+            "No draft yet",
+            "Estimates which n_max would have been fastest, from a run with drafts. "
+            "Press Run (F5) with a drafter chosen.",
+            parent,
+        )
+        self._rows: RunRows | None = None
+        self._has_drafts = False
+        self.headline = ElidedLabel()
+        self.note = ElidedLabel()
+        self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
+        self.table_widget = _table()
+        head = self.table_widget.horizontalHeader()
+        self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
+        self.plot = SpeedPlot(theme)
+        self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._parts.setSpacing(8)
+        self._parts.addWidget(self.table_widget, _TABLE_SHARE)
+        self._parts.addWidget(self.plot, _PLOT_SHARE)
+        column = QVBoxLayout(self.page)
+        column.setContentsMargins(_MARGIN, 4, _MARGIN, 4)
+        column.setSpacing(_SPACING)
+        column.addWidget(self.headline)
+        column.addLayout(self._parts, 1)
+        column.addWidget(self.note)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.plot.retheme(theme)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """The estimates as numbers; None is not observed."""
+        self._read()
+        result = self._estimate()
+        estimates = () if result is None else result.estimates
+        return list(_HEADS), [[getattr(e, name) for name in _HEADS] for e in estimates]
+
+    def _begin(self, run: RunRef | None) -> None:
+        self._rows, self._has_drafts = None if run is None else RunRows(run, "rounds"), False
+
+    def _read(self) -> bool:
+        if self._rows is not None:
+            start, stop = self._rows.read()
+            if start < stop and not self._has_drafts:
+                drafted = self._rows.column("num_draft_tokens", start, stop) > 0
+                single = self._rows.column("n_merged", start, stop) == MISSING
+                self._has_drafts = bool((drafted & single).any())
+        return self._has_drafts
+
+    def _estimate(self) -> WhatIf | None:
+        if self._run is None or not self._has_drafts:
+            return None
+        return what_if(RecordedRounds.of(self._run, newest=_MOST_ROUNDS))
+
+    def _show(self) -> None:
+        result = self._estimate()
+        if result is None:
+            return
+        self.headline.setText(_headline(result))
+        self.note.setText(_note(result))
+        self.headline.setToolTip(plain_tip(f"{self.headline.text()}. {self.note.text()}"))
+        self.plot.set_estimates(result)
+        table, best = self.table_widget, result.best
+        if table.rowCount() != len(result.estimates):
+            table.setRowCount(len(result.estimates))
+        for row, estimate in enumerate(result.estimates):
+            for column, name in enumerate(_HEADS):
+                value: float | None = getattr(estimate, name)
+                words = str(value) if name == "n_max" else significant(value)
+                if name == "n_max" and best is not None and best.n_max == estimate.n_max:
+                    words = f"★ {words}"
+                _put(table, row, column, words)
+
+    def minimumSizeHint(self) -> QSize:
+        """Without the note, and a plot below the table, which go where the view is low."""
+        least = super().minimumSizeHint()
+        if not self.note.isHidden():
+            least -= QSize(0, self.note.minimumSizeHint().height() + _SPACING)
+        below = self._parts.direction() is QBoxLayout.Direction.TopToBottom
+        if below and not self.plot.isHidden():
+            least -= QSize(0, self.plot.minimumHeight() + self._parts.spacing())
+        return least
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        metrics = self.fontMetrics()
+        lines = event.size().height() / metrics.height()
+        head, table = self.table_widget.horizontalHeader(), self.table_widget
+        widest = self._widest_head
+        across = event.size().width() - 2 * _MARGIN - self._parts.spacing()
+        bar = table.verticalScrollBar().sizeHint().width() + 2 * table.frameWidth()
+        beside = across * _TABLE_SHARE // (_TABLE_SHARE + _PLOT_SHARE) - bar
+        wide = beside >= len(_HEADS) * widest
+        direction = QBoxLayout.Direction
+        self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        self.plot.setVisible(wide or lines >= _PLOT_FROM)
+        self.note.setVisible(lines >= _NOTE_FROM)
+        for name in _PARTS:
+            table.setColumnHidden(list(_HEADS).index(name), not wide)
+        n_shown = len(_HEADS) - (0 if wide else len(_PARTS))
+        modes = QHeaderView.ResizeMode
+        same = wide or across - bar >= n_shown * widest
+        head.setSectionResizeMode(modes.Stretch if same else modes.ResizeToContents)
+
+
+def _table() -> QTableWidget:
+    table = QTableWidget(0, len(_HEADS))
+    table.setAccessibleName("Estimates by n_max")
+    table.setFont(figures_font())
+    table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    table.setTabKeyNavigation(False)
+    table.setShowGrid(False)
+    table.setWordWrap(False)
+    table.verticalHeader().hide()
+    height = table.fontMetrics().height() + 3
+    table.verticalHeader().setMinimumSectionSize(height)
+    table.verticalHeader().setDefaultSectionSize(height)
+    table.setMinimumHeight(_LEAST_ROWS * height)
+    head = table.horizontalHeader()
+    head.setHighlightSections(False)
+    head.setDefaultAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    for column, (title, tip) in enumerate(_HEADS.values()):
+        item = QTableWidgetItem(title)
+        item.setToolTip(tip)
+        table.setHorizontalHeaderItem(column, item)
+    head.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+    head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
+    table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    return table
+
+
+def _put(table: QTableWidget, row: int, column: int, words: str) -> None:
+    item = table.item(row, column)
+    if item is None:
+        item = QTableWidgetItem(words)
+        item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        table.setItem(row, column, item)
+    elif item.text() != words:
+        item.setText(words)
+
+
+def _headline(result: WhatIf) -> str:
+    best, recorded = result.best, result.recorded
+    if best is None:
+        return f"Lengths only, the run was not timed · estimate from {_steps(result)}"
+    words = f"Best n_max {best.n_max}: {_speed(best)}"
+    if best.n_max == recorded.n_max:
+        words += ", as recorded"
+    else:
+        gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
+        words += f", {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+    return f"{words} · estimate from {_steps(result)}"
+
+
+def _note(result: WhatIf) -> str:
+    words = "Assumed: " + "; ".join(ASSUMPTIONS)
+    if result.unmeasured_widths:
+        widths = ", ".join(map(str, result.unmeasured_widths))
+        words += (
+            f"; few rows or none verified {widths} tokens, which cost what the nearest widths do"
+        )
+    return f"{words}."
+
+
+def _steps(result: WhatIf) -> str:
+    return f"{result.n_steps:,} step{'' if result.n_steps == 1 else 's'}"
+
+
+def _speed(estimate: DraftLengthEstimate) -> str:
+    return f"{significant(estimate.tokens_per_second)} tok/s"
+
+
+class SpeedPlot(PlotSurface):
+    """A line of tokens per second; a star is the best n_max, a ring the one that was recorded."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__("0000 ", parent)
+        self.setAccessibleName("Estimated speed by n_max")
+        self.setMinimumHeight(2 * self.fontMetrics().height())
+        self._line = pg.PlotDataItem(symbol="o", symbolSize=4)
+        self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
+        self._best = pg.ScatterPlotItem(symbol="star", size=14)
+        for item in (self._line, self._recorded, self._best):
+            self.addItem(item)
+        self.retheme(theme)
+
+    def set_estimates(self, result: WhatIf | None) -> None:
+        """Show the estimates; nothing where the run was not timed."""
+        best = None if result is None else result.best
+        if result is None or best is None:
+            for item in (self._line, self._recorded, self._best):
+                item.setData([], [])
+            return
+        speeds = np.array([e.tokens_per_second or 0.0 for e in result.estimates])
+        n_max = np.arange(len(speeds))
+        self._line.setData(n_max, speeds)
+        self._recorded.setData([n_max[-1]], [speeds[-1]])
+        self._best.setData([best.n_max], [speeds[best.n_max]])
+        step = max(1, -(-len(speeds) // 8))
+        ticks = [(int(k), str(k)) for k in n_max[::step]]
+        self.getPlotItem().getAxis("bottom").setTicks([ticks])
+        self.box.setRange(xRange=(-0.4, n_max[-1] + 0.4), yRange=(0, speeds.max() * 1.2), padding=0)
+        self.setAccessibleDescription(
+            ", ".join(f"n_max {k}: {speed:.3g} tokens/s" for k, speed in enumerate(speeds))
+        )
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.colour_axes(theme)
+        self.name_axes("tok/s", "n_max", theme)
+        self._line.setPen(plot_pen(theme.color("ui.accent")))
+        self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
+        self._line.setSymbolBrush(theme.color("ui.accent"))
+        self._recorded.setPen(plot_pen(theme.color("plot.text"), 1.5))
+        self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
+        self._best.setPen(QPen(Qt.PenStyle.NoPen))
+        self._best.setBrush(theme.color("plot.limit"))

@@ -1,24 +1,48 @@
-"""The dialogs of the help menu: versions and the report for bug reports, and all shortcuts."""
+"""Dialogs of the help menu: its pages, rendered, linked and searched over all of them; versions and
+the report for bug reports; all shortcuts."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
+from typing import Any
 
 import PySide6
-from PySide6.QtCore import Qt, qVersion
-from PySide6.QtGui import QGuiApplication, QKeySequence
+from PySide6.QtCore import QEvent, Qt, QUrl, qVersion
+from PySide6.QtGui import (
+    QColor,
+    QGuiApplication,
+    QKeySequence,
+    QPalette,
+    QShortcut,
+    QTextBlock,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextFormat,
+    QTextTable,
+    QTextTableFormat,
+)
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QDialog,
     QDialogButtonBox,
+    QHBoxLayout,
     QHeaderView,
     QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QPushButton,
+    QSplitter,
     QTableWidget,
     QTableWidgetItem,
+    QTextBrowser,
+    QTextEdit,
     QVBoxLayout,
     QWidget,
 )
@@ -27,6 +51,291 @@ from app.actions import SPECS
 from app.actions.actions import Actions
 from app.engine_thread.events import OpenedFiles
 from engine.version import version
+from resources import help_page, help_topics
+
+_CONTEXT = 30
+"""Characters of a hit's line on either side of it."""
+_FEWEST = 2
+"""Letters that are searched for; fewer are everywhere."""
+_PLACE = Qt.ItemDataRole.UserRole
+
+
+def open_help(parent: QWidget) -> None:
+    """Show the pages, in the dialog that is open already if there is one."""
+    dialog = parent.findChild(HelpPages) or HelpPages(parent)
+    dialog.show()
+    dialog.raise_()
+    dialog.activateWindow()
+
+
+class HelpBrowser(QTextBrowser):
+    """One page, `TOPIC.md`, with links to others, to their headings and to the web."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Page of help")
+        self.setOpenExternalLinks(True)
+        self.document().setDocumentMargin(14)
+        self.sourceChanged.connect(self._dress)
+
+    @property
+    def topic(self) -> str:
+        """The page on show."""
+        return topic_of(self.source())
+
+    def open(self, topic: str) -> None:
+        """Show a page from its start, unless it is on show."""
+        if topic != self.topic:
+            self.setSource(QUrl(f"{topic}.md"))
+
+    def loadResource(self, kind: int, name: QUrl | str) -> Any:
+        """The Markdown of a page; nothing else is loaded."""
+        topic = topic_of(QUrl(name))
+        return help_page(topic) if topic in help_topics() else None
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Colours are part of the document: with others it is made anew."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.PaletteChange and self.topic:
+            place = self.verticalScrollBar().value()
+            self.reload()
+            self.verticalScrollBar().setValue(place)
+
+    def _dress(self, source: QUrl) -> None:
+        """Give tables and code their looks, and go to the heading that a link names."""
+        palette = self.palette()
+        raised, edge = (palette.color(role) for role in _RAISED_AND_EDGE)
+        for frame in self.document().rootFrame().childFrames():
+            if isinstance(frame, QTextTable):
+                _dress_table(frame, raised, edge)
+        for block in blocks(self.document()):
+            if block.blockFormat().hasProperty(QTextFormat.Property.BlockCodeFence):
+                cursor = QTextCursor(block)
+                form = block.blockFormat()
+                form.setBackground(raised)
+                cursor.setBlockFormat(form)
+        if source.hasFragment():
+            self.go_to(heading_position(self.document(), source.fragment()))
+
+    def go_to(self, position: int, length: int = 0) -> None:
+        """Bring a place into sight, at the top as far as that goes, and select what is there."""
+        cursor = QTextCursor(self.document())
+        cursor.setPosition(position)
+        self.setTextCursor(cursor)
+        self.verticalScrollBar().setValue(
+            self.verticalScrollBar().value() + self.cursorRect(cursor).top() - self.height() // 6
+        )
+        cursor.setPosition(position + length, QTextCursor.MoveMode.KeepAnchor)
+        self.setTextCursor(cursor)
+
+
+_RAISED_AND_EDGE = (QPalette.ColorRole.AlternateBase, QPalette.ColorRole.Mid)
+
+
+def _dress_table(table: QTextTable, raised: QColor, edge: QColor) -> None:
+    form = QTextTableFormat()
+    form.setCellPadding(5)
+    form.setCellSpacing(0)
+    form.setBorder(1)
+    form.setBorderCollapse(True)
+    form.setBorderBrush(edge)
+    form.setTopMargin(6)
+    form.setBottomMargin(10)
+    form.setHeaderRowCount(1)
+    table.setFormat(form)
+    for column in range(table.columns()):
+        cell = QTextCharFormat()
+        cell.setBackground(raised)
+        table.cellAt(0, column).setFormat(cell)
+
+
+def topic_of(source: QUrl) -> str:
+    """The page that an address names, with or without a heading."""
+    return source.fileName().removesuffix(".md")
+
+
+def blocks(document: QTextDocument) -> Iterator[QTextBlock]:
+    """All blocks of a document, those in tables too."""
+    block = document.begin()
+    while block.isValid():
+        yield block
+        block = block.next()
+
+
+def slug(heading: str) -> str:
+    """The fragment of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def heading_position(document: QTextDocument, fragment: str) -> int:
+    """Where a heading begins, 0 for none of that name."""
+    found = (
+        block.position()
+        for block in blocks(document)
+        if block.blockFormat().headingLevel() and slug(block.text()) == fragment
+    )
+    return next(found, 0)
+
+
+class HelpPages(QDialog):
+    """The list of pages, or of hits while something is searched for, and the page chosen."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Draftscope help")
+        self._topics = help_topics()
+        self._documents: dict[str, QTextDocument] = {}
+        self.field = QLineEdit()
+        self.field.setPlaceholderText("Search all pages")
+        self.field.setAccessibleName("Search all pages")
+        self.field.setClearButtonEnabled(True)
+        self.field.textChanged.connect(self._search)
+        self.field.returnPressed.connect(lambda: self._step(+1))
+        self.list = QListWidget()
+        self.list.setWordWrap(True)
+        self.list.setSpacing(2)
+        self.list.setResizeMode(QListWidget.ResizeMode.Adjust)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setAccessibleName("Pages, or hits of the search")
+        self.list.currentItemChanged.connect(self._show)
+        self.count = QLabel()
+        self.count.setWordWrap(True)
+        self.browser = HelpBrowser()
+        self.browser.sourceChanged.connect(self._follow)
+        self.back = _button("Ba&ck", "The page before (Alt+Left)", self.browser.backward)
+        self.forward = _button("&Forward", "Go on again (Alt+Right)", self.browser.forward)
+        self.browser.backwardAvailable.connect(self.back.setEnabled)
+        self.browser.forwardAvailable.connect(self.forward.setEnabled)
+        self.previous = _button("&Previous", "Hit before (Shift+F3)", lambda: self._step(-1))
+        self.next = _button("&Next", "Next hit (F3)", lambda: self._step(+1))
+        for keys, button in (("F3", self.next), ("Shift+F3", self.previous)):
+            QShortcut(QKeySequence(keys), self, button.click)
+        QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self, self.field.setFocus)
+        self._lay_out()
+        self._search("")
+        self.list.setCurrentRow(0)
+
+    def _lay_out(self) -> None:
+        side = QWidget()
+        column = QVBoxLayout(side)
+        column.setContentsMargins(0, 0, 0, 0)
+        for widget in (self.field, self.list, self.count):
+            column.addWidget(widget)
+        row = QHBoxLayout()
+        for button in (self.previous, self.next):
+            row.addWidget(button)
+        column.addLayout(row)
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 0)
+        row = QHBoxLayout()
+        row.addWidget(self.back)
+        row.addWidget(self.forward)
+        row.addStretch()
+        column.addLayout(row)
+        column.addWidget(self.browser)
+        splitter = QSplitter()
+        splitter.addWidget(side)
+        splitter.addWidget(page)
+        splitter.setStretchFactor(1, 1)
+        width = self.fontMetrics().averageCharWidth()
+        splitter.setSizes([38 * width, 110 * width])
+        QVBoxLayout(self).addWidget(splitter)
+        self.resize(150 * width, 680)
+
+    def hits(self, words: str) -> Iterator[tuple[str, int, str]]:
+        """Topic, position and line of each place where the words are, whatever their case."""
+        for topic in self._topics:
+            document = self._document(topic)
+            found = document.find(words)
+            while not found.isNull():
+                block, start = found.block(), found.selectionStart()
+                at = start - block.position()
+                line = block.text()[max(0, at - _CONTEXT) : at + len(words) + _CONTEXT]
+                yield topic, start, " ".join(line.split())
+                found = document.find(words, found)
+
+    def _document(self, topic: str) -> QTextDocument:
+        """A page as the browser has it, with the same positions."""
+        if topic not in self._documents:
+            self._documents[topic] = QTextDocument(self)
+            self._documents[topic].setMarkdown(help_page(topic))
+        return self._documents[topic]
+
+    def _search(self, words: str) -> None:
+        words = words.strip()
+        is_searching = len(words) >= _FEWEST
+        hits = list(self.hits(words)) if is_searching else []
+        self.list.clear()
+        for topic, start, line in hits:
+            self._add(f"{self._topics[topic].partition(':')[0]}\n… {line} …", topic, start)
+        if not is_searching:
+            for topic, title in self._topics.items():
+                self._add(title, topic, None)
+        n = f"{len(hits)} {'hit' if len(hits) == 1 else 'hits'}"
+        pages = len({topic for topic, _, _ in hits})
+        self.count.setText(
+            f"{n} on {pages} {'page' if pages == 1 else 'pages'}" if is_searching else ""
+        )
+        for button in (self.previous, self.next):
+            button.setEnabled(bool(hits))
+        self._mark()
+
+    def _add(self, text: str, topic: str, position: int | None) -> None:
+        item = QListWidgetItem(text)
+        item.setData(_PLACE, (topic, position))
+        self.list.addItem(item)
+
+    def _step(self, by: int) -> None:
+        n = self.list.count()
+        if n and self.next.isEnabled():
+            row = self.list.currentRow()
+            self.list.setCurrentRow((row + by) % n if row >= 0 else 0 if by > 0 else n - 1)
+
+    def _show(self, item: QListWidgetItem | None) -> None:
+        if item is None:
+            return
+        topic, position = item.data(_PLACE)
+        self.browser.open(topic)
+        self._mark()
+        if position is not None:
+            self.browser.go_to(position, len(self.field.text().strip()))
+
+    def _follow(self, source: QUrl) -> None:
+        """Mark the page in the list that a link has led to."""
+        self._mark()
+        for row in range(self.list.count()):
+            topic, position = self.list.item(row).data(_PLACE)
+            if topic == topic_of(source) and position is None:
+                self.list.blockSignals(True)
+                self.list.setCurrentRow(row)
+                self.list.blockSignals(False)
+
+    def _mark(self) -> None:
+        """Colour all hits on the page on show."""
+        marks = []
+        words = self.field.text().strip()
+        document = self.browser.document()
+        found = document.find(words) if len(words) >= _FEWEST else QTextCursor()
+        while not found.isNull():
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = found
+            mark.format.setBackground(self.palette().color(QPalette.ColorRole.Accent))
+            mark.format.setForeground(self.palette().color(QPalette.ColorRole.Base))
+            marks.append(mark)
+            found = document.find(words, found)
+        self.browser.setExtraSelections(marks)
+
+
+def _button(text: str, tip: str, act: Any) -> QPushButton:
+    button = QPushButton(text)
+    button.setToolTip(tip)
+    button.setAutoDefault(False)
+    button.setEnabled(False)
+    button.clicked.connect(lambda: act())
+    return button
+
 
 _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")
 

@@ -1,22 +1,338 @@
-"""The prompt suite: every prompt alone, in every configuration, next to plain decoding.
+"""The prompt suite (every prompt alone, in every configuration, next to plain decoding) and its
+results: written request by request, read and resumed; two of them compared.
 
 The configurations take turns within a prompt, and which one is first changes from prompt to
 prompt, so what else the machine does hits them alike.
+
+The results file (engine.experiments.results) has a row for each request, with the whole request as
+its detail, and what all requests share as its plan. `bench suite --json` prints the same as one
+object (engine.experiments.bench.suite_report), which is read too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, RequestResult, measure_request
-from engine.experiments.bench.suite_results import Measured, medians
+from engine.experiments.bench.suite_report import suite_report
+from engine.experiments.results.json_files import is_results_json, key_of, suite_row, title
+from engine.experiments.results.reader import find_results, is_database, read_results
+from engine.experiments.results.schema import SUITE, is_figure, json_object, results_file, wrong
+from engine.experiments.results.table import ExperimentResults
+from engine.experiments.results.writer import JobResult, ResultsWriter
+from engine.files import user_text
+from engine.foreign_json import JsonError, parse_json
 from engine.options import Prompt
+from engine.trace.typed_json import strict_json
 
 if TYPE_CHECKING:
     from engine.session import Session
+
+
+SUITE_KIND = "draftscope bench suite"
+SUITE_VERSION = 1
+_MOST_BYTES = 64 << 20
+AGGREGATE_FIELDS = (
+    "n_requests",
+    "total_predicted",
+    "total_draft",
+    "total_draft_accepted",
+    "aggregate_accept_rate",
+    "wall_s_total",
+)
+
+Measured = dict[tuple[str, str, int], RequestResult]
+"""Requests by configuration, prompt and number of the repetition, from 0."""
+
+
+def medians(
+    configurations: Iterable[str], prompts: Iterable[str], measured: Measured
+) -> dict[str, list[RequestResult]]:
+    """Of each configuration the requests with the median time, in the order of the prompts."""
+    taken: dict[tuple[str, str], list[RequestResult]] = {}
+    for (configuration, prompt, _), request in measured.items():
+        taken.setdefault((configuration, prompt), []).append(request)
+    return {
+        name: [
+            sorted(found, key=lambda request: request.predicted_ms)[(len(found) - 1) // 2]
+            for prompt in prompts
+            if (found := taken.get((name, prompt)))
+        ]
+        for name in configurations
+    }
+
+
+class SuiteWriter:
+    """The results file of a suite, opened to go on with it; a context manager.
+
+    measured: requests that the file has.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        options: Mapping[str, Mapping[str, Any]],
+        prompts: Mapping[str, str],
+        planned: int,
+    ) -> None:
+        """facts: what is said of all requests: model, machine, prompt set, number of repetitions …
+        options: by configuration. prompts: texts by name. planned: number of requests.
+
+        Raises OptionError for a folder that cannot be written or has results of another model,
+        machine, compute mode, prompts or options, TraceFileError for one that holds something else.
+        """
+        plan = strict_json(
+            {
+                "facts": dict(facts),
+                "options": dict(options),
+                "prompts": {
+                    name: sha256(text.encode()).hexdigest() for name, text in prompts.items()
+                },
+            }
+        )
+        self._facts = facts
+        self.measured: Measured = {}
+        if is_database(results_file(folder)):
+            known = read_results(folder)
+            if known.facts.get("kind") == SUITE and _lasting(_plan_of(known)) != _lasting(plan):
+                raise OptionError(
+                    f"{folder} has results of another model or machine, other prompts or options.",
+                    "Name another folder with --out.",
+                )
+            if known.facts.get("kind") == SUITE:
+                self.measured = _measured(known)
+        name = title(SUITE, str(facts["model"].get("name")))
+        self._writer = ResultsWriter(folder, SUITE, name, planned, json.dumps(plan))
+        self.path = self._writer.path
+
+    def add(self, request: RequestResult, repeat: int) -> None:
+        """Write a request. Raises OptionError where the disk does not take it."""
+        settings, figures = suite_row(request.configuration, asdict(request))
+        self.measured[request.configuration, request.prompt, repeat] = request
+        machine = {**self._facts["environment"], "device": self._facts["device"]}
+        del machine["date"]
+        self._writer.add(
+            key_of({**settings, "repeat": repeat}),
+            len(self.measured),
+            settings | ({"repeat": repeat} if repeat else {}),
+            JobResult(figures=figures, machine=machine, model=self._facts["model"]),
+            asdict(request),
+        )
+
+    def __enter__(self) -> SuiteWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+
+def suite_result(
+    facts: Mapping[str, Any],
+    options: Mapping[str, Mapping[str, Any]],
+    prompts: Iterable[str],
+    measured: Measured,
+    planned: int,
+) -> dict[str, Any]:
+    """The suite as one object, as `--json` prints it. options: by configuration."""
+    return {
+        "kind": SUITE_KIND,
+        "version": SUITE_VERSION,
+        "complete": len(measured) >= planned,
+        **facts,
+        "configurations": suite_report(options, medians(options, list(prompts), measured)),
+    }
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The results of a suite as one object, from a folder, the file in it, or JSON.
+
+    Raises OptionError for a file that cannot be read or holds anything else, TraceFileError for a
+    results file that is damaged.
+    """
+    if (found := find_results(path)) is not None and not is_results_json(found):
+        results = read_results(found)
+        if results.facts.get("kind") != SUITE:
+            raise _unusable(path)
+        plan = _plan_of(results)
+        facts, options, prompts = (_part(plan, name) for name in ("facts", "options", "prompts"))
+        if PLAIN not in options:
+            raise _unusable(path)
+        return suite_result(facts, options, prompts, _measured(results), results.planned)
+    return _read_json(path)
+
+
+def _part(plan: dict[str, Any], name: str) -> dict[str, Any]:
+    value = plan.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _lasting(plan: dict[str, Any]) -> Any:
+    """A plan without what may differ where a suite goes on: the date, and the file's place."""
+    return {
+        **plan,
+        "facts": _without(plan.get("facts"), ("date", "name", "modified_ns", "content")),
+    }
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without(one, names) for name, one in value.items() if name not in names}
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _plan_of(results: ExperimentResults) -> dict[str, Any]:
+    return json_object(results.path, results.facts.get("plan") or "{}")
+
+
+def _measured(results: ExperimentResults) -> Measured:
+    """The requests of a results file. Raises TraceFileError for what is not written there."""
+    found: Measured = {}
+    for row in range(results.n):
+        detail = results.facts.get(f"detail {results.columns['key'][row]}")
+        settings = results.settings(row)
+        names = settings.get("configuration"), settings.get("prompt")
+        repeat = settings.get("repeat", 0)
+        if detail is None or not all(isinstance(n, str) for n in names) or type(repeat) is not int:
+            raise wrong(results.path, row + 1, "detail", "is not a request of a suite")
+        request = _request(results.path, row + 1, json_object(results.path, detail, row + 1))
+        found[request.configuration, request.prompt, repeat] = request
+    return found
+
+
+def _request(path: Path, at: int, detail: dict[str, Any]) -> RequestResult:
+    values: dict[str, Any] = {}
+    for field in fields(RequestResult):
+        value = detail.get(field.name)
+        if field.type == "str":
+            fits = isinstance(value, str)
+        elif field.name == "tokens":
+            value = tuple(value) if isinstance(value, list) else (-1,)
+            fits = all(type(n) is int and n >= 0 for n in value)
+        else:
+            fits = is_figure(value) and (field.type == "float" or type(value) is int)
+        if not fits:
+            raise wrong(path, at, f"detail, {field.name}", "has the wrong type")
+        values[field.name] = value
+    return RequestResult(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDiff:
+    """One prompt in both files: tokens per second, their ratio b / a, acceptance rates."""
+
+    name: str
+    a_tok_s: float
+    b_tok_s: float
+    ratio: float | None
+    a_rate: float | None
+    b_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationDiff:
+    """Two configurations compared. aggregate: (a, b) by field; prompts: those in both files."""
+
+    a_name: str
+    b_name: str
+    aggregate: dict[str, tuple[float | None, float | None]]
+    prompts: list[PromptDiff]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteDiff:
+    """Pairs of configurations, and those that one file alone has."""
+
+    pairs: list[ConfigurationDiff]
+    only_a: list[str]
+    only_b: list[str]
+
+
+def compare_results(a: dict[str, Any], b: dict[str, Any]) -> SuiteDiff:
+    """Pair configurations of the same name; where each file has one left over, these as well."""
+    of_a = {one["name"]: one for one in a["configurations"]}
+    of_b = {one["name"]: one for one in b["configurations"]}
+    pairs = [(name, name) for name in of_a if name in of_b]
+    only_a = [name for name in of_a if name not in of_b]
+    only_b = [name for name in of_b if name not in of_a]
+    if len(only_a) == len(only_b) == 1:
+        pairs.append((only_a.pop(), only_b.pop()))
+    return SuiteDiff([_pair(of_a[name], of_b[other]) for name, other in pairs], only_a, only_b)
+
+
+def _pair(a: dict[str, Any], b: dict[str, Any]) -> ConfigurationDiff:
+    of_b = {row["name"]: row for row in b["rows"]}
+    prompts = []
+    for row in a["rows"]:
+        if (other := of_b.get(row["name"])) is None:
+            continue
+        speed, other_speed = row["predicted_per_second"], other["predicted_per_second"]
+        prompts.append(
+            PromptDiff(
+                row["name"],
+                speed,
+                other_speed,
+                other_speed / speed if speed else None,
+                row["accept_rate"],
+                other["accept_rate"],
+            )
+        )
+    fields = {name: (a["aggregate"][name], b["aggregate"][name]) for name in AGGREGATE_FIELDS}
+    return ConfigurationDiff(a["name"], b["name"], fields, prompts)
+
+
+def _check_configuration(one: dict[str, Any]) -> None:
+    """Raises KeyError or TypeError where something that a comparison needs is not there."""
+    _require(one["name"], str)
+    for name in AGGREGATE_FIELDS:
+        _require(one["aggregate"][name], int, float, none=name == "aggregate_accept_rate")
+    for row in one["rows"]:
+        _require(row["name"], str)
+        _require(row["predicted_per_second"], int, float)
+        _require(row["accept_rate"], int, float, none=True)
+
+
+def _require(value: object, *kinds: type, none: bool = False) -> None:
+    if isinstance(value, bool) or not (isinstance(value, kinds) or (none and value is None)):
+        raise TypeError
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        result = parse_json(user_text(path, _MOST_BYTES))
+    except JsonError as error:
+        raise _unusable(path, f" ({error})") from error
+    try:
+        if (result["kind"], result["version"]) != (SUITE_KIND, SUITE_VERSION):
+            raise _unusable(path)
+        for one in result["configurations"]:
+            _check_configuration(one)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unusable(path) from error
+    return dict(result)
+
+
+def _unusable(path: Path, why: str = "") -> OptionError:
+    return OptionError(
+        f"{path} is not a result file of `draftscope bench suite`{why}.", "Write one with --out."
+    )
+
 
 # enough for passes of most widths to come twice, which records them
 _WARM_UP_TOKENS = 32

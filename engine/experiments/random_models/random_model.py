@@ -22,8 +22,12 @@ from engine.experiments.random_models.random_blocks import random_tensor
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_kda import KDA_SIZES, add_kda_keys
 from engine.experiments.random_models.random_mamba import MAMBA_SIZES, add_mamba_keys
-from engine.experiments.random_models.random_qwen import CONFIGS, add_qwen_keys
-from engine.experiments.random_models.random_qwen4exp import QWEN4EXP_SIZES, add_qwen4exp_keys
+from engine.experiments.random_models.random_qwen import (
+    CONFIGS,
+    QWEN4EXP_SIZES,
+    add_qwen4exp_keys,
+    add_qwen_keys,
+)
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType

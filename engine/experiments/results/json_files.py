@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.results.row_check import MOST_ROWS, is_figure
-from engine.experiments.results.schema import DONE, FIGURES, SUITE, TUNE
+from engine.experiments.results.schema import DONE, FIGURES, MOST_ROWS, SUITE, TUNE, is_figure
 from engine.experiments.results.table import ExperimentResults, results_of
 from engine.files import file_head, user_text
 from engine.foreign_json import JsonError, parse_json

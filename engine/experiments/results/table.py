@@ -6,7 +6,7 @@
     results.axes                                               # settings that vary, first to last
     results.trace(3)                                           # the folder of row 3's trace
 
-A file may come from anyone: what its rows hold is checked (engine.experiments.results.row_check).
+A file may come from anyone: what its rows hold is checked (engine.experiments.results.schema).
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.experiments.results.row_check import (
+from engine.experiments.results.schema import (
+    DONE,
+    FIGURES,
     TEXT_COLUMNS,
     checked_settings,
     checked_text,
     json_object,
+    trace_folder,
 )
-from engine.experiments.results.schema import DONE, FIGURES, trace_folder
 
 _MOST_KEYS = 256
 
@@ -112,7 +114,7 @@ def results_of(
     descriptions: Mapping[int, str],
     places: Sequence[int] = (),
 ) -> ExperimentResults:
-    """Results from checked rows of a file (engine.experiments.results.row_check), in the plan's
+    """Results from checked rows of a file (engine.experiments.results.schema), in the plan's
     order.
 
     facts: `title` is checked to be text. places: numbers of the rows in the file, without it from

@@ -20,8 +20,7 @@ from engine.errors import OptionError
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
 from engine.experiments.sweep.settings import DEVICE
-from engine.experiments.sweep.sweep import TraceOf
-from engine.experiments.sweep.trace_files import own_folder, pack_trace
+from engine.experiments.sweep.sweep import TraceOf, own_folder, pack_trace
 from engine.version import version
 
 _LOOK_S = 2.0

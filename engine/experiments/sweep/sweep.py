@@ -1,16 +1,22 @@
 """A sweep from plan to results: what is left to do is done, each result written as it comes.
 
 Jobs run one after another in a process of their own, so that one that ends it (a kernel that
-crashes, memory that is not there) costs its own result and nothing else.
+crashes, memory that is not there) costs its own result and nothing else. Exported traces go from
+one machine to another as the bytes of their files.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -25,8 +31,9 @@ from engine.experiments.results.schema import FAILED, SWEEP, trace_folder
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import SweepJob, SweepPlan
 from engine.experiments.sweep.settings import MODEL
-from engine.experiments.sweep.trace_files import unpack_trace
 from engine.gguf.file import GgufFile
+from engine.trace.export import check_target
+from engine.trace.replacing import replacing
 
 Results = Generator[tuple[SweepJob, JobResult], None, None]
 TraceOf = Callable[[SweepJob], Path | None]
@@ -231,3 +238,50 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)
+
+
+_FOLDER = "draftscope-sweep-"
+_NAME = re.compile(r"[a-z][a-z0-9_]*\.(csv|json)")
+
+
+def pack_trace(folder: Path) -> dict[str, bytes]:
+    """Its files by name, compressed."""
+    return {path.name: zlib.compress(path.read_bytes(), 1) for path in sorted(folder.iterdir())}
+
+
+def unpack_trace(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files into a folder, in place of an earlier trace. Raises OptionError."""
+    try:
+        with replacing(folder, check_target, lambda _: set(files)) as stage:
+            for name, content in files.items():
+                if _NAME.fullmatch(name):
+                    (stage / name).write_bytes(zlib.decompress(content))
+    except OSError as error:
+        raise OptionError(
+            f"{folder} cannot be written: {error.strerror or error}.", "Free some space."
+        ) from error
+
+
+def own_folder() -> Path:
+    """A new folder of this process for files that are needed for a while.
+
+    What processes left that are gone is removed: a worker may be killed at any moment.
+    """
+    places = Path(tempfile.gettempdir())
+    for left in places.glob(f"{_FOLDER}*-*"):
+        pid = left.name.removeprefix(_FOLDER).split("-")[0]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=places))
+
+
+def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":  # where a signal would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

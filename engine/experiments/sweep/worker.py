@@ -21,7 +21,7 @@ from engine.experiments.sweep.plan import SweepJob
 from engine.gguf.file import GgufFile
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
-from engine.machine.huge_pages import wait_for_huge_pages
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.drafters.kinds import drafter_of
 from engine.model.mtp_file import DRAFT_MTP
 from engine.model.threads import use_threads

@@ -5,23 +5,34 @@ and which one is first changes from round to round, so what else the machine doe
 round gives one speed for each configuration; two configurations are compared round by round with a
 sign test, which assumes nothing about how times are distributed. Before its first run that counts,
 each configuration has one that does not: that records passes, which later ones find recorded.
+
+Threads, rollback policy and batch split, of which a recording says nothing, are searched for by
+real runs too.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, run_to_end
-from engine.options import Prompt, RunOptions
+from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions
 from engine.trace.records import MISSING
 from engine.trace.timings import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from engine.session import Session
+
 
 SIGNIFICANT = 0.05
 """A probability below this shows a difference; six rounds all of one sign have 0.031."""
@@ -155,3 +166,65 @@ def sign_test(wins: int, n: int) -> float:
         return 1.0
     least = min(wins, n - wins)
     return float(min(1.0, 2 * sum(comb(n, i) for i in range(least + 1)) / 2**n))
+
+
+def check_optuna() -> None:
+    """Raises OptionError where Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            "--trials needs Optuna, which is not installed.", "pip install draftscope[tune]"
+        ) from error
+
+
+def search(
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: RunOptions,
+    n_trials: int,
+    report: Callable[[str], None] = lambda what: None,
+) -> list[dict[str, Any]]:
+    """Try settings, the first one as it is now; the trials from the fastest on: values by name,
+    and tokens_per_second, 0 for one that this model cannot run. Raises OptionError without Optuna.
+    """
+    check_optuna()
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    n_cores = os.cpu_count() or 1
+
+    def measured(trial: Any) -> float:
+        threads = trial.suggest_int("threads", 1, n_cores)
+        rollback = trial.suggest_categorical("rollback", list(ROLLBACK_POLICIES))
+        split = trial.suggest_categorical("split", list(SPLITS))
+        try:
+            tried = replace(options, rollback=rollback, split=split)
+            with _threads(threads):
+                found = timed_run(session, prompts, tried).speed
+        except DraftscopeError as error:
+            report(f"trial {trial.number + 1}: {error.message}")
+            return 0.0
+        report(
+            f"trial {trial.number + 1}: {threads} threads, {rollback}, {split}: {found:.1f} tok/s"
+        )
+        return found
+
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=options.sampler.seed)
+    )
+    now = {"threads": torch.get_num_threads(), "rollback": options.rollback, "split": options.split}
+    study.enqueue_trial(now)
+    study.optimize(measured, n_trials=n_trials)
+    rows = [{**trial.params, "tokens_per_second": trial.value} for trial in study.trials]
+    return sorted(rows, key=lambda row: -(row["tokens_per_second"] or 0.0))
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""The options of a run that drafts with one drafter, so long and so sure."""
+"""Options of a run that drafts with one drafter: the length of its drafts and their confidence."""
 
 from __future__ import annotations
 

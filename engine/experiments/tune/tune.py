@@ -24,19 +24,19 @@ from engine.experiments.tune.advice import (
     by_category,
     by_position,
     costs_of,
+    engine_flags,
     pareto,
     undo_bytes,
     verdict,
 )
 from engine.experiments.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
 from engine.experiments.tune.confirm import Confirmed, confirm
-from engine.experiments.tune.flags import engine_flags
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import TuneRecording, record
 from engine.machine.device import device_name
 from engine.machine.environment import environment
-from engine.machine.huge_pages import wait_for_huge_pages
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.options import Prompt, RunOptions
 from engine.trace.typed_json import strict_json
 

@@ -16,8 +16,7 @@ from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.weights import Embedding, Weights
 from kernels.pointwise import add
 from kernels.rows import copy_rows, join, take_rows
-from kernels.rows.argmax import argmax
-from kernels.rows.top_k import top_k
+from kernels.rows.reductions import argmax, top_k
 
 
 class Lattice(NamedTuple):

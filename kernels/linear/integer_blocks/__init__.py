@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick
-from kernels.linear.integer_blocks.parts import SPLITTERS, IntegerBlockParts, split
-from kernels.linear.integer_blocks.rows_of_integers import (
+from kernels.linear.integer_blocks.parts import (
     LONG,
     SHORT,
+    SPLITTERS,
+    IntegerBlockParts,
     IntegerRows,
     is_long,
     quantise,
+    split,
 )
 
 TYPES = tuple(SPLITTERS)
@@ -29,7 +31,7 @@ TYPES = tuple(SPLITTERS)
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
     """x @ weight.T, x rounded to integers of 8 bits
-    (kernels.linear.integer_blocks.rows_of_integers).
+    (kernels.linear.integer_blocks.parts).
 
     x: f32 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole blocks of the
     GGML type named `type`. Returns f32 [..., out].

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS
-from kernels.linear.integer_blocks.rows_of_integers import MOST, is_long
+from kernels.linear.integer_blocks.parts import MOST, is_long
 from kernels.llvm import Value
 
 Length = TypeVar("Length", int, Value)

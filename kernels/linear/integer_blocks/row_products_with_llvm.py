@@ -22,7 +22,7 @@ from kernels.linear.integer_blocks.integers_with_llvm import (
     Form,
     LongBlocks,
 )
-from kernels.linear.integer_blocks.rows_of_integers import MOST, is_long
+from kernels.linear.integer_blocks.parts import MOST, is_long
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import I16, I32
 

@@ -21,6 +21,7 @@ from kernels.linear.integer_blocks.activations_with_llvm import (
     write_rows,
 )
 from kernels.linear.integer_blocks.integers_with_llvm import BYTES, long_blocks, short_blocks
+from kernels.linear.integer_blocks.parts import GROUP
 from kernels.linear.integer_blocks.row_products_with_llvm import (
     RowVectors,
     dot_products,
@@ -30,7 +31,6 @@ from kernels.linear.integer_blocks.row_products_with_llvm import (
     pair_sums,
     sums,
 )
-from kernels.linear.integer_blocks.rows_of_integers import GROUP
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8, I16, I64
 from kernels.processor import halves_512_bits, reads_ahead_into_second_cache, vnni_bits

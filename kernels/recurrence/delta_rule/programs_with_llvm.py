@@ -6,12 +6,12 @@ Where a tensor is asked for, a program takes four arguments: its address and thr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import exp
+from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors
 from kernels.llvm.values import I64
 
 LANES = 16
@@ -33,19 +33,7 @@ class Sides(NamedTuple):
     @property
     def width(self) -> int:
         """Columns of a block."""
-        return _divisor(self.d_v, COLUMNS)
-
-
-def _divisor(n: int, most: int) -> int:
-    """The largest power of two that divides n, up to `most`."""
-    return min(n & -n, most)
-
-
-class Place(NamedTuple):
-    """Where a block lies: the address of its first number, and the bytes from row to row."""
-
-    start: Value
-    row: Value
+        return divisor(self.d_v, COLUMNS)
 
 
 class Block:
@@ -60,16 +48,18 @@ class Block:
         self._lanes = min(sides.width, LANES)
         self._n_vectors = sides.width // self._lanes
         self._type = vector(F32, self._lanes)
-        self.own = Place(code.stack(4 * sides.d_k * sides.width), code.integer(4 * sides.width))
+        self.own = StatePlace(
+            code.stack(4 * sides.d_k * sides.width), code.integer(4 * sides.width)
+        )
         self._decays, self._keys, self._queries = (code.stack(4 * sides.d_k) for _ in range(3))
 
-    def place_if(self, condition: Value, place: Place) -> Place:
+    def place_if(self, condition: Value, place: StatePlace) -> StatePlace:
         """`place` if the condition holds, else the block's own memory on the stack."""
         choose = self._code.choose
-        return Place(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
+        return StatePlace(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
 
     def token(
-        self, S: Place, q: Value, k: Value, v: Value, g: Value, beta: Value
+        self, S: StatePlace, q: Value, k: Value, v: Value, g: Value, beta: Value
     ) -> tuple[list[Value], list[Value]]:
         """The first pass: o and u of every column."""
         code = self._code
@@ -84,12 +74,14 @@ class Block:
         """What `write` needs of the gates where no first pass has gone before."""
         if not self._sides.channels:
             return
-        lanes = _divisor(self._sides.d_k, LANES)
+        lanes = divisor(self._sides.d_k, LANES)
         with self._code.loop(0, self._d_k, lanes) as d:
             gates = self._code.load(g + d * 4, vector(F32, lanes))
             self._code.store(exp(self._code, gates), self._decays + d * 4)
 
-    def write(self, S: Place, k: Value, g: Value, u: Sequence[Value], target: Place) -> None:
+    def write(
+        self, S: StatePlace, k: Value, g: Value, u: Sequence[Value], target: StatePlace
+    ) -> None:
         """The second pass, from S to target."""
         code = self._code
         whole = None if self._sides.channels else self._spread(exp(code, code.load(g, F32)))
@@ -99,11 +91,11 @@ class Block:
             new = [code.fma(key, u_n, S_n * decay) for S_n, u_n in zip(rows, u, strict=True)]
             self.store(new, target.start + d * target.row)
 
-    def copy(self, S: Place, target: Place) -> None:
+    def copy(self, S: StatePlace, target: StatePlace) -> None:
         with self._code.loop(0, self._d_k) as d:
             self.store(self.load(S.start + d * S.row), target.start + d * target.row)
 
-    def copy_past_caches(self, S: Place, target: Place) -> None:
+    def copy_past_caches(self, S: StatePlace, target: StatePlace) -> None:
         """`copy` to what is not read soon, where rows begin on lines of the cache; else `copy`."""
         code, step = self._code, 4 * self._lanes
         off = (target.start | target.row) % LINE
@@ -127,7 +119,7 @@ class Block:
     def _scale(self, q: Value, k: Value, g: Value) -> Value:
         """Keys and queries times their decay, and the decays, into memory; returns q . k."""
         code, channels = self._code, self._sides.channels
-        lanes = _divisor(self._sides.d_k, LANES)
+        lanes = divisor(self._sides.d_k, LANES)
         type = vector(F32, lanes)
         total = code.variable(code.constant(type, 0.0))
         whole = None if channels else code.splat(exp(code, code.load(g, F32)), lanes)
@@ -142,10 +134,10 @@ class Block:
             total.set(code.fma(keys, queries, total.value))
         return code.sum(total.value)
 
-    def _read(self, S: Place) -> tuple[list[Value], list[Value]]:
+    def _read(self, S: StatePlace) -> tuple[list[Value], list[Value]]:
         """w and r."""
         code = self._code
-        n_rows = _divisor(self._sides.d_k, max(CHAINS // (2 * self._n_vectors), 1))
+        n_rows = divisor(self._sides.d_k, max(CHAINS // (2 * self._n_vectors), 1))
         zero = code.constant(self._type, 0.0)
         w, r = (
             [[code.variable(zero) for _ in range(self._n_vectors)] for _ in range(n_rows)]
@@ -178,28 +170,6 @@ def _added(sums: Sequence[Sequence[Variable]]) -> list[Value]:
     return rows[0]
 
 
-class _Tensor(NamedTuple):
-    """A tensor of 4-byte numbers as a program sees it; steps: its first three strides, in bytes."""
-
-    address: Value
-    steps: Sequence[Value]
-
-    def row(self, b: Value, t: Value, head: Value) -> Value:
-        """Address of a row [d] of a tensor [B, T, H, d]."""
-        return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
-
-    def place(self, b: Value, head: Value, column: Value) -> Place:
-        """The block that begins at a column, in bytes, of a tensor [B, H, d_k, d_v]."""
-        start = self.address + b * self.steps[0] + head * self.steps[1]
-        return Place(start + column, self.steps[2])
-
-
-def _tensors(args: Sequence[Value], count: int) -> Iterator[_Tensor]:
-    """The first `count` tensors among a program's arguments."""
-    for i in range(0, 4 * count, 4):
-        yield _Tensor(args[i], [step * 4 for step in args[i + 1 : i + 4]])
-
-
 class _Heads(NamedTuple):
     """Which sequence, head and columns a task is for."""
 
@@ -221,7 +191,7 @@ class _Kept(NamedTuple):
     """slot: by the tokens from its state to the last one. n_slots: how many. is_large: writing them
     would only push other things out of the caches."""
 
-    slot: Callable[[Value], Place]
+    slot: Callable[[Value], StatePlace]
     n_slots: Value
     is_large: Value
 
@@ -247,13 +217,13 @@ def _recurrence(
     first: Value,
     last: Value,
 ) -> None:
-    *inputs, state, slots = _tensors(args, 7)
+    *inputs, state, slots = strided_tensors(args, 7)
     o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
 
-        def slot(back: Value) -> Place:
+        def slot(back: Value) -> StatePlace:
             address = code.load(slots.address + back * 8, I64)
             return slots._replace(address=address).place(b, j, column)
 
@@ -276,16 +246,16 @@ def slots(sides: Sides, grouped: bool) -> Program:
 def _slots(
     sides: Sides, grouped: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    *inputs, pool = _tensors(args, 6)
+    *inputs, pool = strided_tensors(args, 6)
     read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
 
-        def row(number: Value) -> Place:
+        def row(number: Value) -> StatePlace:
             return pool.place(code.load(number, I64), j, column)
 
-        def slot(back: Value) -> Place:
+        def slot(back: Value) -> StatePlace:
             return row(write + (b * n_slots + back) * 8)
 
         kept = _Kept(slot, n_slots, is_large)
@@ -297,9 +267,9 @@ def _tokens(
     block: Block,
     heads: _Heads,
     task: Value,
-    inputs: Sequence[_Tensor],
+    inputs: Sequence[StridedTensor],
     n_tokens: Value,
-    start: Place,
+    start: StatePlace,
     o: Value,
     u_log: Value | None,
     kept: _Kept | None,
@@ -351,7 +321,7 @@ def _fold(
     first: Value,
     last: Value,
 ) -> None:
-    state, k, u, g, out = _tensors(args, 5)
+    state, k, u, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_k_heads = args[20:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
     with code.loop(first, last) as task:

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import exp
-from kernels.llvm.rows import vectors
+from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors, vectors
 from kernels.llvm.values import I64
 
 # rows of a task, and those that share what is read of B and C
@@ -34,33 +33,7 @@ class SsdSides(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows of a task."""
-        return _divisor(self.p, ROWS)
-
-
-def _divisor(n: int, most: int) -> int:
-    """The largest power of two that divides n, up to `most`."""
-    return min(n & -n, most)
-
-
-class _Tensor(NamedTuple):
-    """A tensor of 4-byte numbers; steps: its first three strides, in bytes."""
-
-    address: Value
-    steps: Sequence[Value]
-
-    @classmethod
-    def of(cls, args: Sequence[Value]) -> _Tensor:
-        return cls(args[0], [step * 4 for step in args[1:4]])
-
-    def at(self, b: Value, t: Value, head: Value) -> Value:
-        return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
-
-
-class _Place(NamedTuple):
-    """Where a task's rows lie: the address of the first, and the bytes from row to row."""
-
-    start: Value
-    row: Value
+        return divisor(self.p, ROWS)
 
 
 class _Written(NamedTuple):
@@ -96,28 +69,28 @@ class _Rows:
 
     def __init__(self, code: Code, sides: SsdSides) -> None:
         self._code, self._sides = code, sides
-        self.own = _Place(code.stack(4 * sides.n * sides.rows), code.integer(4 * sides.n))
+        self.own = StatePlace(code.stack(4 * sides.n * sides.rows), code.integer(4 * sides.n))
         start, row = (code.variable(part) for part in self.own)
         self._now = start, row
 
-    def begin(self, place: _Place) -> None:
+    def begin(self, place: StatePlace) -> None:
         """The rows are read from there first."""
         for variable, value in zip(self._now, place, strict=True):
             variable.set(value)
 
-    def place_if(self, condition: Value, place: _Place) -> _Place:
+    def place_if(self, condition: Value, place: StatePlace) -> StatePlace:
         """`place` if the condition holds, else the task's own memory on the stack."""
         choose = self._code.choose
-        return _Place(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
+        return StatePlace(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
 
     def token(
-        self, g: Value, written: _Written, B: Value, target: _Place, read: _Read | None = None
+        self, g: Value, written: _Written, B: Value, target: StatePlace, read: _Read | None = None
     ) -> None:
         """One token, from where the rows are to `target`. g, B: addresses."""
         code, n_rows = self._code, self._sides.rows
-        together = _divisor(n_rows, TOGETHER)
+        together = divisor(n_rows, TOGETHER)
         decay = code.splat(exp(code, code.load(g, F32)))
-        source = _Place(*(variable.value for variable in self._now))
+        source = StatePlace(*(variable.value for variable in self._now))
         with code.loop(0, code.integer(n_rows), together) as first:
             rows = [first + i for i in range(together)]
             u = [code.splat(written.at(code, p)) for p in rows]
@@ -136,7 +109,7 @@ class _Rows:
                     read.store(code, p, code.sum(total.value))
         self.begin(target)
 
-    def copy(self, source: _Place, target: _Place) -> None:
+    def copy(self, source: StatePlace, target: StatePlace) -> None:
         code = self._code
         with code.loop(0, code.integer(self._sides.rows)) as p:
             for at, count in vectors(code, self._sides.n):
@@ -159,16 +132,16 @@ class _Task(NamedTuple):
         b, h = head // n_heads, head % n_heads
         return cls(b, h, h // (n_heads // n_groups), task % n_parts * sides.rows)
 
-    def place(self, address: Value, steps: Sequence[Value]) -> _Place:
+    def place(self, address: Value, steps: Sequence[Value]) -> StatePlace:
         """Its rows of a state at an address; steps: bytes from head to head, from row to row."""
-        return _Place(address + self.head * steps[0] + self.first * steps[1], steps[1])
+        return StatePlace(address + self.head * steps[0] + self.first * steps[1], steps[1])
 
 
 class _Destination:
     """Where a task's states come from and go to, as `recurrence` is given them."""
 
     def __init__(
-        self, code: Code, task: _Task, pool: _Tensor, where: Sequence[Value], indexed: bool
+        self, code: Code, task: _Task, pool: StridedTensor, where: Sequence[Value], indexed: bool
     ) -> None:
         self._code, self._task, self._pool, self._indexed = code, task, pool, indexed
         if indexed:
@@ -177,9 +150,9 @@ class _Destination:
             self._table = write + task.b * write_step * 8
         else:
             self.start = task.b
-            self._slots = _Tensor.of(where)
+            (self._slots,) = strided_tensors(where, 1)
 
-    def slot(self, back: Value) -> _Place:
+    def slot(self, back: Value) -> StatePlace:
         """Where the state `back` tokens before the last one is kept."""
         if self._indexed:
             row = self._code.load(self._table + back * self._back_step * 8, I64)
@@ -211,7 +184,7 @@ def _recurrence(
     first: Value,
     last: Value,
 ) -> None:
-    x, dt, g, B, C, state = (_Tensor.of(args[i : i + 4]) for i in range(0, 24, 4))
+    x, dt, g, B, C, state = strided_tensors(args, 6)
     D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
     rows = _Rows(code, sides)
     with code.loop(first, last) as task:
@@ -222,15 +195,15 @@ def _recurrence(
         skip = code.load(D + h * 4, F32)
         with code.loop(0, n_tokens) as t:
             at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
-            values, step = x.at(b, t, h) + mine.first * 4, code.load(dt.at(b, t, h), F32)
+            values, step = x.row(b, t, h) + mine.first * 4, code.load(dt.row(b, t, h), F32)
             written = _Written(values, step, u_log + at if log else None)
             target = rows.own
             if not log:
                 back = n_tokens - t - 1
                 slot = to.slot(code.smaller(back, n_slots - 1))
                 target = rows.place_if(back.less(n_slots), slot)
-            read = _Read(C.at(b, t, mine.group), skip, values, o + at)
-            rows.token(g.at(b, t, h), written, B.at(b, t, mine.group), target, read)
+            read = _Read(C.row(b, t, mine.group), skip, values, o + at)
+            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, read)
 
 
 @functools.cache
@@ -246,7 +219,7 @@ def fold(sides: SsdSides, *, counted: bool) -> Program:
 def _fold(
     sides: SsdSides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
-    state, u, B, g, out = (_Tensor.of(args[i : i + 4]) for i in range(0, 20, 4))
+    state, u, B, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_groups = args[20:]
     rows = _Rows(code, sides)
     with code.loop(first, last) as task:
@@ -261,6 +234,6 @@ def _fold(
             rows.copy(before, after)
         rows.begin(before)
         with code.loop(0, count) as t:
-            written = _Written(u.at(b, t, h) + mine.first * 4)
+            written = _Written(u.row(b, t, h) + mine.first * 4)
             target = rows.place_if((count - 2).less(t), after)
-            rows.token(g.at(b, t, h), written, B.at(b, t, mine.group), target)
+            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.experiments.bench.against.comparison import LlamaBench
+from engine.experiments.bench.against_llama_cpp import LlamaBench
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.fake_llama_programs import FakePrograms
 

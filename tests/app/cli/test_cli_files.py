@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import DraftscopeError, TraceFileError
 from engine.observe.files.capture import Capture, write_capture
+from engine.report.page import write_report
 from engine.report.parts import Report
-from engine.report.write import write_report
 from engine.trace.change_facts import change_facts
 from engine.trace.export import SESSION_FILE, check_export, export_csv
 from engine.trace.reopen import open_trace

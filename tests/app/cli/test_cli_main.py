@@ -261,7 +261,7 @@ def test_a_second_signal_ends_at_once() -> None:
 @POSIX
 def test_a_closed_terminal_is_a_signal_too() -> None:
     code = (
-        "import time\nfrom app.cli.interruption import Interrupted\n"
+        "import time\nfrom app.cli.output import Interrupted\n"
         "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.2); return True\n"
         "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
@@ -288,7 +288,7 @@ def test_a_signal_while_words_are_read_ends_as_any_other(
 @POSIX
 def test_what_is_ignored_stays_ignored() -> None:
     code = (
-        "import signal, time\nfrom app.cli.interruption import Interrupted, interrupt, on_signal\n"
+        "import signal, time\nfrom app.cli.output import Interrupted, interrupt, on_signal\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "try:\n    with on_signal(interrupt):\n"
         "        print('waits', flush=True); time.sleep(0.5)\n"
@@ -301,7 +301,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 @POSIX
 def test_a_signal_where_nothing_can_be_raised_comes_again() -> None:
     code = (
-        "import time, weakref\nfrom app.cli.interruption import Interrupted, interrupt, on_signal\n"
+        "import time, weakref\nfrom app.cli.output import Interrupted, interrupt, on_signal\n"
         "class Taken: pass\n"
         "def away():\n    print('waits', flush=True); time.sleep(600)\n"
         "try:\n    with on_signal(interrupt):\n"

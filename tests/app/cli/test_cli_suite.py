@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.experiments.bench.prompts import read_prompts
-from engine.experiments.bench.suite_results import AGGREGATE_FIELDS, read_result
+from engine.experiments.bench.suite import AGGREGATE_FIELDS, read_result
 from engine.options import ROLLBACK_POLICIES
 from resources import DEMO_DRAFT, SUITES
 from tests.app.cli.conftest import ROOT, Outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import desktop
+from app.cli import launch as desktop
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from app.cli.interruption import SIGNALS, Interrupted, on_signal, signals_wait
+from app.cli.output import SIGNALS, Interrupted, on_signal, signals_wait
 
 
 @pytest.mark.parametrize("number", SIGNALS)

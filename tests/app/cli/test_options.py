@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from app.cli.option_arguments import add_options, options_from
-from app.cli.run_arguments import add_arguments
+from app.cli.run_arguments import add_arguments, add_options, options_from
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.option_fields import (

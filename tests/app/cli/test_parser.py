@@ -9,8 +9,15 @@ from importlib import import_module
 
 import pytest
 
-from app.cli.foreign_options import COMMANDS_ELSEWHERE, OPTIONS_ELSEWHERE
-from app.cli.parser import FIRST_OPTIONS, KINDS, SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import (
+    COMMANDS_ELSEWHERE,
+    FIRST_OPTIONS,
+    KINDS,
+    OPTIONS_ELSEWHERE,
+    SUBCOMMANDS,
+    module_of,
+    new_parser,
+)
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]

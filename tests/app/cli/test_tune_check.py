@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.cli.tune_check import check_lines
+from app.cli.tune import check_lines
 from engine.experiments.tune.checks import SettingError
 from engine.experiments.tune.lengths import DraftSetting
 

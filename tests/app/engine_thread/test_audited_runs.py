@@ -9,8 +9,8 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.open_model import OpenModel
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.opening import OpenModel
 from app.engine_thread.opening import LocalEngine
 from app.trace_models.live_numbers import LiveNumbers
 from app.window.run_status import progress_text

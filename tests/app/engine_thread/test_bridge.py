@@ -14,9 +14,9 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.engine_thread.jobs.open_model import OpenModel
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.files import ExportTrace
+from app.engine_thread.jobs.opening import OpenModel
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
@@ -334,7 +334,7 @@ def test_export_that_is_cancelled_says_only_that_it_ended(
             time.sleep(0.001)
         raise Cancelled
 
-    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", export_csv)
     exported: list[object] = []
     bridge.exported.connect(exported.append)
     bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))
@@ -351,7 +351,7 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
     def export_csv(*_: object, **__: object) -> None:
         raise GeneratorExit
 
-    monkeypatch.setattr("app.engine_thread.jobs.export_trace.export_csv", export_csv)
+    monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", export_csv)
     failed: list[events.CommandFailed] = []
     bridge.failed.connect(failed.append)
     with job_ends(qtbot, bridge, ExportTrace):

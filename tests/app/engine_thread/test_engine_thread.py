@@ -17,10 +17,9 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.job import Change
-from app.engine_thread.jobs.measure_fidelity import MeasureFidelity
-from app.engine_thread.jobs.open_model import OpenModel
-from app.engine_thread.jobs.start_comparison import StartComparison
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartComparison, StartRun
+from app.engine_thread.jobs.judging import MeasureFidelity
+from app.engine_thread.jobs.opening import OpenModel
 from app.engine_thread.requests import CompareRequest
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
@@ -358,7 +357,7 @@ STUCK = """
     from pathlib import Path
     from PySide6.QtCore import QTimer
     from app.engine_thread import bridge, opening
-    from app.engine_thread.jobs.start_run import StartRun
+    from app.engine_thread.jobs.decoding import StartRun
     from app.window import gui
     from tests.support.fake_session import FakeEngine
 

@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread import feed as feed_module
 from app.engine_thread.feed import FRAME_MS, SLOWEST_FRAME_MS, Feed
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, timed_trace
 

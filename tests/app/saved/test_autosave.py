@@ -15,9 +15,8 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import CommandFailed
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.saved.autosave import Autosave, discard
-from app.saved.library import saved_folders
+from app.engine_thread.jobs.files import ExportTrace
+from app.saved.autosave import Autosave, discard, saved_folders
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -230,7 +229,7 @@ def test_a_place_that_takes_no_files_is_told_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if kind == "full":
-        monkeypatch.setattr("app.saved.folders.tempfile.TemporaryFile", full)
+        monkeypatch.setattr("app.saved.settings.tempfile.TemporaryFile", full)
     saver = Autosave(parent, lambda: stores, owner)
     told: list[CommandFailed] = []
     saver.failed.connect(told.append)

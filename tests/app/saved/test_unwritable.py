@@ -18,11 +18,10 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.files import ExportTrace
+from app.saved.autosave import saved_folders
 from app.saved.errors import ErrorCatcher, log
-from app.saved.folders import DATA_VARIABLE, data_folder, unwritable
-from app.saved.library import saved_folders
-from app.saved.settings import Settings
+from app.saved.settings import DATA_VARIABLE, Settings, data_folder, unwritable
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
@@ -54,7 +53,7 @@ def test_a_folder_says_why_it_takes_nothing(
     assert "cannot be written: File exists." in unwritable(nowhere.parent)
     monkeypatch.setenv(DATA_VARIABLE, str(nowhere))
     assert data_folder() == nowhere, "no other place is taken without a word"
-    monkeypatch.setattr("app.saved.folders.tempfile.TemporaryFile", no_room)
+    monkeypatch.setattr("app.saved.settings.tempfile.TemporaryFile", no_room)
     assert unwritable(tmp_path).endswith("cannot be written: No space left on device.")
 
 

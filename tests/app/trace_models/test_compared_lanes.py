@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.panels.divergence.log_scale import LogAxis
+from app.panels.divergence.state_map import LogAxis
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, latest_lanes, run_to_show
 from app.trace_models.number_text import error_text
 from app.trace_models.position_detail import detail_rows

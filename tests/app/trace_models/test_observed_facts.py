@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.trace_models.observed_facts import observed_text
-from app.trace_models.run_facts import effective, engine_name, is_ours, run_names
+from app.trace_models.run_facts import effective, engine_name, is_ours, observed_text, run_names
 from app.trace_models.server_facts import known_facts, server_name, slot_lines
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.facts import RunFacts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.panels.plots.pixel_columns import PixelColumns, envelope
-from app.trace_models.run_axis import RunAxis
+from app.panels.plots.bar_view import PixelColumns, envelope
+from app.trace_models.run_rows import RunAxis
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import add_rounds, begin, timed_trace
 

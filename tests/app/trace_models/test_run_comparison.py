@@ -9,9 +9,9 @@ from pytestqt.qtbot import QtBot
 
 from app.panels.runs.run_pair import RunPair, RunPairTable
 from app.trace_models import run_comparison
-from app.trace_models.run_axis import RunOverlay
 from app.trace_models.run_comparison import FigurePair, compare_runs
 from app.trace_models.run_facts import run_row
+from app.trace_models.run_rows import RunOverlay
 from engine.trace.facts import RunFacts
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef

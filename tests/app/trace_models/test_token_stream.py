@@ -6,10 +6,9 @@ from array import array
 
 import pytest
 
-from app.panels.tokens.token_walk import NOWHERE, find, next_rejection, next_shown
-from app.trace_models.position import Position
-from app.trace_models.token_stream import GHOSTS, KIND, RunStreams, TokenStream
-from app.trace_models.token_text import NEWLINE_MARK
+from app.panels.tokens.token_scroll import NOWHERE, next_rejection, next_shown, place_of
+from app.trace_models.run_rows import Position
+from app.trace_models.token_stream import GHOSTS, KIND, NEWLINE_MARK, RunStreams, TokenStream
 from engine.trace.records import TOKEN_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -188,8 +187,8 @@ def test_walking_over_rejections() -> None:
 
 
 def test_finding_a_position(stream: TokenStream) -> None:
-    assert find(stream, Position(stream.run, 0, 2, 4), ALL) == 4
-    assert find(stream, Position(stream.run, 0, 2, 4), GHOSTS) == 6
-    assert find(stream, Position(stream.run, 0, 3, None), ALL) == 7
-    assert find(stream, Position(stream.run, 0, 3, 99), ALL) == 7
-    assert find(stream, Position(stream.run, 0, 9, None), ALL) == NOWHERE
+    assert place_of(stream, Position(stream.run, 0, 2, 4), ALL) == 4
+    assert place_of(stream, Position(stream.run, 0, 2, 4), GHOSTS) == 6
+    assert place_of(stream, Position(stream.run, 0, 3, None), ALL) == 7
+    assert place_of(stream, Position(stream.run, 0, 3, 99), ALL) == 7
+    assert place_of(stream, Position(stream.run, 0, 9, None), ALL) == NOWHERE

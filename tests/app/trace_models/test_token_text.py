@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.trace_models.token_text import (
+from app.trace_models.token_stream import (
     NEWLINE_MARK,
     display_text,
     inline_newlines,

@@ -6,22 +6,22 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.widgets import status_message
+from app.widgets import empty_state
+from app.widgets.empty_state import StatusMessage
 from app.widgets.round_plot import RoundPlot
-from app.widgets.status_message import StatusMessage
 
 
 def test_the_same_sentence_draws_its_icon_once(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[str] = []
-    make = status_message.icon
+    make = empty_state.icon
 
     def count(name: str, *rest: object) -> object:
         drawn.append(name)
         return make(name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(status_message, "icon", count)
+    monkeypatch.setattr(empty_state, "icon", count)
     message = StatusMessage(load_theme("dark"))
     qtbot.addWidget(message)
     for severity, text in (("info", "a"), ("info", "a"), ("error", "a"), ("error", "b")):

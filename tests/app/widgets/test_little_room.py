@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
-from app.panels.breaks.breaks_view import BreaksView
+from app.panels.breaks import BreaksView
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.plots.acceptance_view import AcceptanceView
@@ -21,15 +21,14 @@ from app.panels.plots.draft_histogram import DraftHistogram
 from app.panels.plots.rollback_view import RollbackView
 from app.panels.results.results_view import ResultsView
 from app.panels.runs.runs_view import RunsView
-from app.panels.tokens.end_card import EndCard
-from app.panels.tokens.run_end import COMPARE, NextStep, RunEnd
+from app.panels.tokens.end_card import COMPARE, EndCard, NextStep, RunEnd
 from app.panels.tokens.tokens_view import TokensView
-from app.panels.tune.tune_view import TuneView
-from app.panels.what_if.what_if_view import WhatIfView
+from app.panels.tune import TuneView
+from app.panels.what_if import WhatIfView
 from app.trace_models.results import read
-from app.trace_models.run_axis import RunOverlay
+from app.trace_models.run_rows import RunOverlay
 from app.widgets.drafter_quality import DrafterQuality
-from app.widgets.scroll_page import LowPanel, ScrollPage
+from app.widgets.fitted_labels import LowPanel, ScrollPage
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from tests.support.sweeps import write_results

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State, TraceRead
-from app.engine_thread.jobs import read_trace
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs import files
+from app.engine_thread.jobs.files import ReadTrace
 from app.window.window import MainWindow
 from engine.analysis.breaks import BreakRule
 from engine.trace.export import export_csv
@@ -123,10 +123,8 @@ def test_a_trace_that_comes_late_is_offered(
     qtbot: QtBot,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = read_trace.open_trace
-    monkeypatch.setattr(
-        read_trace, "open_trace", lambda *a, **k: (engine.gate.wait(), read(*a, **k))[1]
-    )
+    read = files.open_trace
+    monkeypatch.setattr(files, "open_trace", lambda *a, **k: (engine.gate.wait(), read(*a, **k))[1])
     engine.gate.clear()
     loaded.sessions.open(folder)
     trigger(loaded, "run.start")

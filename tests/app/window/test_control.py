@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.looks.theme import load_theme
-from app.panels.breaks.breaks_view import BreaksView
+from app.panels.breaks import BreaksView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_marks, run_title
 from app.window.window import MainWindow

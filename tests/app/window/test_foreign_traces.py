@@ -16,7 +16,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QDockWidget, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.export import SESSION_FILE

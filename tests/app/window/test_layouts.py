@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.panels.tokens.run_end import COMPARE, NextStep, RunEnd
+from app.panels.tokens.end_card import COMPARE, NextStep, RunEnd
 from app.widgets.empty_state import EmptyState
 from app.window.docks import LAYOUTS, TITLES, known_layout
 from app.window.window import MainWindow

@@ -10,12 +10,12 @@ import pytest
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.observed_facts import observed_text
+from app.trace_models.run_facts import observed_text
 from app.window.window import MainWindow
 from engine.observe.files.records import fill
 from engine.trace.export import export_csv
@@ -106,7 +106,10 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
     assert tokens.currentWidget().words == ("Not observed", "sglang does not report the tokens.")
-    assert plots["what_if"].empty.words[0] == "Not observed"
+    estimate = plots["what_if"]
+    opened.docks["what_if"].show()
+    opened.docks["what_if"].raise_()
+    qtbot.waitUntil(lambda: estimate.empty.words[0] == "Not observed")
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     assert not acceptance.has_rounds
     assert not [text for text in messages(opened) if text.startswith("error")]

@@ -10,7 +10,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.write_report import WriteReport
+from app.engine_thread.jobs.files import WriteReport
 from app.trace_models.run_comparison import compare_runs
 from app.window.window import MainWindow
 from engine.trace.export import export_csv

@@ -16,7 +16,7 @@ from app.engine_thread.events import State
 from app.trace_models.run_facts import ModelRuns, RunRow
 from app.trace_models.run_notes import note, notes_of
 from app.window import run_library
-from app.window.dialogs.unexported import QuitChoice
+from app.window.dialogs.files import QuitChoice
 from app.window.window import MainWindow
 from engine.trace.change_facts import change_facts
 from engine.trace.export import export_csv

@@ -10,19 +10,18 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
-from app.panels.tokens.end_card import EndCard
-from app.panels.tokens.run_end import (
+from app.panels.tokens.end_card import (
     COMPARE,
     FINDING,
     TUNE,
+    EndCard,
     NextStep,
     RunEnd,
     run_end,
     why_it_ended,
 )
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.plain_speed import plain_run
-from app.trace_models.run_facts import ModelRuns
+from app.trace_models.run_facts import ModelRuns, plain_run
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef

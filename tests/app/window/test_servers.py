@@ -16,9 +16,9 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.read_trace import ReadTrace
-from app.engine_thread.jobs.start_run import StartRun
-from app.engine_thread.jobs.triage_runs import TriageRuns
+from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.files import ReadTrace
+from app.engine_thread.jobs.judging import TriageRuns
 from app.engine_thread.requests import ChatWrap
 from app.engine_thread.serving import ServerEngine
 from app.window.dialogs.connect import ConnectDialog
@@ -518,7 +518,7 @@ def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
         judged = (RescoredSequence(0, n_tokens=3, n_first=3),)
         return Rescored(run_id, "draftscope", "f32", {}, "same", None, judged)
 
-    monkeypatch.setattr("app.engine_thread.jobs.rescore.open_engine", opening)
+    monkeypatch.setattr("app.engine_thread.jobs.judging.open_engine", opening)
     monkeypatch.setattr("engine.observe.rescoring.rescore.rescore", rescore)
     connect(qtbot, at_servers, server.url)
     assert "run.rescore" not in enabled(at_servers), "there is no run yet"

@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from app.saved import autosave as saving
 from app.saved.settings import Settings
 from app.window.window import MainWindow
@@ -200,7 +200,7 @@ def test_issue_has_everything_about_the_failing_round(
 def test_the_selected_round_goes_before_the_failing_one(
     window: MainWindow, qtbot: QtBot, folder: Path
 ) -> None:
-    from app.trace_models.position import Position
+    from app.trace_models.run_rows import Position
 
     shown(window, qtbot, folder)
     window.feed.move_cursor(Position(window.feed.run, 0, 3, None))

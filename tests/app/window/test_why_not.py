@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from app.window.why_not_strip import WhyNotStrip, why_not
 from engine.options import RunOptions, SpecOptions
 from engine.trace.run_ref import RunRef

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
+from app.engine_thread.jobs.files import ExportTrace
 from app.window.dialogs.files import ExportDialog, new_folder
 from app.window.window import MainWindow
 from tests.support.window_acts import enabled, job_ends, messages, trigger, wait

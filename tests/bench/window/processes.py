@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from app.saved.folders import DATA_VARIABLE
+from app.saved.settings import DATA_VARIABLE
 from tests.bench.window.figure import Figure
 
 _ROOT = Path(__file__).resolve().parents[2]

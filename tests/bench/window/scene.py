@@ -18,7 +18,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.opening import LocalEngine, LocalSession
 from app.engine_thread.requests import Decoding, Engine, OpenRequest, RunRequest
 from app.saved.settings import Settings
-from app.window.dialogs.unexported import QuitChoice
+from app.window.dialogs.files import QuitChoice
 from app.window.gui import Collector
 from app.window.window import MainWindow
 from engine.errors import DraftscopeError

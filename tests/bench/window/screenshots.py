@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartRun
 from resources import ROOT, demo_prompts
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
 
 def _bring_to(state: str, window: MainWindow) -> None:
     from app.engine_thread.events import State
-    from app.trace_models.position import Position
+    from app.trace_models.run_rows import Position
     from tests.bench.window.scene import settle, wait_until
 
     if state == "empty":

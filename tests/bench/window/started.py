@@ -38,7 +38,7 @@ class _Witness(QObject):
         self._poll.start(_POLL_MS)
 
     def _look(self) -> None:
-        from app.window.dialogs.unexported import QuitChoice
+        from app.window.dialogs.files import QuitChoice
         from app.window.window import MainWindow
 
         (window,) = (w for w in self._app.topLevelWidgets() if isinstance(w, MainWindow))

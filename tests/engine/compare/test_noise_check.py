@@ -16,7 +16,7 @@ from engine.analysis.findings.check import find, recorded
 from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
-from engine.compare.noise_check import ONE_BATCH, SHORT_BATCHES
+from engine.compare.lanes import ONE_BATCH, SHORT_BATCHES
 from engine.memory import hybrid
 from engine.memory.kv_cells import CellTable
 from engine.memory.planes import PlaneMemory

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine import available_memory as module
-from engine.machine.available_memory import available_memory, fits_in_memory
+from engine.machine import host_memory as module
+from engine.machine.host_memory import available_memory, fits_in_memory
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from engine.errors import OptionError
-from engine.machine.device import device_name, resolve_device, wait_for
-from engine.machine.transfer import read, upload
+from engine.machine.device import device_name, read, resolve_device, upload, wait_for
 
 CPU = torch.device("cpu")
 

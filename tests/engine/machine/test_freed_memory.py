@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.machine.freed_memory import give_back_freed_memory
+from engine.machine.host_memory import give_back_freed_memory
 
 PIECES, PIECE_BYTES = 1000, 64 << 10
 

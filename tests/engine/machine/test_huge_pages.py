@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.machine import huge_pages
-from engine.machine.huge_pages import (
+from engine.machine import host_memory as huge_pages
+from engine.machine.host_memory import (
     use_huge_pages,
     use_huge_pages_soon,
     wait_for_huge_pages,

@@ -11,9 +11,9 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.machine import huge_pages
+from engine.machine import host_memory as huge_pages
 from engine.machine.device import CPU
-from engine.machine.huge_pages import wait_for_huge_pages
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.memory.hybrid import HybridMemory
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute

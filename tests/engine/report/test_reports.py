@@ -17,9 +17,8 @@ from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.report.common import run_command
 from engine.report.compare import compare_report
 from engine.report.markdown import markdown
-from engine.report.page import html_page
+from engine.report.page import html_page, write_report
 from engine.report.run import run_report
-from engine.report.write import write_report
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary

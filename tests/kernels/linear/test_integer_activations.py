@@ -1,4 +1,4 @@
-"""The buffer of quantised rows against kernels.linear.integer_blocks.rows_of_integers."""
+"""The buffer of quantised rows against kernels.linear.integer_blocks.parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS
-from kernels.linear.integer_blocks.rows_of_integers import LONG, SHORT
-from kernels.linear.integer_blocks.rows_of_integers import quantise as quantise_in_torch
+from kernels.linear.integer_blocks.parts import LONG, SHORT
+from kernels.linear.integer_blocks.parts import quantise as quantise_in_torch
 
 IN_ORDER = FORMS["Q8_0"].lanes
 SHORT_LAYOUTS = [

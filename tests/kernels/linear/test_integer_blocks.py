@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kernels.linear import integer_blocks as op
-from kernels.linear.integer_blocks.parts import split
-from kernels.linear.integer_blocks.rows_of_integers import LONG, SHORT, is_long, quantise
+from kernels.linear.integer_blocks.parts import LONG, SHORT, is_long, quantise, split
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks

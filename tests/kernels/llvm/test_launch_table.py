@@ -8,8 +8,7 @@ import torch
 
 from kernels.llvm import Program
 from kernels.llvm import program as programs
-from kernels.llvm.launch_table import LaunchTable
-from kernels.llvm.program import KernelClock, Launch, watched
+from kernels.llvm.program import KernelClock, Launch, LaunchTable, watched
 from kernels.llvm.values import I64
 
 

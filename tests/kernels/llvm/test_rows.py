@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import kernels.norm
 import kernels.recurrence.conv
 import kernels.rope
-from kernels.llvm import rows as rows_module
-from kernels.llvm.rows import rows
+from kernels.llvm import functions as rows_module
+from kernels.llvm.functions import rows
 from kernels.pointwise import with_llvm as pointwise
 from tests.support.implementations import Implementation
 

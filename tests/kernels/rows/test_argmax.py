@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rows import argmax
+from kernels.rows import reductions as argmax
 from tests.support.implementations import implementations
 
 naive, with_llvm, with_torch = implementations(argmax, "naive", "with_llvm", "with_torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rows import softmax_sums as op
+from kernels.rows import reductions as op
 from tests.support.implementations import implementations
 
 naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_torch")

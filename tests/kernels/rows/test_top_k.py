@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.rows import top_k as op
-from kernels.rows.top_k import LONG, STRETCH
+from kernels.rows import reductions as op
+from kernels.rows.reductions import LONG, STRETCH
 from tests.support.implementations import implementations
 
 naive, with_torch = implementations(op, "naive", "with_torch")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrence.delta_rule import chunks_with_triton as chunks
 from kernels.recurrence.delta_rule import naive, with_triton
 from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
@@ -13,7 +12,7 @@ from tests.support.delta_inputs import Inputs, make, strided
 
 # what upstream asks for is 1e-7
 F32 = 1e-11
-FEW, CHUNK = FEW_TOKENS, chunks.CHUNK
+FEW, CHUNK = FEW_TOKENS, with_triton.CHUNK
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +20,13 @@ def ran(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each run of chunks. The interpreter pays for each program: there one holds a
     whole state."""
     if device == "cpu":
-        monkeypatch.setattr(chunks, "COLUMNS", 64)
+        monkeypatch.setattr(with_triton, "COLUMNS", 64)
     n_tokens: list[int] = []
+    run_chunks = with_triton.run_chunks
 
     def run(inputs, *args, **kwargs):
         n_tokens.append(inputs[2].shape[1])
-        return chunks.run_chunks(inputs, *args, **kwargs)
+        return run_chunks(inputs, *args, **kwargs)
 
     monkeypatch.setattr(with_triton, "run_chunks", run)
     return n_tokens
@@ -62,7 +62,7 @@ def test_few_tokens_stay_in_the_recurrence(device, ran):
 @pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
 def test_any_strides_and_sides(device, monkeypatch, grouped):
     """Heads of sides that are no powers of two, over several programs."""
-    monkeypatch.setattr(chunks, "COLUMNS", 16)
+    monkeypatch.setattr(with_triton, "COLUMNS", 16)
     plain = make(2, 12, 19, 1, repeat=2, d_v=20, lowest_g=-1.0)
     permuted = strided(plain.to(device))
     o, kept = with_triton.gated_delta_rule(*permuted, grouped=grouped)

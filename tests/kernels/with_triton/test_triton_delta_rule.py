@@ -7,7 +7,6 @@ import torch
 
 from kernels.recurrence import with_triton as shared
 from kernels.recurrence.delta_rule import DeltaLog, naive, with_triton
-from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided
@@ -16,15 +15,15 @@ from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided
 F32 = 1e-11
 # the interpreter takes milliseconds for a head's token; test_triton_delta_chunks has prompts for it
 SHAPES = [shape for shape in UPSTREAM if not INTERPRETED or shape[2] <= 16 or shape[2] in (33, 65)]
-REAL_WIDTHS = recurrence.NARROW, recurrence.WIDE
+REAL_WIDTHS = with_triton.NARROW, with_triton.WIDE
 
 
 @pytest.fixture(autouse=True)
 def _wide_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter pays for each program: there one holds a whole state."""
     if device == "cpu":
-        monkeypatch.setattr(recurrence, "NARROW", 128)
-        monkeypatch.setattr(recurrence, "WIDE", 128)
+        monkeypatch.setattr(with_triton, "NARROW", 128)
+        monkeypatch.setattr(with_triton, "WIDE", 128)
 
 
 def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
@@ -57,7 +56,7 @@ def test_upstream_shapes(device, heads, d, n_tokens, n_batch, repeat, kda, n_sna
 def test_states_in_several_programs(device, monkeypatch, width, kda, d):
     """Also with sides that are no powers of two, and d_v unlike d_k."""
     for name in ("NARROW", "WIDE"):
-        monkeypatch.setattr(recurrence, name, width)
+        monkeypatch.setattr(with_triton, name, width)
     inputs = make(2, d, 3, 2, repeat=2, kda=kda, d_v=d + 8)
     o, kept = with_triton.gated_delta_rule(*inputs.to(device), grouped=True, n_snapshots=2)
     truth = naive.gated_delta_rule(*inputs.double(), grouped=True, n_snapshots=2)
@@ -67,9 +66,9 @@ def test_states_in_several_programs(device, monkeypatch, width, kda, d):
 
 def test_programs_widen_once_there_are_enough(monkeypatch):
     for name, width in zip(("NARROW", "WIDE"), REAL_WIDTHS, strict=True):
-        monkeypatch.setattr(recurrence, name, width)
-    assert recurrence.columns_per_program(32, 128) == 8
-    assert recurrence.columns_per_program(32 * 32, 128) == 16
+        monkeypatch.setattr(with_triton, name, width)
+    assert with_triton.columns_per_program(32, 128) == 8
+    assert with_triton.columns_per_program(32 * 32, 128) == 16
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])

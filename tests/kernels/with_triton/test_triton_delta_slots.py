@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernels.recurrence.delta_rule import naive, with_triton
-from kernels.recurrence.delta_rule import recurrence_with_triton as recurrence
 from kernels.recurrence.with_triton import FEW_TOKENS, MAX_SLOTS
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make, strided
@@ -20,8 +19,8 @@ F32 = 1e-11
 def _wide_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter pays for each program: there one holds a whole state."""
     if device == "cpu":
-        monkeypatch.setattr(recurrence, "NARROW", 128)
-        monkeypatch.setattr(recurrence, "WIDE", 128)
+        monkeypatch.setattr(with_triton, "NARROW", 128)
+        monkeypatch.setattr(with_triton, "WIDE", 128)
 
 
 def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
@@ -68,7 +67,7 @@ def test_heads_gates_and_strides(device, n_tokens, grouped, kda):
 @pytest.mark.parametrize("width", [4, 8])
 def test_states_in_several_programs_that_write_where_they_read(device, monkeypatch, width, kda):
     for name in ("NARROW", "WIDE"):
-        monkeypatch.setattr(recurrence, name, width)
+        monkeypatch.setattr(with_triton, name, width)
     inputs = make(1, 12, 3, 2, repeat=2, kda=kda, d_v=20)
     pool = scattered(inputs.state, 3, over=1).to(device)
     o = run(inputs.to(device), pool, grouped=True)

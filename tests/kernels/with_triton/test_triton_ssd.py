@@ -7,15 +7,13 @@ import torch
 
 from kernels.recurrence import with_triton as shared
 from kernels.recurrence.ssd import SsdLog, naive, with_triton
-from kernels.recurrence.ssd import chunks_with_triton as chunks
-from kernels.recurrence.ssd import recurrence_with_triton as recurrence
 from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
 from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
 from tests.support.ssd_inputs import make, strided
 
 F32 = 1e-11
-FEW, CHUNK = FEW_TOKENS, chunks.CHUNK
+FEW, CHUNK = FEW_TOKENS, with_triton.CHUNK
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +21,14 @@ def ran(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each run of chunks. The interpreter pays for each program: there one holds a
     whole state."""
     if device == "cpu":
-        for module in (recurrence, with_triton, chunks):
-            monkeypatch.setattr(module, "ROWS", 32)
+        for name in ("ROWS", "CHUNK_ROWS"):
+            monkeypatch.setattr(with_triton, name, 32)
     n_tokens: list[int] = []
+    run_chunks = with_triton.run_chunks
 
     def run(inputs, *args, **kwargs):
         n_tokens.append(inputs[0].shape[1])
-        return chunks.run_chunks(inputs, *args, **kwargs)
+        return run_chunks(inputs, *args, **kwargs)
 
     monkeypatch.setattr(with_triton, "run_chunks", run)
     return n_tokens
@@ -65,8 +64,8 @@ def test_equals_the_law(device, ran, n_tokens, n_snapshots, p, n):
 
 
 def test_states_in_several_programs(device, monkeypatch):
-    for module in (recurrence, with_triton, chunks):
-        monkeypatch.setattr(module, "ROWS", 16)
+    for name in ("ROWS", "CHUNK_ROWS"):
+        monkeypatch.setattr(with_triton, name, 16)
     for n_tokens in (3, FEW + 3):
         inputs = make(n_tokens, n_groups=2, share=2, p=24, n=12)
         o, kept = with_triton.ssd(*inputs.to(device), n_snapshots=2)

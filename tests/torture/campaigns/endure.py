@@ -19,8 +19,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.__main__ import main
 from app.engine_thread.events import State
-from app.engine_thread.jobs.start_comparison import StartComparison
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartComparison, StartRun
 from app.engine_thread.requests import CompareRequest
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SpecOptions

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.engine_thread.jobs.start_comparison import StartComparison
-from app.engine_thread.jobs.start_run import StartRun
+from app.engine_thread.jobs.decoding import StartComparison, StartRun
+from app.engine_thread.jobs.files import ExportTrace
 from app.engine_thread.requests import CompareRequest
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PySide6.QtCore import QCoreApplication, QSettings
 
-from app.saved.autosave import Autosave
-from app.saved.library import read_saved, saved_folders
+from app.saved.autosave import Autosave, read_saved, saved_folders
 from app.saved.settings import Settings
 from engine.errors import OptionError
 from engine.experiments.results.reader import read_results

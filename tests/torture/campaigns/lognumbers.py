@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engine_thread.jobs.read_trace import ReadTrace
+from app.engine_thread.jobs.files import ReadTrace
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.commands import said_by
 from tests.torture.log_steps import changed, draw, draw_huge, logs, unpacked

@@ -15,12 +15,11 @@ from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
-from app.panels.divergence.log_scale import gradient
-from app.panels.divergence.state_map import shades
-from app.trace_models.position import Position
+from app.panels.divergence.state_map import gradient, shades
 from app.trace_models.position_detail import BAR_ROLE
+from app.trace_models.run_rows import Position
+from app.widgets.fitted_labels import ScrollPage
 from app.widgets.round_plot import RoundPlot
-from app.widgets.scroll_page import ScrollPage
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.panels.divergence.lane_editor import LaneEditor, parse_lanes
+from app.panels.divergence.comparison_header import LaneEditor, parse_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec
 from engine.errors import OptionError
 from engine.options import RunOptions, SpecOptions
@@ -93,7 +93,7 @@ def test_the_faults_on_offer_can_act(editor: LaneEditor) -> None:
 def test_lanes_of_llama_cpp_are_offered_or_say_what_they_need(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr("app.panels.divergence.lane_editor.missing", lambda: why)
+    monkeypatch.setattr("app.panels.divergence.comparison_header.missing", lambda: why)
     editor = LaneEditor(load_theme("dark"))
     qtbot.addWidget(editor)
     offered = {a.text(): a for a in editor.add_button.menu().actions()}

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
 from app.panels.findings.findings_view import FindingsView
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import faulty_comparison

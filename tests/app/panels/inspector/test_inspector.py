@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.panels.inspector.inspector_view import InspectorView, step_markdown
 from app.panels.inspector.step_table import COLUMNS
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

@@ -8,10 +8,15 @@ import pytest
 from PySide6.QtCore import Qt
 
 from app.panels.inspector.inspector_view import step_line, step_line_tip, step_markdown
-from app.panels.inspector.step import Step, neighbour, newest_round, read_step
-from app.panels.inspector.step_facts import outcome, step_facts
-from app.panels.inspector.step_table import COLUMNS, cell_text
-from app.panels.inspector.step_tops import TopTable, alternatives
+from app.panels.inspector.step_facts import (
+    Step,
+    neighbour,
+    newest_round,
+    outcome,
+    read_step,
+    step_facts,
+)
+from app.panels.inspector.step_table import COLUMNS, TopTable, alternatives, cell_text
 from engine.trace.run_ref import RunRef
 from tests.support.judged_round import breakable, judged, step_of
 from tests.support.trace_builder import TraceBuilder, sample_trace

@@ -14,9 +14,8 @@ from pytestqt.qtbot import QtBot
 
 import app.panels.runs.run_pair
 from app.panels.plots.acceptance_view import WINDOW, AcceptanceView
-from app.panels.plots.bar_view import BarView
-from app.panels.plots.overlaid_view import OverlaidView
-from app.trace_models.run_axis import RunOverlay
+from app.panels.plots.bar_view import BarView, OverlaidView
+from app.trace_models.run_rows import RunOverlay
 from app.window.plot_group import OVER_ROUNDS
 from app.window.window import MainWindow
 from engine.trace.export import export_csv

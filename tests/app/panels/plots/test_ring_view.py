@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import Theme, load_theme
 from app.panels.plots.ring_view import RingView
 from app.panels.plots.rollback_view import RollbackView
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from engine.trace.records import SLOT_STATES
 from tests.support.trace_builder import TraceBuilder, sample_trace
 

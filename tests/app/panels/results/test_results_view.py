@@ -15,7 +15,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.read_results import ReadResults
+from app.engine_thread.jobs.files import ReadResults
 from app.panels.results.results_view import ResultsView
 from app.window.window import MainWindow
 from engine.experiments.results.schema import trace_folder

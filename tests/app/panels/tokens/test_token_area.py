@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import Theme, load_theme
 from app.panels.tokens.token_area import TokenArea, token_tip
 from app.panels.tokens.token_scroll import SLICE_SECONDS
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import KIND, RunStreams
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 

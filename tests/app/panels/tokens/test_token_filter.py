@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.panels.tokens.token_filter import (
+from app.panels.tokens.token_hits import (
     ChoiceTerm,
     FilterError,
     KindTerm,

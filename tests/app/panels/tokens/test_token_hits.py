@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.panels.tokens.token_filter import parse_filter
-from app.panels.tokens.token_hits import find_hits, neighbour_hit
+from app.panels.tokens.token_hits import find_hits, neighbour_hit, parse_filter
 from app.trace_models.token_stream import RunStreams, TokenStream
 from tests.support.trace_builder import TraceBuilder, sample_trace
 

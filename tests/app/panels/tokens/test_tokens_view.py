@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
 from app.panels.tokens.tokens_view import TokensView
-from app.trace_models.position import Position
+from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 

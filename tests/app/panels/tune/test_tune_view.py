@@ -12,9 +12,18 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.panels.tune.tune_view import TuneView
-from app.trace_models.heat_map import BEST, CURRENT, cell_colours, contrast
-from app.trace_models.tune_surface import SurfaceRequest, estimate, heat_map, note, recorded_setting
+from app.panels.tune import TuneView
+from app.trace_models.tune_surface import (
+    BEST,
+    CURRENT,
+    SurfaceRequest,
+    cell_colours,
+    contrast,
+    estimate,
+    heat_map,
+    note,
+    recorded_setting,
+)
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -8,7 +8,7 @@ from PySide6.QtGui import QTextTable
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.window.dialogs.help_pages import HelpPages, blocks, heading_position, slug
+from app.window.dialogs.help import HelpPages, blocks, heading_position, slug
 from app.window.window import MainWindow
 from resources import help_page, help_topics
 

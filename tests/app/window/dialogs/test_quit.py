@@ -11,10 +11,10 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.export_trace import ExportTrace
-from app.saved.library import SavedTrace, read_saved, saved_folders
+from app.engine_thread.jobs.files import ExportTrace
+from app.saved.autosave import SavedTrace, read_saved, saved_folders
 from app.trace_models.run_facts import ModelRuns
-from app.window.dialogs.unexported import QuitChoice, ask_before_quitting
+from app.window.dialogs.files import QuitChoice, ask_before_quitting
 from app.window.window import MainWindow
 from engine.trace.reopen import open_trace
 from tests.support.fake_session import FakeEngine

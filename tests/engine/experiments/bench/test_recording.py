@@ -10,9 +10,13 @@ import pytest
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
 from engine.decode.verify_loop import VerifyLoop
-from engine.experiments.bench.recording import RECORDING_SECTIONS, bench_recording, recording_timed
 from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.sections import SectionClock
+from engine.experiments.bench.sections import (
+    RECORDING_SECTIONS,
+    SectionClock,
+    bench_recording,
+    recording_timed,
+)
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 

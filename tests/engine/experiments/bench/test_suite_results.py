@@ -15,14 +15,14 @@ import pytest
 from app.cli.bench_compare import diff_lines
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.suite_report import options_of, suite_report
-from engine.experiments.bench.suite_results import (
+from engine.experiments.bench.suite import (
     SUITE_KIND,
     SUITE_VERSION,
     SuiteWriter,
     compare_results,
     read_result,
 )
+from engine.experiments.bench.suite_report import options_of, suite_report
 from engine.experiments.results.reader import read_results
 from engine.options import RunOptions
 from tests.support.request_results import made_up

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.results import database, schema
+from engine.experiments.results import reader as database
+from engine.experiments.results import schema
 from engine.experiments.results.reader import _TextBudget, find_results, read_results
-from engine.experiments.results.row_check import MOST_ROWS
-from engine.experiments.results.schema import trace_folder
+from engine.experiments.results.schema import MOST_ROWS, trace_folder
 from tests.support.sweeps import write_results
 
 

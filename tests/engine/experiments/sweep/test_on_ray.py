@@ -19,8 +19,7 @@ from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep import on_ray
 from engine.experiments.sweep.on_ray import OnRay
 from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.sweep import Sweep
-from engine.experiments.sweep.trace_files import own_folder, pack_trace, unpack_trace
+from engine.experiments.sweep.sweep import Sweep, own_folder, pack_trace, unpack_trace
 from tests.support.fake_ray import FakeRay
 from tests.support.sweeps import plan_of, result_of
 

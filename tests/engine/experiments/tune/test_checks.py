@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.tune_check import grid_lines
+from app.cli.tune import grid_lines
 from engine.experiments.bench.request import Configuration
 from engine.experiments.tune import checks, record
 from engine.experiments.tune.checks import (

@@ -14,10 +14,10 @@ from engine.analysis.what_if.cost_curve import CostCurve
 from engine.errors import OptionError
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.experiments.tune.candidates import estimates, outcome
+from engine.experiments.tune.confirm import search
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import completed, record
-from engine.experiments.tune.trials import search
 from engine.experiments.tune.tune import TunePlan
 from engine.options import RunOptions
 from tests.support.golden_runs import options_of, prompt_of, session

@@ -7,10 +7,9 @@ from math import comb
 import pytest
 
 from engine.experiments.bench.request import PLAIN
-from engine.experiments.tune.advice import verdict
+from engine.experiments.tune.advice import engine_flags, verdict
 from engine.experiments.tune.candidates import Estimate, best_of_rules, to_confirm
 from engine.experiments.tune.confirm import Confirmed, sign_test
-from engine.experiments.tune.flags import engine_flags
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_length
 from engine.options import RunOptions
 

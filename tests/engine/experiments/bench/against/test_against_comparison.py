@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import OptionError
-from engine.experiments.bench.against.comparison import (
+from engine.experiments.bench.against_llama_cpp import (
     BETTER,
     PLAIN,
     SPECULATIVE,
@@ -24,7 +24,7 @@ from engine.experiments.bench.against.comparison import (
     sign_test,
     take_turns,
 )
-from engine.experiments.bench.against.llama_server import SpeculativeWork
+from engine.experiments.bench.llama_programs import SpeculativeWork
 from engine.experiments.random_models.random_model import write_random_model
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
@@ -171,8 +171,8 @@ def test_waiting_is_told_from_working(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal wall, used
         wall, used = wall + seconds, used + of_them_used
 
-    monkeypatch.setattr("engine.experiments.bench.against.comparison.perf_counter", lambda: wall)
-    monkeypatch.setattr("engine.experiments.bench.against.comparison.process_time", lambda: used)
+    monkeypatch.setattr("engine.experiments.bench.against_llama_cpp.perf_counter", lambda: wall)
+    monkeypatch.setattr("engine.experiments.bench.against_llama_cpp.process_time", lambda: used)
     *_, idle = take_turns(0, lambda: take(2.0, 0.5), lambda: take(1.0, 1.0))
     *_, busy = take_turns(1, lambda: take(2.0, 2.0), lambda: take(1.0, 0.0))
     assert (idle, busy) == (0.25, 1.0)

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError, PeerLibraryError
-from engine.experiments.bench.against import programs
-from engine.experiments.bench.against.comparison import LlamaBench, PassWork, pass_works
-from engine.experiments.bench.against.llama_server import SpeculativeWork, llama_server
-from engine.experiments.bench.against.programs import find_program, started
+from engine.experiments.bench import llama_programs as programs
+from engine.experiments.bench.against_llama_cpp import LlamaBench, PassWork, pass_works
+from engine.experiments.bench.llama_programs import (
+    SpeculativeWork,
+    find_program,
+    llama_server,
+    started,
+)
 from tests.support.fake_llama_programs import FakePrograms
 
 WORK = SpeculativeWork((1, 2, 3), 24, (1.0, 0.5))
@@ -82,7 +86,7 @@ def test_figures_of_another_form_are_refused(fake: FakePrograms, out: str) -> No
 def test_a_llama_bench_that_hangs_is_ended(
     fake: FakePrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.experiments.bench.against.comparison.LONGEST_S", 0.2)
+    monkeypatch.setattr("engine.experiments.bench.against_llama_cpp.LONGEST_S", 0.2)
     fake.bench(seconds=60.0)
     with pytest.raises(PeerLibraryError, match="did not end within 0 minutes"):
         LlamaBench(fake.folder, MODEL, 1).measure(PassWork("", 4))
@@ -154,7 +158,7 @@ def test_a_program_that_does_not_listen_is_killed(
 def test_a_program_goes_with_us_when_we_are_killed() -> None:
     code = (
         "import subprocess, time\nfrom pathlib import Path\n"
-        "from engine.experiments.bench.against.programs import started\n"
+        "from engine.experiments.bench.llama_programs import started\n"
         "with started(Path('/bin/sleep'), [60], subprocess.DEVNULL) as program:\n"
         "    command = Path(f'/proc/{program.process.pid}/cmdline')\n"
         "    while not command.read_bytes().startswith(b'/bin/sleep'):\n"

@@ -16,12 +16,14 @@ import torch
 
 from engine.batch import Span
 from engine.errors import PeerLibraryError
-from engine.experiments.bench.against.llama_server import (
+from engine.experiments.bench.llama_programs import (
+    LONGEST_S,
     SpeculativeResult,
     SpeculativeWork,
+    find_program,
     llama_server,
+    started,
 )
-from engine.experiments.bench.against.programs import LONGEST_S, find_program, started
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.memory.hybrid import HybridMemory
 from engine.options import Prompt, RunOptions, SamplerOptions

@@ -1,0 +1,82 @@
+"""Jobs that start decoding: a run, a turn of a conversation, a comparison, watched clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from app.engine_thread.requests import (
+    ChatWrap,
+    CompareRequest,
+    Decoding,
+    EngineSession,
+    RunRequest,
+    ScriptRequest,
+    TurnRequest,
+)
+from app.engine_thread.status import EngineStatus
+from app.engine_thread.worker import DecodingJob, EngineWorker
+from engine.options import RunOptions
+
+
+class StartRun(DecodingJob):
+    """A run of the session in use. rounds: pause after as many."""
+
+    request: RunRequest
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        options: RunOptions,
+        rounds: int | None = None,
+        chat: ChatWrap | None = None,
+    ) -> None:
+        super().__init__(rounds)
+        self.request = RunRequest(tuple(texts), options, chat)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        run = session.start(self.request, worker.store)
+        facts = worker.store.runs[run.run_id]
+        facts.update(worker.more_facts)
+        if self.request.chat is not None:
+            facts.chat = json.dumps(self.request.chat.kwargs)
+        return run
+
+
+class StartTurn(DecodingJob):
+    """A turn with the model in use."""
+
+    def __init__(self, turn: TurnRequest) -> None:
+        super().__init__()
+        self._turn = turn
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        run = session.say(self._turn, worker.store)
+        worker.store.runs[run.run_id].update(worker.more_facts)
+        return run
+
+
+class StartComparison(DecodingJob):
+    """A comparison on the model in use. rounds: pause after as many."""
+
+    def __init__(self, lanes: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
+        super().__init__(rounds)
+        self._lanes = lanes
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        return session.compare(self._lanes, worker.store)
+
+
+class WatchClients(DecodingJob):
+    """A run made of what they ask of the server, until it is stopped. listen: host:port."""
+
+    def __init__(self, listen: str) -> None:
+        super().__init__()
+        self._listen = listen
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.can_start and status.server is not None
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        assert worker.server is session
+        return worker.server.watch(self._listen, worker.store)

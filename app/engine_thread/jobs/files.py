@@ -1,0 +1,177 @@
+"""Jobs on files: traces and results read, traces and reports written, while the engine decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from app.engine_thread.events import TraceRead, mark_of
+from app.engine_thread.job import SideJob
+from app.engine_thread.status import EngineStatus
+from app.trace_models.results import Results, read
+from app.trace_models.run_comparison import compare_runs, text_difference
+from app.trace_models.run_facts import run_names
+from engine.progress import ReportProgress
+from engine.report.parts import Report
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+
+class ReadTrace(SideJob):
+    """Read a trace and show it, or offer to if something else has come on show since. It is listed
+    until it is closed."""
+
+    has_progress = True
+    read: TraceStore | None = None
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._n_shown = 0
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return not status.reading
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.reading = True
+        self._n_shown = status.n_shown
+
+    def run(self, progress: ReportProgress) -> None:
+        progress(0, 1, "reading the trace")
+        if self._folder.is_file():
+            self.read = _imported(self._folder)
+        else:
+            self.read = open_trace(self._folder, progress=progress, cancelled=self.cancelled.is_set)
+
+    def on_finish(self, status: EngineStatus) -> None:
+        status.reading = False
+        if self.read is not None and not self.cancelled.is_set():
+            self.take(status, self.read)
+
+    def take(self, status: EngineStatus, read: TraceStore) -> None:
+        """Take over what was read."""
+        trace = TraceRead(self._folder, read)
+        if status.n_shown == self._n_shown:
+            status.show_trace(trace)
+        else:
+            status.trace_read.emit(trace)
+
+
+class ReadRows(ReadTrace):
+    """Bring the rows of a trace back into memory that are in a folder alone."""
+
+    def __init__(self, store: TraceStore, folder: Path) -> None:
+        super().__init__(folder)
+        self._store = store
+
+    def take(self, status: EngineStatus, read: TraceStore) -> None:
+        status.take_rows(self._store, read)
+
+
+def _imported(file: Path) -> TraceStore:
+    """What another engine wrote as a trace, with what the rules find in it."""
+    from engine.analysis.findings.check import record_findings
+    from engine.observe.files.importing import import_file
+
+    store = TraceStore()
+    record_findings(store, import_file(store, file))
+    return store
+
+
+class ExportTrace(SideJob):
+    """Export a trace. mark: how far it had grown when the export began, which at least is in the
+    folder. is_complete: everything is written."""
+
+    has_progress = True
+    is_complete = False
+
+    def __init__(self, store: TraceStore, folder: Path, *, excel_safe: bool = False) -> None:
+        super().__init__()
+        self.store, self.folder, self._excel_safe = store, folder, excel_safe
+        self.mark = mark_of(store)
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return not status.exporting
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.exporting = True
+
+    def run(self, progress: ReportProgress) -> None:
+        export_csv(
+            self.store,
+            self.folder,
+            progress=progress,
+            cancelled=self.cancelled.is_set,
+            excel_safe=self._excel_safe,
+        )
+        self.is_complete = True
+
+    def on_finish(self, status: EngineStatus) -> None:
+        status.exporting = False
+        if self.is_complete:
+            status.exported.emit(self)
+
+
+class ReadResults(SideJob):
+    """Read a result file, or the one in a folder."""
+
+    found: Results | None = None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return not status.reading_results
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.reading_results = True
+
+    def run(self, progress: ReportProgress) -> None:
+        self.found = read(self._path)
+
+    def on_finish(self, status: EngineStatus) -> None:
+        status.reading_results = False
+
+
+class WriteReport(SideJob):
+    """Write it into a file. runs: the run, or the lanes. overlaid: the second run."""
+
+    is_complete = False
+
+    def __init__(
+        self,
+        runs: Sequence[RunRef],
+        path: Path,
+        environment: Mapping[str, str],
+        overlaid: RunRef | None = None,
+    ) -> None:
+        super().__init__()
+        self._runs, self._overlaid = runs, overlaid
+        self.path, self._environment = path, environment
+
+    def run(self, progress: ReportProgress) -> None:
+        from engine.report.compare import compare_report
+        from engine.report.page import write_report
+        from engine.report.run import run_report
+
+        first = self._runs[0]
+        if self._overlaid is not None:
+            report = _report_on_two((first, self._overlaid), self._environment)
+        elif first.facts.lane:
+            report = compare_report(self._runs, self._environment)
+        else:
+            report = run_report(first, self._environment)
+        write_report(report, self.path)
+        self.is_complete = True
+
+
+def _report_on_two(runs: tuple[RunRef, RunRef], environment: Mapping[str, str]) -> Report:
+    from engine.report.compare import pair_report
+
+    figures = [
+        (pair.label, pair.text(0), pair.text(1), pair.ratio_text) for pair in compare_runs(*runs)
+    ]
+    return pair_report(runs, run_names(*runs), figures, text_difference(*runs), environment)

@@ -1,1 +1,0 @@
-"""llama.cpp's own programs and this engine in alternation, on the same file."""

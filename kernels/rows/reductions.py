@@ -1,0 +1,197 @@
+"""Reductions of long rows, such as logits: the largest values, the place of the largest, and what a
+softmax is divided by with its entropy's sum, without the softmax itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from llvmlite import ir
+
+from kernels.dispatch import pick
+from kernels.llvm import F32, F32X16, Code, Program, Value, vector
+from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
+
+
+def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest values of every row, largest first, and where they stand.
+
+    x: [..., n] of numbers or -inf, 1 <= k <= n. Returns values [..., k] and indices int64
+    [..., k]. Of equal values any may come first, except that k = 1 gives the lowest index.
+    """
+    return _run(x, k)
+
+
+def top_k_naive(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values by sorting everything. Of equal values the lowest index comes first."""
+    values, ids = torch.sort(x, dim=-1, descending=True, stable=True)
+    return values[..., :k], ids[..., :k]
+
+
+STRETCH = 128
+# shorter rows are not worth the second step, those of which one is wanted even less
+LONG, LONG_FOR_ONE = 32 * STRETCH, 160 * STRETCH
+
+
+def top_k_with_torch(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values in two steps: the largest of every stretch, then the best stretches alone.
+
+    The k largest values of a row lie in the k stretches with the largest maxima. PyTorch finds
+    maxima at the speed of memory, but sorts out the largest elements of a vocabulary seven times
+    slower than this.
+    """
+    n = x.shape[-1]
+    n_stretches = n // STRETCH
+    if n < (LONG_FOR_ONE if k == 1 else LONG) or 8 * k > n_stretches:
+        return _largest(x, k)
+    whole = x[..., : n_stretches * STRETCH].unflatten(-1, (n_stretches, STRETCH))
+    best = _largest(whole.amax(-1), k)[1].unsqueeze(-1)
+    candidates = whole.gather(-2, best.expand(*best.shape[:-1], STRETCH)).flatten(-2)
+    ids = (best * STRETCH + torch.arange(STRETCH, device=x.device)).flatten(-2)
+    start = n_stretches * STRETCH
+    if start < n:
+        rest = torch.arange(start, n, device=x.device)
+        candidates = torch.cat((candidates, x[..., start:]), -1)
+        ids = torch.cat((ids, rest.expand(*ids.shape[:-1], -1)), -1)
+    values, where = _largest(candidates, k)
+    return values, ids.gather(-1, where)
+
+
+def _largest(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    # only max promises the first of equal values
+    values, ids = x.max(-1, keepdim=True) if k == 1 else torch.topk(x, k)
+    return values, ids
+
+
+_run = pick(top_k_naive, top_k_with_torch)
+
+
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """The lowest index of the largest value of every row.
+
+    x: f32 [..., d] of numbers or -inf, any strides. Returns int64 [...], always within the row.
+    """
+    return _argmax(x)
+
+
+def argmax_naive(x: torch.Tensor) -> torch.Tensor:
+    """The largest value, looked for from the front."""
+    places = [max(range(len(row)), key=row.__getitem__) for row in x.reshape(-1, x.shape[-1])]
+    return torch.tensor(places, device=x.device).view(x.shape[:-1])
+
+
+def argmax_with_torch(x: torch.Tensor) -> torch.Tensor:
+    """The largest value through PyTorch."""
+    # argmax promises no order among equal values, max does
+    return x.max(-1).indices
+
+
+def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
+    """The largest value on a CPU: first the value, then the first place that has it."""
+    d, found = x.shape[-1], x.new_empty(x.shape[:-1], dtype=torch.int64)
+    x, x_rows = rows(x)
+    run(_argmax_program(d), found.numel(), d, *x_rows, found.data_ptr())
+    return found
+
+
+@functools.cache
+def _argmax_program(d: int) -> Program:
+    return Program(functools.partial(_argmax_body, d), 5)
+
+
+def _argmax_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: x in RowPlaces, the places found."""
+    whole = d - d % LANES
+    with code.loop(first, last) as row:
+        x = start(args[:4], row)
+        best = code.variable(code.constant(F32, -float("inf")))
+        if whole:
+            most = code.variable(code.constant(F32X16, -float("inf")))
+            with code.loop(0, code.integer(4 * whole), 4 * LANES) as at:
+                most.set(code.larger(code.load(x + at, F32X16), most.value))
+            best.set(code.maximum(most.value))
+        for i in range(whole, d):
+            best.set(code.larger(code.load(x + 4 * i, F32), best.value))
+        place, top = code.variable(code.integer(0)), best.value
+
+        def is_before(place: Value) -> Value:
+            return place.less(d - 1) & code.load(x + place * 4, F32).less(top)
+
+        with code.repeat(lambda: is_before(place.value)):
+            place.set(place.value + 1)
+        code.store(place.value, args[4] + row * 8)
+
+
+_argmax = pick(argmax_naive, argmax_with_torch, None, argmax_with_llvm)
+
+
+LEAST = -1e4
+"""Numbers further below the largest count as this far below: finite, and e to the power of it is
+0."""
+
+
+def softmax_sums(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Of every row the sum of e^s and that of s e^s, s = max(x - largest, LEAST).
+
+    x: f32 [n, d]; largest: f32 [n]. Returns f32 [n, 2]; NaN where the row has one. A row has the
+    same bits whatever the other rows are.
+    """
+    return _softmax_sums(x, largest)
+
+
+def softmax_sums_naive(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The sums of a softmax in float64."""
+    s = (x - largest.unsqueeze(1)).clamp_min(LEAST).double()
+    return torch.stack((s.exp().sum(1), (s * s.exp()).sum(1)), 1).float()
+
+
+def softmax_sums_with_torch(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The sums of a softmax by operations on all rows."""
+    s = (x - largest.unsqueeze(1)).clamp_min_(LEAST)
+    weights = s.exp()
+    return torch.stack((weights.sum(1), torch.linalg.vecdot(weights, s)), 1)
+
+
+# sums added up at a time: each addition waits for the one before
+SUMS = 4
+
+
+def softmax_sums_with_llvm(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The sums of a softmax on a CPU: each row read once, its sums added up in one order."""
+    n, d = x.shape
+    sums, largest = x.new_empty(n, 2), largest.contiguous()
+    x, places = rows(x)
+    run(_sums_program(d), n, d, *places, largest.data_ptr(), sums.data_ptr())
+    return sums
+
+
+@functools.cache
+def _sums_program(d: int) -> Program:
+    return Program(functools.partial(_sums_body, d), 6)
+
+
+def _sums_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: x in RowPlaces, the largest of each row, the sums."""
+    *x, largest, sums = args
+    zero, least = code.constant(F32X16, 0.0), code.constant(F32X16, LEAST)
+    with code.loop(first, last) as row:
+        source, most = start(x, row), code.splat(code.load(largest + row * 4, F32))
+        totals = [[code.variable(zero) for _ in range(SUMS)] for _ in range(2)]
+        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+            # b where there is a NaN: it stays
+            s = code.larger(least, code.load_first(source + at, F32X16, count) - most)
+            weight = exp(code, s)
+            if count < LANES:
+                there = [lane < count for lane in range(LANES)]
+                weight = code.choose(
+                    code.constants(vector(ir.IntType(1), LANES), there), weight, zero
+                )
+            for total, part in zip(totals, (weight, weight * s), strict=True):
+                total[i % SUMS].set(total[i % SUMS].value + part)
+        for i, total in enumerate(totals):
+            a, b, c, e = (part.value for part in total)
+            code.store(code.sum((a + b) + (c + e)), sums + row * 8 + 4 * i)
+
+
+_softmax_sums = pick(softmax_sums_naive, softmax_sums_with_torch, None, softmax_sums_with_llvm)
