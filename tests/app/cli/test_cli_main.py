@@ -164,7 +164,7 @@ AWKWARD = "a\n\x1b[31mb\x9b\udcff"
 def test_the_name_of_a_file_tells_a_terminal_nothing(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def open_file(*_: object) -> None:
+    def open_file(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)
@@ -175,7 +175,7 @@ def test_the_name_of_a_file_tells_a_terminal_nothing(
 
 
 def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_file(*_: object) -> None:
+    def open_file(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)
