@@ -11,7 +11,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 from app.cli import output
 from app.cli.output import Interrupted, interrupt, on_signal
@@ -56,7 +59,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.end()
 
 
+class _NoMetaKernels(MetaPathFinder, Loader):
+    """Leaves a sixth of `import torch` out: the registration of what tells shapes of results to
+    torch.compile and torch.export, which nothing here uses."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        import_module("torch._prims.rng_prims")  # it would, and torch.Generator needs that
+
+
+_no_meta_kernels = _NoMetaKernels()
+
+
+def leave_out_meta_kernels() -> None:
+    """Make the import of torch shorter; no effect once it is there."""
+    if "torch" not in sys.modules and _no_meta_kernels not in sys.meta_path:
+        sys.meta_path.insert(0, _no_meta_kernels)
+
+
 def _dispatch(argv: list[str]) -> int:
+    leave_out_meta_kernels()
     name, words = split_command(argv)
     module = import_module(module_of(name))
     parser = new_parser(name)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.machine.device import upload_together
+from engine.machine.device import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class UBatch:
         parts = self.tokens, self.positions, self.outputs
         if device.type == "cpu":
             return UBatchTensors(*(torch.from_numpy(part) for part in parts))
-        return UBatchTensors(*upload_together(parts, device)[1])
+        return UBatchTensors(*Uploads().put(parts, device)[1])
 
 
 class UBatchTensors(NamedTuple):
@@ -92,6 +92,8 @@ def split_equal(
     sequential: sequences side by side must have ids that increase by exactly one.
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
+    if len(spans) == 1 and 0 < (n := len(spans[0].tokens)) <= n_ubatch:
+        return [UBatchPlan((0,), (0,), n, "all tokens")]
     done = [0] * len(spans)
     plans: list[UBatchPlan] = []
     while True:

@@ -95,6 +95,10 @@ class ApiKeyError(ServerError):
     """A server that wants an API key, or another one."""
 
 
+class ServerModelError(ServerError):
+    """A server of several models, or of none, where it is not said which of them is meant."""
+
+
 class ServerTimeoutError(ServerError):
     """A server that was reached and then let pass more time than the user allows."""
 

@@ -65,6 +65,17 @@ def parse_json(
     return _whole(value) if whole_texts and _HALF.search(text) else value
 
 
+def value_end(text: str, at: int) -> tuple[int, bool]:
+    """Where the value that begins at a place of a text ends, and True; else how far it was read,
+    and False."""
+    try:
+        return int(_PLAIN.raw_decode(text, at)[1]), True
+    except json.JSONDecodeError as error:
+        return max(error.pos, at), False
+    except RecursionError:
+        return len(text), False
+
+
 class _RefusedError(ValueError):
     """A part that is not read; args: why, and how it is written, empty of an object."""
 
@@ -101,6 +112,7 @@ class _UniqueKeys:
 
 _HOOKS: dict[str, Any] = {"parse_int": _integer, "parse_float": _real, "parse_constant": _constant}
 _DECODER = json.JSONDecoder(**_HOOKS)
+_PLAIN = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _END_OR_TEXT = re.compile(r'\}|"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 

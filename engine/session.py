@@ -39,9 +39,11 @@ from engine.model.config import ModelConfig
 from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
+from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
+from engine.model.mtp_file import DRAFT_MTP
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
@@ -58,7 +60,7 @@ _DEFAULT_CONTEXT = 4096
 @dataclass(frozen=True, slots=True)
 class OpenedDraft:
     """What drafts for a target, and the figures of its file. Loaded in memory: a HybridModel for
-    draft-simple, else a LoadedDrafter."""
+    draft-simple, the target itself for draft-mtp, else a LoadedDrafter."""
 
     model: HybridModel | LoadedDrafter
     info: ModelInfo | DrafterInfo
@@ -79,9 +81,12 @@ class Session:
         content: ContentHash | None = None,
         files: ModelFiles | None = None,
         mmap: bool | None = None,
+        mtp_path: Path | None = None,
     ) -> None:
         """drafts: what was opened next to the model, by the drafter that uses it. files: all that
-        was read. mmap: as for `open`, for models that are loaded again."""
+        was read. mmap: as for `open`, for models that are loaded again with the MTP block of the
+        file mtp_path, if there is one."""
+        self._mtp_path = mtp_path
         self._model, self.info, self.path = model, info, path
         self.files, self._mmap = files or ModelFiles(), mmap
         self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
@@ -120,25 +125,28 @@ class Session:
                 opened.enter_context(GgufFile.open(path, cancelled)) for path in (target, *paths)
             )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
-            chat, info = ChatTemplate.from_gguf(file), describe(file)
             for other in others:
                 check_draft(file, tokenizer, other, cancelled)
+            mtp = next((one for one in others if is_mtp_file(one)), None)
+            chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
             load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
-            model, start = load(file, progress=report), file.n_bytes
-            drafts = {}
+            model, start = load(file, progress=report, mtp=mtp), file.n_bytes
+            drafts: dict[str, OpenedDraft] = {}
+            its_model: HybridModel | LoadedDrafter
             for other in others:
                 report = report_part(progress, start, total)
                 drafter, its_info = describe_draft(other)
                 if drafter in drafts:
                     raise OptionError(f"Two files are for {drafter}.", "Give one of them.")
-                drafts[drafter] = OpenedDraft(
-                    load(other, progress=report)
-                    if drafter == DRAFT_SIMPLE
-                    else _loaded_beside(other, model, info, report, cancelled, mmap),
-                    its_info,
-                )
+                if drafter == DRAFT_SIMPLE:
+                    its_model = load(other, progress=report)
+                elif drafter == DRAFT_MTP:
+                    its_model = model
+                else:
+                    its_model = _loaded_beside(other, model, info, report, cancelled, mmap)
+                drafts[drafter] = OpenedDraft(its_model, its_info)
                 start += other.n_bytes
             identities = [one.identity() for one in (file, *others)]
             for one, behind in pairwise(identities):
@@ -151,9 +159,9 @@ class Session:
             )
             files = ModelFiles(part for one in (file, *others) for part in one.files)
             give_back_freed_memory()
-            return cls(
-                model, info, tokenizer, chat, identities[0], drafts, file.path, content, files, mmap
-            )
+            mtp_path = mtp.path if mtp else None
+            rest = drafts, file.path, content, files, mmap, mtp_path
+            return cls(model, info, tokenizer, chat, identities[0], *rest)
 
     @property
     def config(self) -> ModelConfig:
@@ -312,11 +320,20 @@ class Session:
         key = compute, as_llama_cpp
         model = self._loaded_again.get(key)
         if model is None:
-            with GgufFile.open(self.unchanged_path()) as file:
+            with ExitStack() as opened:
+                file = opened.enter_context(GgufFile.open(self.unchanged_path()))
                 if not same_model(file.identity(), {**self.identity, "draft": None}):
                     raise file.files[0].has_changed()
+                mtp = (
+                    opened.enter_context(GgufFile.open(self._mtp_path)) if self._mtp_path else None
+                )
                 model = _loaded(
-                    file, compute=compute, device=device, as_llama_cpp=as_llama_cpp, mmap=self._mmap
+                    file,
+                    compute=compute,
+                    device=device,
+                    as_llama_cpp=as_llama_cpp,
+                    mmap=self._mmap,
+                    mtp=mtp,
                 )
                 self.unchanged_path()
             self.files.parts += [part for part in model.files if part.is_mapped]

@@ -1,34 +1,49 @@
-"""`draftscope info`: what a model file holds and what running it would cost."""
+"""`draftscope info`: what a GGUF file holds, and whether running it would fit into memory."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, positive, target_path
+from app.cli.common import add_model, draft_paths, positive, target_path
 from app.cli.output import print_json, print_lines
+from app.cli.run_arguments import add_draft_model, add_options, reader
+from engine.draft.draft_files import check_draft
+from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
+from engine.gguf.outline import outline
+from engine.gguf.tokenizer import Tokenizer
+from engine.machine.host_memory import available_memory
+from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, memory_sizes
-from engine.model.drafters.config import describe_drafter
-from engine.model.drafters.kinds import KINDS
+from engine.memory_need import CACHE_TYPES, MemoryEstimate, estimate, fits_text, server_estimate
+from engine.model.drafters.config import DrafterInfo
+from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, describe_draft, drafter_of
+from engine.model.families import FAMILIES
+from engine.model.families.common import is_mtp_file
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
-from engine.options import COMPUTE_MODES
+from engine.model.mtp_file import DRAFT_MTP
+from engine.option_fields import options_in
+from engine.options import COMPUTE_MODES, RunOptions, SpecOptions
 from engine.size_text import size_text
 
-_DEFAULT_CONTEXT = 4096
 _SHOWN = 60  # characters of a metadata value
+_SERVER = "llama-server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_model(parser)
+    add_draft_model(add_model(parser))
     group = parser.add_argument_group("memory estimate")
     group.add_argument(
+        "-np",
         "--parallel",
         type=positive,
         default=1,
@@ -47,7 +62,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctx-size",
         type=positive,
         metavar="N",
-        help=f"cells per sequence (default: the trained context, at most {_DEFAULT_CONTEXT})",
+        help="cells per sequence here, of all slots together in llama-server (default: the trained "
+        "context, here at most 4096)",
+    )
+    for name, short in (("k", "-ctk"), ("v", "-ctv")):
+        group.add_argument(
+            short,
+            f"--cache-type-{name}",
+            choices=CACHE_TYPES,
+            default="f16",
+            help=f"type of llama-server's {name.upper()} cells (default f16); here they are f32",
+        )
+    named = {one.option.name: one for one in options_in(RunOptions)}
+    spec_type = named["--spec-type"]
+    group.add_argument(
+        *spec_type.option.flags,
+        type=reader(spec_type),
+        metavar=spec_type.option.metavar,
+        help="drafters (default: the model's MTP head and those of -md)",
+    )
+    add_options(group, [named["--rollback"]])
+    group.add_argument(
+        "-ctxcp",
+        "--ctx-checkpoints",
+        type=int,
+        choices=range(10_001),
+        default=CacheOptions().ctx_checkpoints,
+        metavar="N",
+        help=f"context checkpoints of a slot (default {CacheOptions().ctx_checkpoints})",
     )
     group.add_argument(
         "--compute",
@@ -59,72 +101,223 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the metadata and the tensor directory tell; no tensor is read."""
-    with GgufFile.open(target_path(args)) as file:
-        if file.architecture in KINDS:
-            return _tell_drafter(args, file)
-        info = describe(file)
+    """Print what metadata and tensor directory tell; no tensor is read.
+
+    Of a file that can be read as GGUF it always tells something, with what keeps it from running
+    here. Raises ModelFileError for one that cannot, and for files of -md what opening them raises.
+    """
+    path = target_path(args)
+    with GgufFile.open(path, part_alone=True) as file:
+        found = outline(file)
         metadata = {key: _plain(value) for key, value in file.metadata.items()}
         identity = file.identity()
-    n_ctx = args.ctx_size or min(info.n_ctx_train, _DEFAULT_CONTEXT)
-    memory = {
-        "n_seqs": args.parallel,
-        "n_ctx": n_ctx,
-        "n_rs_seq": args.spec_draft_n_max,
-        "compute": args.compute,
-        "policies": {
-            policy: memory_sizes(
-                info, args.parallel, args.spec_draft_n_max, n_ctx, policy, args.compute
-            )
-            for policy in POLICIES
-        },
-    }
-    if args.json:
-        print_json({**info.to_dict(), "file": identity, "memory": memory, "metadata": metadata})
+    try:
+        with GgufFile.open(path) as file:
+            identity = file.identity()
+            is_known = file.architecture in (*KINDS, *FAMILIES)
+            if is_known and drafter_of(file) != DRAFT_SIMPLE:
+                info: ModelInfo | DrafterInfo = describe_draft(file)[1]
+                drafts: dict[str, ModelInfo | DrafterInfo] = {}
+            else:
+                drafts = _drafts(args, file)
+                info = describe(file, has_mtp_file=DRAFT_MTP in drafts)
+            problem = _problem_of_tokenizer(file)
+    except DraftscopeError as error:
+        if args.spec_draft_model:
+            raise
+        _show(args, found, identity, metadata, _outline_lines(found, error), _why(error))
+        return 0
+    if isinstance(info, DrafterInfo):
+        n_ctx = args.ctx_size or RunOptions().n_batch * 2
+        n_bytes = info.n_bytes(args.parallel, n_ctx, args.compute)
+        memory = {"n_seqs": args.parallel, "n_ctx": n_ctx, "compute": args.compute}
+        own = {**asdict(info), "memory": {**memory, "total": n_bytes}}
+        lines = _drafter_lines(info, args.parallel, n_ctx, n_bytes)
     else:
-        print_lines(_lines(info, memory, metadata))
+        memory, table = _memory(args, info, drafts)
+        own = {**info.to_dict(), "memory": memory}
+        lines = [*_model_lines(info), *table]
+    if problem:
+        lines[1:1] = _why_lines(problem)
+    _show(args, found, identity, metadata, lines, {**_why(problem), **own})
     return 0
 
 
-def _tell_drafter(args: argparse.Namespace, file: GgufFile) -> int:
-    """The same of a file that drafts for a target, which is not known here."""
-    config = KINDS[file.architecture].read(file)
-    info = describe_drafter(file, config)
-    n_ctx = args.ctx_size or _DEFAULT_CONTEXT
-    n_bytes = info.n_bytes(args.parallel, n_ctx, args.compute)
-    metadata = {key: _plain(value) for key, value in file.metadata.items()}
+def _problem_of_tokenizer(file: GgufFile) -> DraftscopeError | None:
+    """What keeps the tokenizer from being used, which an MTP file may leave to its trunk."""
+    if "tokenizer.ggml.tokens" not in file.metadata and is_mtp_file(file):
+        return None
+    try:
+        Tokenizer.from_gguf(file)
+    except DraftscopeError as error:
+        return error
+    return None
+
+
+def _show(
+    args: argparse.Namespace,
+    found: dict[str, Any],
+    identity: dict[str, Any],
+    metadata: dict[str, Any],
+    lines: list[str],
+    own: dict[str, Any],
+) -> None:
     if args.json:
-        memory = {"n_seqs": args.parallel, "n_ctx": n_ctx, "compute": args.compute}
-        own = {**asdict(info), "file": file.identity()}
-        print_json({**own, "memory": {**memory, "total": n_bytes}, "metadata": metadata})
-        return 0
-    layers = ", ".join(map(str, info.taps))
+        print_json({**found, **own, "file": identity, "metadata": metadata})
+        return
+    shown = [f"  {key} = {_short(value)}" for key, value in metadata.items()]
+    print_lines([*lines, "", "metadata", *shown])
+
+
+def _why(error: DraftscopeError | None) -> dict[str, str | None]:
+    return {"problem": error.message if error else None, "remedy": error.remedy if error else None}
+
+
+def _why_lines(error: DraftscopeError) -> list[str]:
+    return [f"  runs here      no: {error.message}", f"  what to do     {error.remedy}"]
+
+
+def _drafts(args: argparse.Namespace, target: GgufFile) -> dict[str, ModelInfo | DrafterInfo]:
+    """Figures of the files of -md, held to the target."""
+    paths: Mapping[str, Path] = draft_paths(args) if args.spec_draft_model else {}
+    found = {}
+    for name, path in paths.items():
+        with GgufFile.open(path) as file:
+            check_draft(target, Tokenizer.from_gguf(target), file)
+            found[name] = describe_draft(file)[1]
+    return found
+
+
+def _memory(
+    args: argparse.Namespace, info: ModelInfo, drafts: dict[str, ModelInfo | DrafterInfo]
+) -> tuple[dict[str, Any], list[str]]:
+    """The estimates, as json can write them and as lines."""
+    types = tuple(drafts)
+    if any(layer.kind == "mtp" for layer in info.layers):
+        types = tuple(dict.fromkeys((DRAFT_MTP, *drafts)))
+    if args.spec_type is not None:
+        types = args.spec_type
+    options = RunOptions(
+        parallel=args.parallel,
+        n_ctx=args.ctx_size or 0,
+        spec=SpecOptions(types=types, n_max=args.spec_draft_n_max),
+        rollback=args.rollback or RunOptions().rollback,
+    )
+    cache = replace(CacheOptions(), ctx_checkpoints=args.ctx_checkpoints)
+    here = estimate(info, drafts, options, args.parallel, args.compute, cache)
+    cell_types = args.cache_type_k, args.cache_type_v
+    server = server_estimate(info, drafts, options, cell_types, cache)
+    available = available_memory()
+    n_max = args.spec_draft_n_max
+    sizes = {
+        policy: memory_sizes(info, args.parallel, n_max, here.n_ctx, policy, args.compute)
+        for policy in POLICIES
+    }
+    memory = {
+        "n_seqs": args.parallel,
+        "n_ctx": here.n_ctx,
+        "n_rs_seq": n_max,
+        "compute": args.compute,
+        "spec_types": list(types),
+        "policies": sizes,
+        "available": available,
+        "draftscope": _plain_estimate(here),
+        "llama_server": {**_plain_estimate(server), "cell_types": cell_types},
+    }
+    return memory, _memory_lines(args, info, here, server, sizes, available)
+
+
+def _plain_estimate(one: MemoryEstimate) -> dict[str, Any]:
+    return {"n_ctx": one.n_ctx, "sizes": one.sizes, "total": one.total, "later_at_most": one.later}
+
+
+def _memory_lines(
+    args: argparse.Namespace,
+    info: ModelInfo,
+    here: MemoryEstimate,
+    server: MemoryEstimate,
+    sizes: dict[str, dict[str, int]],
+    available: int,
+) -> list[str]:
+    title = f"memory for {here.n_seqs} x {here.n_ctx:,} cells here, {server.n_seqs} x "
+    title += f"{server.n_ctx:,} in {_SERVER}, drafts of up to {args.spec_draft_n_max}"
+    parts = list(dict.fromkeys((*here.sizes, *server.sizes)))
+    later = list(dict.fromkeys((*here.later, *server.later)))
+    both = here, server
+
+    def row(name: str, cells: list[int | None]) -> str:
+        return f"  {name:<22}" + "".join(
+            f" {'-' if n is None else size_text(n):>12}" for n in cells
+        )
+
+    return [
+        "",
+        title,
+        f"  {'':<22} {'draftscope':>12} {_SERVER:>12}",
+        *(row(name, [one.sizes.get(name) for one in both]) for name in parts),
+        row("total", [one.total for one in both]),
+        *(row(f"+ {name}", [one.later.get(name) for one in both]) for name in later),
+        f"  {'cells':<22} {'f32':>12} {args.cache_type_k + ' ' + args.cache_type_v:>12}",
+        "  + at most, in host memory, as conversations go on; not counted: results within a pass",
+        f"  {fits_text({'draftscope': here, _SERVER: server}, available)}",
+        "",
+        "to undo drafts, by --rollback",
+        *(
+            f"  {policy:<12} {size_text(found['snapshots'] + found['checkpoint']):>12}"
+            for policy, found in sizes.items()
+        ),
+    ]
+
+
+def _outline_lines(found: dict[str, Any], error: DraftscopeError) -> list[str]:
+    """Of a file that does not run here."""
+    title = f"{found['name'] or 'unnamed'} ({found['architecture'] or 'no architecture'})"
     lines = [
+        title,
+        f"  what           {found['kind']}",
+        *_why_lines(error),
+        f"  parameters     {found['n_params']:,} in {found['n_tensors']:,} tensors",
+        f"  weights        {size_text(found['weight_bytes'])}",
+        f"  tokenizer      {found['tokenizer']}",
+    ]
+    if found["parts"] != 1:
+        lines.append(f"  parts          one of {found['parts']}, this one alone is shown")
+    if found["sizes"]:
+        lines += ["", "sizes", *(f"  {key:<32} {n:>12,}" for key, n in found["sizes"].items())]
+    if found["quant_mix"]:
+        of = {name: f"  of {owner}" for name, owner in found["unknown_types"].items()}
+        lines += ["", "quantisation"]
+        lines += [
+            f"  {name:<12} {size_text(n):>12}{of.get(name, '')}"
+            for name, n in found["quant_mix"].items()
+        ]
+    return lines
+
+
+def _drafter_lines(info: DrafterInfo, n_seqs: int, n_ctx: int, n_bytes: int) -> list[str]:
+    """Of a file that drafts for a target, which is not known here."""
+    rows = "the row after the final norm"
+    if info.taps:
+        rows = f"the inputs of layers {', '.join(map(str, info.taps))}"
+    return [
         f"{info.name or 'unnamed'}, for {info.drafter}",
         f"  parameters     {info.n_params:,}",
         f"  weights        {size_text(info.weight_bytes)}",
-        "  loaded         "
-        + ", ".join(f"{m} {size_text(n)}" for m, n in info.loaded_bytes.items()),
-        f"  reads          the inputs of layers {layers} of a target {info.n_target:,} wide",
+        f"  loaded         {_by_mode(info.loaded_bytes)}",
+        f"  reads          {rows} of a target {info.n_target:,} wide",
         f"  attention      {size_text(info.cell_bytes)} per token",
-        f"  memory         {size_text(n_bytes)} for {args.parallel} x {n_ctx} cells",
-        "",
-        "metadata",
-        *(f"  {key} = {_short(value)}" for key, value in metadata.items()),
+        f"  memory         {size_text(n_bytes)} for {n_seqs} x {n_ctx} cells",
     ]
-    print_lines(lines)
-    return 0
 
 
-def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) -> list[str]:
-    policies = memory["policies"]
-    lines = [
+def _model_lines(info: ModelInfo) -> list[str]:
+    return [
         f"{info.name or 'unnamed'} ({info.architecture})",
         f"  parameters     {info.n_params:,}",
         f"  weights        {size_text(info.weight_bytes)}",
-        "  loaded         "
-        + ", ".join(f"{m} {size_text(n)}" for m, n in info.loaded_bytes.items()),
+        f"  loaded         {_by_mode(info.loaded_bytes)}",
         f"  vocabulary     {info.n_vocab:,} tokens",
+        f"  tokenizer      {info.tokenizer}",
         f"  context        {info.n_ctx_train:,} tokens as trained",
         f"  rollback       {info.rollback}",
         f"  llama.cpp      {info.llama_cpp}",
@@ -140,19 +333,11 @@ def _lines(info: ModelInfo, memory: dict[str, Any], metadata: dict[str, Any]) ->
         "",
         "layers",
         *_layer_lines(info.layers),
-        "",
-        "memory for {n_seqs} x {n_ctx} cells, drafts of up to {n_rs_seq}".format(**memory),
-        f"  {'--rollback':<12}" + "".join(f" {policy:>12}" for policy in policies),
-        *(
-            f"  {part:<12}"
-            + "".join(f" {size_text(parts[part]):>12}" for parts in policies.values())
-            for part in policies["planes"]
-        ),
-        "",
-        "metadata",
-        *(f"  {key} = {_short(value)}" for key, value in metadata.items()),
     ]
-    return lines
+
+
+def _by_mode(n_bytes: dict[str, int]) -> str:
+    return ", ".join(f"{mode} {size_text(n)}" for mode, n in n_bytes.items())
 
 
 def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:

@@ -87,11 +87,14 @@ def run(args: argparse.Namespace) -> int:
         models = []
         if args.demo or args.spec_draft_model:
             raise OptionError("Both a trace and a model are given.", "Use one of them.")
-    for path in (*models, *(args.spec_draft_model or [])):
+    for path in models:
         if not path.is_file():
             raise OptionError(
                 f"{path} is neither a file nor a subcommand.", unknown_command(str(path))
             )
+    for path in args.spec_draft_model or []:
+        if not path.is_file():
+            raise OptionError(f"-md {path} is not a file.", "Check the path, or leave -md out.")
     if models and args.demo:
         raise OptionError("Both a model and --demo are given.", "Use one of them.")
     check_display()

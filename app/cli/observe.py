@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from app.cli.recorded import (
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from app.cli.server import add_key, connect
-from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError
+from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
-    from engine.observe.server.request_options import ServerRequest
     from engine.observe.server.server_run import AnsweredSequence, ServerRun
     from engine.session import Session
 
@@ -73,7 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '  draftscope observe http://127.0.0.1:8080 -p "def quicksort(arr):" -n 200 --trace out'
     )
     server = parser.add_argument_group("server")
-    server.add_argument("url", metavar="URL", help="address of a llama-server")
+    server.add_argument(
+        "url", metavar="URL", help="address of a llama-server, or of another server of its API"
+    )
+    server.add_argument(
+        "--model-name",
+        metavar="NAME",
+        default="",
+        help="which of a router's or another server's models (default: the only one, or the only "
+        "one that is loaded)",
+    )
     add_key(server)
     server.add_argument(
         "--log",
@@ -143,7 +151,10 @@ def run(args: argparse.Namespace) -> int:
             note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
         return listen(args, _facts_for_listening(args))
-    client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
+    model = args.model_name or dict(more.fields).get("model", "")
+    client, facts = connect(
+        args.url, args.api_key_env, options_from(args, TimeLimits), str(model)[:1000]
+    )
     with client:
         return _ask(args, client, facts, options, more)
 
@@ -161,7 +172,11 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
             "Re-score the trace with `draftscope rescore`.",
         )
     try:
-        client, facts = connect(args.url, args.api_key_env, options_from(args, TimeLimits))
+        client, facts = connect(
+            args.url, args.api_key_env, options_from(args, TimeLimits), args.model_name
+        )
+    except ServerModelError:  # each client says which it means
+        return ServerFacts(server_address(args.url), props={"role": "router"})
     except ApiKeyError:
         if args.api_key_env is not None:
             raise
@@ -178,11 +193,13 @@ def _ask(
     options: RunOptions,
     more: RequestOptions,
 ) -> int:
+    from engine.observe.server.request_options import request_for
     from engine.observe.server.server_run import ServerRun
 
     session = None if args.rescore is None else _session(args.rescore)
     _tell_server(client, facts)
-    requests = [_request(args, client, source, options, more) for source in args.sources]
+    chat = args.chat_template_kwargs if args.chat else None
+    requests = [request_for(client, facts, source, options, more, chat) for source in args.sources]
     trace = TraceStore()
     job = ServerRun(client, facts, requests, trace, parallel=options.parallel, log=args.log)
     streaming = not args.json and len(requests) == 1
@@ -223,13 +240,18 @@ def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
     """A line on what is observed: build, model, slots."""
     props, slots = facts.props, _slots(client)
     said = [str(props.get("build_info") or "unknown build")]
-    if isinstance(path := props.get("model_path"), str):
+    path = props.get("model_path") or facts.model
+    if isinstance(path, str) and path:
         said.append(PureWindowsPath(path).name)
+    if facts.model and facts.is_llama_server:
+        said.append(f"{facts.model} of a router")
     if slots:
         said.append(f"{len(slots)} {'slot' if len(slots) == 1 else 'slots'}")
         if isinstance(n_ctx := slots[0].get("n_ctx"), int):
             said.append(f"{n_ctx} tokens each")
     tell(f"{facts.engine} {', '.join(said)}"[:200])
+    if facts.about:
+        tell(facts.about)
 
 
 def _session(model: Path) -> Session:
@@ -259,20 +281,6 @@ def _rescore(
         identity=identity,
         assume_same=args.assume_same,
     )
-
-
-def _request(
-    args: argparse.Namespace,
-    client: ServerClient,
-    source: str | tuple[int, ...],
-    options: RunOptions,
-    more: RequestOptions,
-) -> ServerRequest:
-    from engine.observe.server.request_options import chat_completion, completion
-
-    if args.chat and isinstance(source, str):
-        return chat_completion(client, source, args.chat_template_kwargs, options, more)
-    return completion(source, options, more)
 
 
 class _Stream:
@@ -329,23 +337,37 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
     print_lines(finding_lines(job.trace))
     totals = job.summary()
     print_lines(figure_lines(totals))
-    if paths := _paths(job):
+    if len(job.trace.rounds):
+        paths = _paths(job)
         print_line(", ".join(f"{n} {name}" for name, n in paths.items()))
     if job.counted.moved:
         print_line(f"{'':<16} {'server':>8} {'here':>8}")
         for name, server, here in _counts(job):
-            print_line(f"{name:<16} {server:>8.0f} {here:>8}")
+            print_line(f"{name:<16} {server:>8.0f} {'-' if here is None else here:>8}")
     for sentence in filter(None, (job.uncounted, job.unread_log)):
         note(sentence)
 
 
-def _counts(job: ServerRun) -> Iterator[tuple[str, float, int]]:
-    """What the server's counters and we say of the run, where it has them."""
-    from engine.observe.rounds.counters import NAMES, counted
+def _counts(job: ServerRun) -> Iterator[tuple[str, float, int | None]]:
+    """What the server's counters and we say of the run, where it has them; None is not
+    observed."""
+    from engine.observe.rounds.counters import COUNTED, NAMES, counted
 
-    for name, count in counted(job.trace, job.run_id).items():
+    here: Mapping[str, int | None] = counted(job.trace, job.run_id)
+    if not len(job.trace.rounds):  # sums are all that is known, and of the requests alone
+        told = [one.known.get("told", {}) for one in job.observed.requests]
+        here = {
+            name: _sum([figures.get(figure) for figures in told])
+            for name, figure in COUNTED.items()
+        }
+    for name, count in here.items():
         if name in job.counted.moved:
             yield NAMES[name], job.counted.moved[name], count
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _paths(job: ServerRun) -> dict[str, int]:

@@ -90,7 +90,10 @@ class _Told:
         for request in [one for one in self._open if one.is_over]:
             self._open.remove(request)
             for seq_id, counts in zip(request.seq_ids, request.told, strict=True):
-                print_line(f"{seq_id} {request.known['path']}: {_fared(counts, request.known)}")
+                where = " ".join(
+                    str(request.known[name]) for name in ("path", "model") if name in request.known
+                )
+                print_line(f"{seq_id} {where}: {_fared(counts, request.known)}")
 
 
 def _fared(counts: Timings | None, request: dict[str, Any]) -> str:

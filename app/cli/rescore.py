@@ -135,12 +135,17 @@ def opened_trace(path: Path) -> TraceStore:
     return store
 
 
-def runs_with_text(store: TraceStore, path: Path) -> list[int]:
-    """Runs that emitted tokens."""
+def runs_with_text(store: TraceStore, path: Path, *, with_tokens: bool = True) -> list[int]:
+    """Runs that emitted tokens, or of which at least a text is known."""
     from engine.observe.rescoring.texts import rows_by_sequence
     from engine.trace.records import EMITTED_KINDS
 
-    found = [run for run in store.runs if rows_by_sequence(store, run, EMITTED_KINDS)]
+    found = [
+        run
+        for run, facts in store.runs.items()
+        if rows_by_sequence(store, run, EMITTED_KINDS)
+        or (not with_tokens and any(request.text for request in facts.requests or ()))
+    ]
     if not found:
         raise OptionError(f"{path} has no run with tokens.", "Name a trace that has.")
     return found

@@ -66,7 +66,7 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace) -> int:
     """Decode all prompts; whatever was recorded is exported, also after an error or a signal."""
     target = target_path(args)
-    if args.spec_draft_model and args.spec_type is None and not args.spec_default:
+    if args.spec_draft_model and args.spec_type is None:
         args.spec_type = tuple(draft_paths(args))
     options = run_options(args)
     drafts = draft_files(args, options)
@@ -116,20 +116,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
-    """The files that draft, of those drafters that are in use. Raises OptionError for one without
-    its file."""
-    needs = {name: DRAFTERS[name].needs for name in options.spec.types}
-    wanted = [name for name, need in needs.items() if need and need.has_file]
-    if not wanted:
-        return []
+    """The files that draft, of those drafters that are in use. Raises OptionError for a drafter
+    without its file and for a file of -md that none of them uses, and what draft_paths raises."""
     there = draft_paths(args)
-    for name in wanted:
-        if name not in there:
-            need = needs[name]
-            what = need.name if need else ""
-            article = "an" if what[:1] in "AEIOU" else "a"
-            raise OptionError(f"{name} needs {article} {what}.", "Give one with -md.")
-    return [there[name] for name in wanted]
+    types = options.spec.types
+    for name in types:
+        need = DRAFTERS[name].needs
+        if need and need.has_file and name not in there:
+            article = "an" if need.name[:1] in "AEIOU" else "a"
+            raise OptionError(f"{name} needs {article} {need.name}.", "Give one with -md.")
+    for name, path in there.items() if args.spec_draft_model else ():
+        if types and name not in types:
+            raise OptionError(
+                f"{path.name} is for {name}, and --spec-type is {','.join(types)}.",
+                f"Add {name} to --spec-type, or leave out -md.",
+            )
+    return [there[name] for name in types if name in there]
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource) -> Prompt:

@@ -78,9 +78,10 @@ def add_draft_model(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         type=Path,
         action="append",
-        help="model for draft-simple, or a drafter that reads the target's layers (EAGLE-3); what "
-        "it is for is in the file, and repeated, each may be for another drafter (with --demo: the "
-        "bundled one)",
+        help="model for draft-simple, the target's MTP block in a file of its own, which is used "
+        "instead of one in the model's file, or a drafter that reads the target's layers (EAGLE-3, "
+        "DFlash); what it is for is in the file, and repeated, each may be for another drafter "
+        "(with --demo: the bundled one)",
     )
 
 

@@ -30,9 +30,12 @@ def add_key(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerClient, ServerFacts]:
+def connect(
+    url: str, key_env: str | None, limits: TimeLimits, model: str = ""
+) -> tuple[ServerClient, ServerFacts]:
     """The client, and what the server says of itself once it has loaded its model. key_env: the
-    variable with the API key, None for the keyring's. Raises OptionError and ServerError."""
+    variable with the API key, None for the keyring's. model: which of its models is meant, empty
+    where that need not be said. Raises OptionError and ServerError."""
     from engine.observe.server.address import stored_key
     from engine.observe.server.client import ServerClient
 
@@ -42,7 +45,7 @@ def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerCl
         if not key:
             raise OptionError(f"The environment has no {key_env[:80]}.", "Set it to the API key.")
     line = _WaitingLine()
-    client = ServerClient(url, key, limits, line.show)
+    client = ServerClient(url, key, limits, line.show, model)
     try:
         try:
             return client, client.facts()
@@ -51,7 +54,7 @@ def connect(url: str, key_env: str | None, limits: TimeLimits) -> tuple[ServerCl
             key = None if key_env is not None else stored_key(client.address)
             if key is None:
                 raise
-            client = ServerClient(url, key, limits, line.show)
+            client = ServerClient(url, key, limits, line.show, model)
             return client, client.facts()
     except BaseException:
         client.close()

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _chosen(path: Path, run_id: int | None, option: str) -> RunRef:
     store = opened_trace(path)
-    known = runs_with_text(store, path)
+    known = runs_with_text(store, path, with_tokens=False)
     if run_id is not None and run_id not in known:
         raise OptionError(
             f"{option} {run_id} has no tokens in {path}.",
@@ -120,11 +120,13 @@ def _sides(pair: TextPair) -> Iterator[str]:
 
 
 def _token(token: PartingToken) -> str:
-    if token.round is None:
+    if token.token_id is None and not token.text:
         return "the end"
     shown = repr(token.text) if token.token_id is None else f"{token.token_id} {token.text!r}"
     before = "no rollback before it"
     if token.after_round is not None:
         before = f"after the rollback of round {token.after_round}"
     short = "" if token.short is None else f", {token.short:.2g} below the best logit"
+    if token.round is None:
+        return f"{shown}, round not observed{short}"
     return f"{shown}, round {token.round}, {before}{short}"

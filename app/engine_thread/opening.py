@@ -39,16 +39,18 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
     from engine.gguf.file import GgufFile
     from engine.model.drafters.kinds import describe_draft
     from engine.model.info import describe
+    from engine.model.mtp_file import DRAFT_MTP
 
     cancelled = request.cancelled.is_set
-    with GgufFile.open(request.target, cancelled) as file:
-        info, identity = describe(file), file.identity()
-        has_chat = bool(file.str_("tokenizer.chat_template", ""))
     drafts: dict[str, DraftFile] = {}
-    for path in request.drafts:
-        with GgufFile.open(path, cancelled) as file:
-            drafter, draft_info = describe_draft(file)
-        drafts[drafter] = DraftFile(path, drafter, draft_info)
+    with GgufFile.open(request.target, cancelled) as file:
+        identity = file.identity()
+        has_chat = bool(file.str_("tokenizer.chat_template", ""))
+        for path in request.drafts:
+            with GgufFile.open(path, cancelled) as draft:
+                drafter, draft_info = describe_draft(draft)
+            drafts[drafter] = DraftFile(path, drafter, draft_info)
+        info = describe(file, has_mtp_file=DRAFT_MTP in drafts)
     return OpenedFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
 
 

@@ -35,13 +35,14 @@ class OpenRequest:
 class ServerRunRequest:
     """A server to talk to, and the way out. key: empty for the one that was kept, if any.
     log: the file that the server writes, to be joined with what it says. timeout: of its replies,
-    seconds; None for the default."""
+    seconds; None for the default. model: which of its models, empty where it need not be said."""
 
     address: str
     key: str = field(default="", repr=False)
     log: Path | None = None
     timeout: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class ServerEngine:
         progress(0, 0, f"connecting to {address}")
         key = request.key or self._keys.get(address) or stored_key(address)
         limits = TimeLimits() if request.timeout is None else TimeLimits(timeout=request.timeout)
-        client = ServerClient(address, key or None, limits)
+        client = ServerClient(address, key or None, limits, model=request.model)
         try:
             facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
         except BaseException:
@@ -100,14 +100,13 @@ class ServedSession:
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Send the prompts, as many at once as the options say; their replies are the run."""
-        from engine.observe.server.request_options import chat_completion, completion
+        from engine.observe.server.request_options import request_for
         from engine.observe.server.server_run import ServerRun
 
         try:
+            chat = request.chat.kwargs if request.chat is not None else None
             requests = [
-                completion(text, request.options)
-                if request.chat is None
-                else chat_completion(self._client, text, request.chat.kwargs, request.options)
+                request_for(self._client, self.facts, text, request.options, chat=chat)
                 for text in request.texts
             ]
         except CancelledError:

@@ -21,7 +21,7 @@ from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
 from app.engine_thread.job import SideJob
-from app.engine_thread.jobs.files import ExportTrace
+from app.engine_thread.jobs.files import ExportTrace, SaveTrace
 from app.saved.errors import log
 from app.saved.settings import hold, is_held, lock_path, unwritable
 from app.trace_models.run_facts import ModelRuns
@@ -29,7 +29,7 @@ from app.trace_models.run_notes import SOURCE, notes_of
 from engine.errors import DraftscopeError
 from engine.progress import ReportProgress
 from engine.trace.change_facts import change_facts
-from engine.trace.export import SESSION_FILE, export_csv, recover_export
+from engine.trace.export import SESSION_FILE, SavedRows, append_csv, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef
 from engine.trace.session_file import read_session
@@ -45,12 +45,14 @@ _JOIN_TIMEOUT = 5.0
 
 @dataclass
 class _SavedTrace:
-    """The autosave of one trace. saved, exported: how much of it the folder and exports hold.
+    """The autosave of one trace. saved, exported: how much of it the folder and exports hold. rows:
+    those in the folder, which new ones can follow.
     is_earlier: the trace is one of an earlier session, about which the user is not asked."""
 
     folder: Path
     lock: QLockFile | None = None
     saved: TraceMark | None = None
+    rows: SavedRows | None = None
     exported: TraceMark | None = None
     is_earlier: bool = False
 
@@ -76,7 +78,7 @@ class Autosave(QObject):
         self._stores, self._is_busy = stores, is_busy
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
-        self._job: ExportTrace | None = None
+        self._job: SaveTrace | None = None
         self.problem: CommandFailed | None = None
         """Why nothing could be saved the last time."""
         self._timer = QTimer(self)
@@ -171,7 +173,8 @@ class Autosave(QObject):
             try:
                 self._make_room(store)
                 mark = mark_of(store)
-                export_csv(store, self.folder_of(store))
+                copy = self._copy(store)
+                copy.rows = append_csv(store, copy.folder, copy.rows)
             except Exception as error:
                 self.problem = failure(error)
                 return self.problem
@@ -222,8 +225,8 @@ class Autosave(QObject):
             except DraftscopeError as error:
                 self._tell(failure(error))
             else:
-                folder = self.folder_of(store)
-                self._job = ExportTrace(store, folder)
+                copy = self._copy(store)
+                self._job = SaveTrace(store, copy.folder, copy.rows)
                 self._job.start(self._posted.emit)
 
     def _join(self) -> None:
@@ -233,13 +236,14 @@ class Autosave(QObject):
             self._job.join(_JOIN_TIMEOUT)
             self._job = None
 
-    def _receive(self, export: ExportTrace) -> None:
+    def _receive(self, export: SaveTrace) -> None:
         if export.failed is not None:
             self._waiting = []
             self._tell(export.failed)
         self._job = None
         if export.is_complete:
-            self._copy(export.store).saved = export.mark
+            copy = self._copy(export.store)
+            copy.saved, copy.rows = export.mark, export.saved
             self.problem = None
             self.saved.emit()
         self._save_next()

@@ -122,12 +122,13 @@ class RunControl:
         dialog.show()
 
     def connect_server(
-        self, address: str, key: str = "", log: Path | None = None, port: int = 0
+        self, address: str, key: str = "", log: Path | None = None, port: int = 0, model: str = ""
     ) -> None:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
         self._watch_at = (address, port) if port else None
-        self._bridge.ask(ConnectServer(address, key, log, self._settings.server_timeout))
+        timeout = self._settings.server_timeout
+        self._bridge.ask(ConnectServer(address, key, log, timeout, model))
 
     def begin_watching(self, state: State) -> None:
         """Watch, if that was asked for together with the connection, once that has come about."""

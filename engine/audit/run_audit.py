@@ -188,14 +188,16 @@ class RunAudit:
         assert self._samples is not None
         assert self._check is not None
         try:
+            self._check.settle()
             yield
-            rows = emitted_rows(trace, run_id)
             if not self._is_whole:
                 t_ms = RunColumns(trace, "rounds", run_id)["t_ms"]
                 self._limit_s = self._share * float(np.nanmax(t_ms, initial=0.0)) / 1e3
                 # a first pass, with its memory, takes up to twice as long as the prompt did
                 if 2 * float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
                     self._limit_s = 0.0
+            reads = self._limit_s or self._judges_drafts
+            rows = emitted_rows(trace, run_id) if reads else {}
             for seq_id in self._texts.tokens if self._limit_s else ():
                 check = self._checks[seq_id] = TextCheck()
                 yield from self._pass(seq_id, check, rows.get(seq_id, []))

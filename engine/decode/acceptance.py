@@ -216,6 +216,10 @@ class Judge:
     def _note(self, round_: Round, seen: Mapping[int, Distribution]) -> None:
         """What the rule saw of the tokens: what was drafted is judged, and not what a replay took
         for a draft. Chance looks at none of it."""
+        round_.allowed = self._samplers[round_.seq_id].allowed
+        if round_.draft is None and round_.own_row is None and len(round_.accepted) == 1:
+            round_.rule_p = [seen[0].of(round_.accepted[0])]
+            return
         tokens, rows = round_.examined
         n = round_.n_judged
         if round_.own_row is not None:
@@ -227,7 +231,6 @@ class Judge:
         if round_.draft and self._options.spec.accept == "rejection" and not self._synthetic:
             q = round_.draft.q
             round_.rule_q = [q[i].of(tokens[i]) if q else 1.0 for i in range(n)]
-        round_.allowed = self._samplers[round_.seq_id].allowed
 
 
 def cut_draft(slots: SlotAssignment, index: int, draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+
+
+NewRows = defaultdict[str, list[dict[str, Any]]]
+"""Rows to be written, by table."""
 
 
 class Recorder:
@@ -44,7 +49,7 @@ class Recorder:
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
         self._may_wait = False
-        self._waiting: list[Callable[[], object]] = []
+        self._waiting: list[Callable[[NewRows], object]] = []
         self._unanswered: list[Round] = []
 
     def resume(self, *, may_wait: bool = False) -> None:
@@ -124,7 +129,8 @@ class Recorder:
         clock: PhaseClock,
         told: Mapping[str, Any] | None = None,
     ) -> None:
-        """Close a round: token, memory and round rows of its sequences, one at least.
+        """Close a round: token, memory and round rows of its sequences, one at least. Files are
+        looked at when rows are written.
 
         Without a memory, as of another program, nothing is observed of it but what it reports:
         columns of every row.
@@ -136,8 +142,6 @@ class Recorder:
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
         number, n = rounds[0].number, len(rounds)
-        if self._files:
-            self._files.note(self.facts, number)
         self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
         traffic = self._traffic(memory.recurrent, n) if memory else []
@@ -158,10 +162,11 @@ class Recorder:
             self._files.note(self.facts, None, self._last_round)
 
     def _append(self, table: str, **row: Any) -> None:
-        self._record(partial(self._writer.append, table, **row))
+        self._record(lambda rows: rows[table].append(row))
 
-    def _record(self, write: Callable[[], object]) -> None:
-        self._waiting.append(write)
+    def _record(self, add: Callable[[NewRows], object]) -> None:
+        """add: puts rows with those that are to be written."""
+        self._waiting.append(add)
         if not self._may_wait:
             self._write()
 
@@ -173,11 +178,19 @@ class Recorder:
             round_.target = target
         self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting = self._waiting, []
-        for write in waiting:
-            write()
+        if self._files and waiting and self._last_round is not None:
+            self._files.note(self.facts, self._last_round)
+        rows: NewRows = defaultdict(list)
+        for add in waiting:
+            add(rows)
+        for table, new in rows.items():
+            self._writer.append_all(table, new)
 
-    def _prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
+    def _prompt(
+        self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int], rows: NewRows
+    ) -> None:
         n = len(tokens)
+        self._writer.append_all("tokens", rows.pop("tokens", []))
         self._writer.learn(tokens, self._piece)
         self._writer.extend(
             "tokens",
@@ -198,15 +211,17 @@ class Recorder:
         ubatch_ids: Sequence[int],
         clock: PhaseClock,
         n: int,
+        rows: NewRows,
     ) -> None:
         """The rows of one sequence, out of n in this round. columns: others of its round row."""
         ids = {"round": round_.number, "seq_id": round_.seq_id}
-        self._tokens(ids, round_)
-        for slot in slots:
-            self._writer.append("memory", **ids, slot=slot.slot, state=slot.state, age=slot.age)
+        self._learn(round_)
+        rows["tokens"] += ({**ids, **row} for row in _token_rows(round_))
+        rows["memory"] += (
+            {**ids, "slot": slot.slot, "state": slot.state, "age": slot.age} for slot in slots
+        )
         is_prompt = round_.is_prompt
-        self._writer.append(
-            "rounds",
+        row: dict[str, Any] = dict(
             seq_id=round_.seq_id,
             pos0=round_.pos0,
             drafter=round_.draft.drafter if round_.draft else "",
@@ -233,16 +248,15 @@ class Recorder:
             **columns,
             **clock.columns(round_.seq, n),
         )
+        rows["rounds"].append(row)
 
-    def _tokens(self, ids: Mapping[str, int], round_: Round) -> None:
+    def _learn(self, round_: Round) -> None:
         target = round_.target
         for tokens in (round_.emitted, *(target.top_ids if target else ())):
             self._writer.learn(tokens, self._piece)
         for part in (round_.draft, round_.unverified):
             for tokens in (part.tokens, *part.top_ids) if part else ():
                 self._writer.learn(tokens, self._piece)
-        for row in _token_rows(round_):
-            self._writer.append("tokens", **ids, **row)
 
     def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
         """State written and copied since the last round, in n parts that add up."""

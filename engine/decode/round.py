@@ -147,6 +147,9 @@ class Round:
         return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
+_COLUMNS = [f"{phase}_ms" for phase in PHASES]
+
+
 @dataclass(slots=True)
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
@@ -178,5 +181,6 @@ class PhaseClock:
         that all sequences spent together."""
         own = self._own.get(seq, {})
         return {
-            f"{phase}_ms": ms / n_seqs + own.get(phase, 0.0) for phase, ms in self._common.items()
+            name: ms / n_seqs + own.get(phase, 0.0)
+            for name, (phase, ms) in zip(_COLUMNS, self._common.items(), strict=True)
         }

@@ -295,12 +295,14 @@ class Scheduler:
         return rest
 
     def _draft(self, sequences: list[DecodingSequence]) -> dict[int, Draft]:
+        if not self._chain:
+            return {}
         requests = [
             DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
             for sequence in sequences
             if (limit := sequence.draft_limit(self._chain.longest, self._options, self._n_ctx))
         ]
-        if not self._chain or not requests:
+        if not requests:
             return {}
         drafts = self._chain.draft(requests)
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)

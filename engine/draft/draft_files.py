@@ -13,6 +13,7 @@ from engine.model.drafters.config import check_drafter
 from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, drafter_of
 from engine.model.families import read_config
 from engine.model.info import describe
+from engine.model.mtp_file import DRAFT_MTP, check_mtp_file
 
 
 def drafters_of(paths: Sequence[Path | str]) -> dict[str, Path]:
@@ -41,11 +42,17 @@ def check_draft(
 
     Raises ModelFileError, UnsupportedModelError, VocabularyMismatchError.
     """
-    if drafter_of(draft) == DRAFT_SIMPLE:
+    drafter = drafter_of(draft)
+    if drafter == DRAFT_SIMPLE:
         describe(draft)
         check_vocabularies(tokenizer, Tokenizer.from_gguf(draft, cancelled))
         return
-    check_drafter(draft, KINDS[draft.architecture].read(draft), read_config(target))
+    if drafter == DRAFT_MTP:
+        check_mtp_file(draft, read_config(target))
+        if "tokenizer.ggml.tokens" not in draft.metadata:
+            return  # it is used with the target's
+    else:
+        check_drafter(draft, KINDS[draft.architecture].read(draft), read_config(target))
     check_same_vocabulary(tokenizer, Tokenizer.from_gguf(draft, cancelled))
 
 

@@ -123,9 +123,11 @@ def make(inputs: DrafterInputs) -> DraftMtp:
     """
     config, head = inputs.target.config, inputs.target.head
     if head is None:
+        has = "an MTP block of a kind that does not run here" if config.n_unused_mtp else "none"
         raise OptionError(
-            f"draft-mtp needs an MTP head, and {config.name} has none.",
-            "Choose draft-simple with a draft model, or a file with nextn tensors.",
+            f"draft-mtp needs an MTP head, and {config.name} has {has}.",
+            "Give its MTP block as a file of its own with -md, open a file with nextn tensors, or "
+            "use draft-simple with a draft model.",
         )
     memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
     return DraftMtp(

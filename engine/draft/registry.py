@@ -83,11 +83,12 @@ _SIMPLE = DrafterSpec(
 )
 _MTP = DrafterSpec(
     "draft-mtp",
-    "what the model's own MTP head says",
+    "what the model's own MTP head says, or that of a file of its own",
     _mtp,
     ModelDraftOptions,
     lambda options: options.n_max,
     needs=MTP_HEAD,
+    n_bytes=_drafter_bytes,
 )
 
 _EAGLE3 = DrafterSpec(

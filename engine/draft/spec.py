@@ -99,7 +99,7 @@ class TokenDraws:
 @dataclass(frozen=True, slots=True)
 class ModelNeed:
     """What a drafter takes from the model files. missing: what to say where they lack it. has_file:
-    it is a file of its own."""
+    it is always a file of its own."""
 
     name: str
     missing: str
@@ -107,7 +107,11 @@ class ModelNeed:
 
 
 DRAFT_MODEL = ModelNeed("draft model", "Open a draft model first")
-MTP_HEAD = ModelNeed("MTP head", "The model file has no MTP head", has_file=False)
+MTP_HEAD = ModelNeed(
+    "MTP head",
+    "The model file has no MTP head: open a file with its MTP block as draft model",
+    has_file=False,
+)
 DFLASH_FILE = ModelNeed("DFlash drafter", "Open a DFlash drafter as draft model first")
 DSPARK_FILE = ModelNeed("DSpark drafter", "Open a DSpark drafter as draft model first")
 EAGLE3_FILE = ModelNeed("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf import GGUFValueType
 
 from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
 from engine.gguf.part_file import PartFile
+from engine.gguf.tensor_types import LARGEST, TensorType, tensor_type
 
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
@@ -21,7 +23,6 @@ NOT_GGUF = (
     "Choose a GGUF model; other formats must be converted first, "
     "for example with llama.cpp's convert_hf_to_gguf.py."
 )
-REQUANTISE = "Convert or quantise the model again with a type listed by llama-quantize."
 
 _CODES = {
     GGUFValueType.UINT8: "B",
@@ -41,11 +42,12 @@ _SCALARS = {int(type_): struct.Struct("<" + code) for type_, code in _CODES.item
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file."""
+    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file. Of a
+    type whose size is not known, `n_bytes` is the room that the tensor has."""
 
     name: str
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: TensorType
     n_elements: int
     n_bytes: int
     part: int
@@ -57,7 +59,7 @@ class TensorInfo:
         if _core(self.shape) == _core(shape):
             return True
         flat = len(_core(self.shape)) == 1 and self.n_elements == prod(shape)
-        return flat and GGML_QUANT_SIZES[self.type][0] == 1
+        return flat and self.type.block == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def read_directory(
     cursor.room_for(n_tensors, MIN_TENSOR_BYTES, "tensors")
     relative = _read_tensors(cursor, n_tensors, part, alignment)
     data_start = -(-cursor.pos // alignment) * alignment
-    tensors = {info.name: _place(cursor, info, data_start) for info in relative}
+    placed = [_place(cursor, info, data_start) for info in relative]
+    tensors = {info.name: info for info in _with_sizes(placed, cursor.size)}
     _refuse_overlaps(cursor, tensors)
     allowance.n_bytes -= cursor.pos
     return Directory(version, metadata, tensors, cursor.head)
@@ -116,7 +119,9 @@ def _read_version(cursor: Cursor) -> int:
     if version not in (2, 3):
         raise cursor.error(
             f"GGUF version {version}, while versions 2 and 3 can be read",
-            "Convert the original model again with a current llama.cpp.",
+            "Convert the original model with a llama.cpp that writes version 3."
+            if version > 3
+            else "Convert the original model again: llama.cpp writes version 3 since 2023.",
         )
     cursor.pos += 4
     return version
@@ -190,23 +195,36 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
     return list(tensors.values())
 
 
-def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[GGMLQuantizationType, int, int]:
-    """Type, number of elements and bytes of a tensor, checked for plausibility."""
-    try:
-        type_ = GGMLQuantizationType(type_id)
-    except ValueError:
-        raise cursor.error(f"unknown tensor type {type_id}", REQUANTISE) from None
-    block, block_bytes = GGML_QUANT_SIZES[type_]
+def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, int, int]:
+    """Type, number of elements and bytes of a tensor, checked for plausibility; 0 bytes where the
+    size of the type is not known."""
+    if type_id > LARGEST:
+        raise cursor.error(f"unknown tensor type {type_id}")
+    type_ = tensor_type(type_id)
     if 0 in ne:
         raise cursor.error("a dimension is zero")
     row = ne[0] if ne else 1
-    if row % block:
+    if row % type_.block:
         raise cursor.error(f"rows of {row} elements do not divide into {type_.name} blocks")
     n_elements = prod(ne)
-    n_bytes = n_elements // block * block_bytes
+    n_bytes = n_elements // type_.block * type_.n_bytes
     if n_bytes > cursor.size:
         raise cursor.error(f"{n_bytes} bytes of data, while the file has {cursor.size}")
+    if n_elements >= 1 << 63:
+        raise cursor.error(f"{n_elements} elements, more than any file holds")
     return type_, n_elements, n_bytes
+
+
+def _with_sizes(tensors: list[TensorInfo], size: int) -> list[TensorInfo]:
+    """Tensors whose type has no known size reach to the next one, or to the end of the file."""
+    if all(info.n_bytes for info in tensors):
+        return tensors
+    ends = dict(pairwise(sorted({info.offset for info in tensors} | {size})))
+
+    def room(info: TensorInfo) -> int:
+        return max(0, ends.get(info.offset, 0) - info.offset)
+
+    return [info if info.n_bytes else replace(info, n_bytes=room(info)) for info in tensors]
 
 
 def _place(cursor: Cursor, info: TensorInfo, data_start: int) -> TensorInfo:

@@ -45,11 +45,14 @@ class GgufFile(TypedMetadata):
         self._sha256 = hashlib.sha256(b"".join(each.head for each in directories)).hexdigest()
 
     @classmethod
-    def open(cls, path: Path | str, cancelled: Callable[[], bool] = never) -> GgufFile:
+    def open(
+        cls, path: Path | str, cancelled: Callable[[], bool] = never, *, part_alone: bool = False
+    ) -> GgufFile:
         """Read metadata and directory of a model, given its only file or part 1 of several.
 
-        Raises ModelFileError for a file that is absent, unreadable, damaged, not GGUF or written
-        to meanwhile, and Cancelled soon after `cancelled` returns True.
+        part_alone: of one part, whichever it is. Raises ModelFileError for a file that is absent,
+        unreadable, damaged, not GGUF or written to meanwhile, and Cancelled soon after `cancelled`
+        returns True.
         """
         paths = [Path(path)]
         allowance = HeadAllowance()
@@ -58,7 +61,7 @@ class GgufFile(TypedMetadata):
             files.append(PartFile(paths[0]))
             directories = [read_directory(files[0], 0, allowance, cancelled)]
             head = TypedMetadata(paths[0], directories[0].metadata)
-            count = multipart.part_count(head)
+            count = 1 if part_alone else multipart.part_count(head)
             if count > 1:
                 paths += multipart.part_paths(paths[0], count)
             for part in range(1, count):

@@ -14,6 +14,7 @@ from engine.gguf.binary import shorten
 
 D = TypeVar("D")
 V = TypeVar("V")
+REMEDY = "The file is damaged or unusual: download or convert the model again."
 REQUIRED: Any = object()  # default of a key that must be there
 
 
@@ -58,19 +59,14 @@ class TypedMetadata:
         if key not in self.metadata:
             if default is not REQUIRED:
                 return default
-            raise ModelFileError(
-                self.path,
-                f"key {key}",
-                "missing from the metadata",
-                "Convert the model again with a current llama.cpp.",
-            )
+            raise ModelFileError(self.path, f"key {key}", "missing from the metadata", REMEDY)
         value = convert(self.metadata[key])
         if value is None:
             raise ModelFileError(
                 self.path,
                 f"key {key}",
                 f"must be {wanted}, but is {_describe(self.metadata[key])}",
-                "Convert the model again with a current llama.cpp.",
+                REMEDY,
             )
         return value
 

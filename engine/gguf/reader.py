@@ -16,6 +16,7 @@ import torch
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.gguf.metadata import REMEDY
 from engine.gguf.part_file import check_mapped
 from engine.gguf.stored_rows import StoredRows
 from engine.progress import ReportProgress
@@ -35,6 +36,11 @@ class _Part(NamedTuple):
 
     memory: mmap.mmap
     data: torch.Tensor
+
+
+def scale_of(name: str) -> str:
+    """Name of the tensor that multiplies a matrix: llama.cpp's converter writes one for NVFP4."""
+    return name.removesuffix(".weight") + ".scale"
 
 
 class TensorReader:
@@ -71,13 +77,16 @@ class TensorReader:
         return name in self._file.tensors
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor as float32 of `shape` (numpy order), in memory of its own.
+        """The tensor as float32 of `shape` (numpy order), in memory of its own, times its scale.
 
         Dimensions of 1 that the file has or lacks at either end are ignored. Raises Cancelled,
         ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
         and OutOfMemoryError.
         """
         (tensor,) = self._pieces(name, shape, 1, "dequantising", self._decode)
+        scale = self._scale(name)
+        if scale is not None:
+            tensor = tensor.reshape(len(scale), -1).mul_(scale.unsqueeze(1))
         return tensor.reshape(shape)
 
     def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -85,8 +94,14 @@ class TensorReader:
 
         Otherwise as `take`, cancelled between slices as well.
         """
-        for piece in self._pieces(name, shape, shape[0], "dequantising", self._decode):
-            yield piece.reshape(shape[1:])
+        scale = self._scale(name)
+        scales = scale if scale is not None else torch.ones(1)
+        for piece, one in zip(
+            self._pieces(name, shape, shape[0], "dequantising", self._decode),
+            scales.expand(shape[0]),
+            strict=True,
+        ):
+            yield (piece if scale is None else piece.mul_(one)).reshape(shape[1:])
 
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor as stored, uint8 [..., rows, bytes per row], for reading only.
@@ -117,6 +132,25 @@ class TensorReader:
         read = self._row_by_row if self._tables_mapped else partial(self._stored, False)
         (data,) = self._pieces(name, shape, 1, "reading", read)
         return StoredRows(data, info.type.name, shape)
+
+    def is_scaled(self, name: str) -> bool:
+        """Whether a scale of its own is part of a matrix, which then is not its blocks alone."""
+        return scale_of(name) in self._file.tensors
+
+    def _scale(self, name: str) -> torch.Tensor | None:
+        """What a matrix is multiplied by, f32 [1], or [n] for each of n experts; None for 1. Raises
+        ModelFileError for a number that is not finite."""
+        if not self.is_scaled(name):
+            return None
+        scale = torch.from_numpy(self._file.raw(scale_of(name)).view(np.float32))
+        if not scale.isfinite().all():
+            raise ModelFileError(
+                self._file.path,
+                f"tensor {scale_of(name)}",
+                "a number is not finite",
+                "The file is damaged, or its conversion failed: download or convert it again.",
+            )
+        return scale
 
     def type(self, name: str) -> str:
         """Name of the GGML type of a tensor of the file."""
@@ -149,14 +183,14 @@ class TensorReader:
                 self._file.path,
                 f"tensor {name}",
                 f"missing, while the model needs it with shape {_text(shape)}",
-                "Convert the model again with a current llama.cpp, or use another file.",
+                REMEDY,
             )
         if not info.fits(shape):
             raise ModelFileError(
                 self._file.parts[info.part],
                 f"tensor {name}",
                 f"has shape {_text(info.shape)}, while the metadata ask for {_text(shape)}",
-                "Convert the model again with a current llama.cpp, or use another file.",
+                REMEDY,
             )
         return info
 

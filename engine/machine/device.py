@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,31 +73,57 @@ def upload(values: HostValues, device: torch.device) -> torch.Tensor:
     return pinned(host).to(device, non_blocking=True)
 
 
-def upload_together(
-    arrays: Sequence[np.ndarray], device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of them."""
-    # each begins where numbers of 8 bytes may
-    starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
-    whole = np.empty(starts[-1], np.uint8)
-    parts = [
-        np.ndarray(array.shape, array.dtype, whole, start)
-        for array, start in zip(arrays, starts, strict=False)
-    ]
-    for part, array in zip(parts, arrays, strict=True):
-        part[...] = array
-    there = upload(whole, device)
-    if device.type == "cpu":
-        return there, [torch.from_numpy(part) for part in parts]
-    views = [
-        there[start : start + part.nbytes].view(_dtype(part)).view(part.shape)
-        for part, start in zip(parts, starts, strict=False)
-    ]
-    return there, views
+class Uploads:
+    """Arrays uploaded together, pass after pass. On the processor arrays of the same shapes always
+    lie in the same place, where a recorded pass finds them without a copy; those put there before
+    are gone then."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[tuple[int, ...], ...], _Place] = {}
+
+    def put(
+        self, arrays: Sequence[np.ndarray], device: torch.device
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of
+        them. Arrays of the same shapes are always of the same types."""
+        is_shared = device.type == "cpu"
+        shapes = tuple([array.shape for array in arrays])
+        place = self._places.get(shapes) if is_shared else None
+        if place is None:
+            place = _Place.of(arrays)
+            if is_shared:
+                self._places[shapes] = place
+        for part, array in zip(place.parts, arrays, strict=True):
+            part[...] = array
+        if is_shared:
+            return place.together, place.tensors
+        there = upload(place.together, device)
+        views = [
+            there[start : start + part.nbytes].view(tensor.dtype).view(part.shape)
+            for part, tensor, start in zip(place.parts, place.tensors, place.starts, strict=False)
+        ]
+        return there, views
 
 
-def _dtype(array: np.ndarray) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+class _Place(NamedTuple):
+    """Host memory for arrays: parts, and tensors that share it; starts: the byte of each."""
+
+    together: torch.Tensor
+    parts: list[np.ndarray]
+    tensors: list[torch.Tensor]
+    starts: list[int]
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray]) -> _Place:
+        # each begins where numbers of 8 bytes may
+        starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
+        whole = np.empty(starts[-1], np.uint8)
+        parts = [
+            np.ndarray(array.shape, array.dtype, whole, start)
+            for array, start in zip(arrays, starts, strict=False)
+        ]
+        tensors = [torch.from_numpy(part) for part in parts]
+        return cls(torch.from_numpy(whole), parts, tensors, starts)
 
 
 def pinned(host: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,8 @@ class StepGraphs:
         else:
             self._graphs.move_to_end(key)
             for mine, new in zip(graph.inputs, (*pass_inputs.inputs, *arguments), strict=True):
-                mine.copy_(new)
+                if mine is not new:
+                    mine.copy_(new)
         graph.replay()
         return tuple(x.clone() for x in graph.outputs)
 

@@ -79,6 +79,24 @@ class RecurrentCells:
             first, tuple(self.src0[cell] for cell in active), range(active.stop, last + 1), zero
         )
 
+    def settled(self, seqs: Sequence[int]) -> UBatchCells | None:
+        """What `find_slot` would return where these sequences lie side by side in cells of their
+        own with their states, so that it would change nothing but what `settle` does; else None."""
+        first = self.tail[seqs[0]]
+        stop = first + len(seqs)
+        here = range(first, stop)
+        tails = [self.tail[seq] for seq in seqs]
+        if first == NONE or tails != [*here] or self.src[first:stop] != tails:
+            return None
+        if any(len(self.owners[cell]) > 1 for cell in here):
+            return None
+        return UBatchCells(first, tuple(tails), range(stop, stop), NONE)
+
+    def settle(self, here: slice) -> None:
+        """The sequences in these cells have decoded there."""
+        self.head = here.start
+        self.src0[here] = self.src[here]
+
     def shared(self, seq: int) -> bool:
         """Whether other sequences use the same cell."""
         tail = self.tail[seq]

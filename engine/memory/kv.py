@@ -17,7 +17,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import OptionError
-from engine.machine.device import upload, upload_together
+from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
@@ -119,6 +119,8 @@ class AttentionKV:
         self._whole = None
         self._positions: torch.Tensor | None = None
         self._fixed: PassInputs | None = None
+        self._uploads = Uploads()
+        self._viewed: tuple[object, ...] = ()
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether there are cells for these ubatches, decoded in turn; changes nothing."""
@@ -140,13 +142,17 @@ class AttentionKV:
             n_view = storage.capacity
             storage.reserve(streams, n_view)
         self._n_view = n_view
-        self._rows = rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
-        self._views = self._place_of(rows, len(seqs), n_view)
-        looks = self._looks(seqs, positions, n_view)
+        if self._viewed != (viewed := (seqs, n_view, storage.capacity)):
+            self._rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
+            self._views = self._place_of(self._rows, len(seqs), n_view)
+            self._viewed = viewed
+        looks = self._looks(seqs, cells, positions, n_view)
         self._fixed = self._numbers = None
         if by_index:
             where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel()
-            together, (stream_of, cell_of, *there) = upload_together((*where, *looks), self.device)
+            together, (stream_of, cell_of, *there) = self._uploads.put(
+                (*where, *looks), self.device
+            )
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
                 self._fixed = PassInputs(tuple(self._views.values()), (together,))
@@ -259,7 +265,8 @@ class AttentionKV:
 
     def seq_pos_max(self, seq: int) -> int:
         """Highest position of a sequence, -1 when it is empty."""
-        return int(self._table.positions(seq).max(initial=-1))
+        last = self._table.last_position(seq)
+        return int(self._table.positions(seq).max(initial=-1)) if last is None else last
 
     def positions(self, seq: int) -> np.ndarray:
         """Position of every cell of a sequence, int64, ascending; the same in all layers."""
@@ -276,7 +283,8 @@ class AttentionKV:
 
     def used(self, seq: int) -> int:
         """Cells that belong to a sequence, shared ones included."""
-        return self._table.holding(seq).size
+        table = self._table
+        return table.holding(seq).size if table.unified else table.used[seq]
 
     def duplicates(self, seq: int) -> int:
         """Cells beyond one per position of a sequence."""
@@ -284,6 +292,9 @@ class AttentionKV:
 
     def holding(self, seq: int) -> CellUse:
         """`used`, `duplicates` and `seq_pos_max` in one look."""
+        last = self._table.last_position(seq)
+        if last is not None:
+            return CellUse(self.used(seq), 0, last)
         held = self._table.positions(seq)
         if held.size == 0:
             return CellUse(0, 0, -1)
@@ -353,7 +364,7 @@ class AttentionKV:
         table = self._table
         table.take(seqs, cells, positions, tokens)
         streams = {table.stream(seq) for seq in seqs}
-        reach = max(table.end[stream] for stream in streams)
+        reach = max([table.end[stream] for stream in streams])
         self._storage.reserve(streams, reach)
         return reach
 
@@ -366,11 +377,17 @@ class AttentionKV:
         storage = self._storage
         return {row: storage.view(row, rows, n_seqs, n_view) for row in storage.row_sizes}
 
-    def _looks(self, seqs: Sequence[int], positions: np.ndarray, n_view: int) -> list[np.ndarray]:
-        """What the ubatch sees of cells: a mask per window, and after them positions if asked."""
+    def _looks(
+        self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, n_view: int
+    ) -> list[np.ndarray]:
+        """What the ubatch sees of cells: a mask per window, and after them positions if asked.
+        cells: those of the ubatch."""
         table = self._table
+        seen = None if self._ahead else table.seen(seqs, cells, n_view)
         looks = [
             table.visible(seqs, positions, n_view, window, ahead=self._ahead)
+            if seen is None or window is not None
+            else seen
             for window in self._windows
         ]
         where = table.cell_positions(seqs, n_view) if self._tells_positions else None
@@ -387,11 +404,13 @@ class AttentionKV:
         """Have `update` gather cells where they do not lie in order: which ones, [n_seqs, n], and
         which of these are not filler. None where they do."""
         table = self._table
+        self._gathered = None
+        if all(table.last_position(seq) is not None for seq in seqs):
+            return None
         orders = []
         for seq in seqs:
             cells = table.holding(seq)
             orders.append(cells[np.argsort(table.positions(seq, cells), kind="stable")])
-        self._gathered = None
         if all(np.array_equal(order, np.arange(order.size)) for order in orders):
             return None
         width = max(order.size for order in orders)

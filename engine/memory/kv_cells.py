@@ -22,8 +22,10 @@ _BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
 class CellTable:
     """Cells of all streams, each with a position and its owners, one bit per sequence.
 
-    end[stream]: one above the last cell in use. used[stream]: cells in use. Where a method takes
-    a range of positions, a negative p0 is 0 and a negative p1 means no end.
+    end[stream]: one above the last cell in use. used[stream]: cells in use. is_rising[stream]:
+    whether it is one sequence's whose positions are known to rise from cell to cell, so that
+    nothing has to be searched for. Where a method takes a range of positions, a negative p0 is 0
+    and a negative p1 means no end.
     """
 
     def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
@@ -35,12 +37,14 @@ class CellTable:
         self.n_seqs, self.unified = n_seqs, unified
         self.n_streams = 1 if unified else n_seqs
         self.n_cells = n_ctx * n_seqs if unified else n_ctx
+        self._cell_numbers = np.arange(self.n_cells)
         # of a cell without owners, the position means nothing
         self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
         self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
         self._tokens = np.full((self.n_streams, self.n_cells), UNKNOWN, np.int64)
         self.end = [0] * self.n_streams
         self.used = [0] * self.n_streams
+        self.is_rising = [not unified] * self.n_streams
 
     def stream(self, seq: int) -> int:
         """The stream that holds a sequence."""
@@ -76,11 +80,42 @@ class CellTable:
             first, stop = int(row[0]), int(row[-1]) + 1
             # neighbours by a slice, which takes a third of the time
             where = slice(first, stop) if stop - first == row.size else row
+            self.is_rising[stream] &= self._continues(stream, first, stop, pos)
             self._pos[stream, where] = pos
             self._tokens[stream, where] = ids
             self._owners[stream, where] = _BITS[seq]
             self.used[stream] += row.size
             self.end[stream] = max(self.end[stream], stop)
+
+    def _is_in_order(self, stream: int) -> bool:
+        """Whether a stream is known to rise and has no gaps."""
+        return self.is_rising[stream] and self.used[stream] == self.end[stream]
+
+    def _continues(self, stream: int, first: int, stop: int, positions: np.ndarray) -> bool:
+        """Whether cells first .. stop - 1 with these positions go on where a stream ends."""
+        n, end = positions.size, self.end[stream]
+        if first != end or stop - first != n or self.used[stream] != end:
+            return False
+        if end and positions[0] <= self._pos[stream, end - 1]:
+            return False
+        return n == 1 or not np.count_nonzero(positions[1:] <= positions[:-1])
+
+    def last_position(self, seq: int) -> int | None:
+        """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
+        where it has to be searched for."""
+        stream = self.stream(seq)
+        if not self._is_in_order(stream):
+            return None
+        end = self.end[stream]
+        return int(self._pos[stream, end - 1]) if end else -1
+
+    def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
+        """`visible` of the newest tokens without a window, which have these cells
+        [len(seqs), T]; None where it has to be searched for."""
+        if not all(self._is_in_order(self.stream(seq)) for seq in seqs):
+            return None
+        found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
+        return found
 
     def visible(
         self,
@@ -112,6 +147,10 @@ class CellTable:
         """Cells of a sequence with p0 <= position < p1, ascending."""
         stream = self.stream(seq)
         end = self.end[stream]
+        if self._is_in_order(stream):
+            held = self._pos[stream, :end]
+            first = int(np.searchsorted(held, p0)) if p0 > 0 else 0
+            return self._cell_numbers[first : int(np.searchsorted(held, p1)) if p1 >= 0 else end]
         wanted = (self._owners[stream, :end] & _BITS[seq]) != _NOBODY
         if p0 > 0:
             wanted &= self._pos[stream, :end] >= p0
@@ -143,6 +182,11 @@ class CellTable:
         """Take cells away from a sequence; they are free when no one else owns them."""
         if cells.size:
             stream = self.stream(seq)
+            first, end = int(cells[0]), self.end[stream]
+            if self._is_in_order(stream) and end - first == cells.size == end - int(cells.min()):
+                self._owners[stream, first:end] = _NOBODY
+                self.used[stream] = self.end[stream] = first
+                return
             self._owners[stream, cells] &= ~_BITS[seq]
             self._recount(stream)
 
@@ -161,11 +205,13 @@ class CellTable:
         self._pos[stream, cells] = self._pos[source, cells]
         self._tokens[stream, cells] = self._tokens[source, cells]
         self._owners[stream, cells] |= _BITS[dst]
+        self.is_rising[stream] &= self.is_rising[source] and not self.used[stream]
         self._recount(stream, self.end[source])
 
     def shift(self, seq: int, cells: np.ndarray, shift: int) -> None:
         """Move the positions in these cells of a sequence's stream."""
         self._pos[self.stream(seq), cells] += shift
+        self.is_rising[self.stream(seq)] = False
 
     def _rows(self, seqs: Sequence[int]) -> slice | np.ndarray:
         """The streams of sequences as an index; a single one serves all."""
@@ -192,3 +238,4 @@ class CellTable:
         held = np.flatnonzero(self._owners[stream, :end] != _NOBODY)
         self.used[stream] = held.size
         self.end[stream] = int(held[-1]) + 1 if held.size else 0
+        self.is_rising[stream] |= not held.size and not self.unified

@@ -85,6 +85,7 @@ class KVStorage:
         }
         # by capacity, what there was so far
         self._sizes = {self._capacity: (self.keys, self.values)}
+        self._n_bytes = _n_bytes(self.keys, self.values)
         self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
 
     @property
@@ -102,7 +103,7 @@ class KVStorage:
 
     def n_bytes(self) -> int:
         """Bytes held."""
-        return _n_bytes(self.keys, self.values)
+        return self._n_bytes
 
     def n_held_bytes(self) -> int:
         """The same with the tensors of smaller capacities that are kept for `renew`."""
@@ -214,6 +215,7 @@ class KVStorage:
     def _use(self, capacity: int) -> None:
         self._capacity = capacity
         self.keys, self.values = self._sizes[capacity]
+        self._n_bytes = _n_bytes(self.keys, self.values)
 
     def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
         n_heads, dim = row

@@ -42,8 +42,9 @@ _FOREIGN: tuple[str, int | None] = ("stale", None)
 class _Step:
     """One forward pass between `begin` and `commit`.
 
-    cells: the bookkeeping as it will be. here: cells written. n_fresh: planes written with new
-    states. depths, n_carried: by row, the depth it will have and how many older states move on.
+    cells: the bookkeeping as it will be, or as it is if sequences stay where they are. here: cells
+    written. n_fresh: planes written with new states. depths, n_carried: by row, the depth it will
+    have and how many older states move on.
     states, windows: rows read as input, of windows and of other states. carried: rows that move on,
     None if there are none.
     moves: rows from and to which the states of idle cells move; moved: their sequences.
@@ -90,8 +91,11 @@ class PlaneMemory(SnapshotPolicy):
         self._step: _Step | None = None
 
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
-        cells, seqs = self.cells.copy(), ubatch.seq_ids
-        slot = cells.find_slot(seqs)
+        cells, seqs = self.cells, ubatch.seq_ids
+        slot = cells.settled(seqs)
+        if slot is None:
+            cells = cells.copy()
+            slot = cells.find_slot(seqs)
         n = ubatch.n_seq_tokens
         depths = [self.guaranteed_depth(seq, n) for seq in seqs]
         n_carried = [max(0, depth - n + 1) for depth in depths]
@@ -141,6 +145,8 @@ class PlaneMemory(SnapshotPolicy):
     def _commit(self, ubatch: UBatch) -> None:
         step = self._running()
         own = [self.cells.tail[seq] == step.cells.tail[seq] for seq in step.seqs]
+        if step.cells is self.cells:
+            self.cells.settle(step.here)
         self.cells, self._step = step.cells, None
         for seq in step.moved:
             self._pending[seq] = self._depth[seq] = 0
@@ -241,8 +247,7 @@ class PlaneMemory(SnapshotPolicy):
             for i in range(count)
         ]
         start, to, where = zip(*carried, strict=True) if carried else ((), (), ())
-        return PoolRows.on(
-            self.device,
+        return self._rows_in_pool(
             rows(states, cells),
             rows(windows, cells),
             [rows(fresh, [cell] * len(fresh)) for cell in cells],

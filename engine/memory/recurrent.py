@@ -97,6 +97,7 @@ class SnapshotPolicy(ABC):
         self._storage: list[torch.Tensor] = []
         self._again: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
+        self._pool_rows: dict[tuple[int, int, int], PoolRows] = {}
         self._allocate()
 
     # what a policy is
@@ -321,6 +322,33 @@ class SnapshotPolicy(ABC):
         self._storage.append(zeros)
         return zeros
 
+    def _rows_in_pool(
+        self,
+        states: Sequence[int],
+        windows: Sequence[int],
+        write: Sequence[Sequence[int]],
+        carried: Sequence[int] = (),
+        carried_to: Sequence[int] = (),
+    ) -> PoolRows:
+        """Row numbers on the device, in one upload. states, windows: [n_seqs], rows to start from.
+        write: [n_seqs, n_new], newest first."""
+        n, n_new = len(write), len(write[0])
+        newest_first = [row for rows in write for row in rows]
+        oldest_first = [row for rows in write for row in reversed(rows)]
+        parts = states, windows, newest_first, oldest_first, carried, carried_to
+        numbers = [row for part in parts for row in part]
+        is_shared, sizes = self.device.type == "cpu", (n, n_new, len(carried))
+        if is_shared and (known := self._pool_rows.get(sizes)):
+            known.table.numpy()[:] = numbers
+            return known
+        table = upload(numbers, self.device)
+        read, also, new, in_order, moving, to = table.split_with_sizes([len(x) for x in parts])
+        written = new.view(n, n_new), in_order.view(n, n_new)
+        rows = PoolRows(table, RowNumbers(read, *written), RowNumbers(also, *written), moving, to)
+        if is_shared:
+            self._pool_rows[sizes] = rows
+        return rows
+
     def _clear(self, seq: int) -> None:
         self._forget(seq)
         self._pos[seq], self._pending[seq] = -1, 0
@@ -334,7 +362,8 @@ class SnapshotPolicy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PoolRows:
-    """Rows of one pass in a pool, one tensor of states; int64, all of them views of `table`.
+    """Rows of one pass in a pool, one tensor of states; int64, all of them views of `table`, which
+    on the processor the next pass with as many of them overwrites.
 
     With views of storage the host chooses the rows, and a recording would repeat its choice for
     ever. With row numbers on the device two passes of the same shape differ in values alone.
@@ -348,27 +377,6 @@ class PoolRows:
     windows: RowNumbers
     carried: torch.Tensor
     carried_to: torch.Tensor
-
-    @classmethod
-    def on(
-        cls,
-        device: torch.device,
-        states: Sequence[int],
-        windows: Sequence[int],
-        write: Sequence[Sequence[int]],
-        carried: Sequence[int] = (),
-        carried_to: Sequence[int] = (),
-    ) -> PoolRows:
-        """Put the numbers there in one upload. states, windows: [n_seqs], rows to start from.
-        write: [n_seqs, n_new], newest first."""
-        n, n_new = len(write), len(write[0])
-        newest_first = [row for rows in write for row in rows]
-        oldest_first = [row for rows in write for row in reversed(rows)]
-        parts = states, windows, newest_first, oldest_first, carried, carried_to
-        table = upload([row for part in parts for row in part], device)
-        read, also, new, in_order, moving, to = table.split_with_sizes([len(x) for x in parts])
-        written = new.view(n, n_new), in_order.view(n, n_new)
-        return cls(table, RowNumbers(read, *written), RowNumbers(also, *written), moving, to)
 
     def pass_inputs(self) -> PassInputs:
         """The shapes that a recording of the pass is bound to, and the table of rows it reads."""

@@ -93,7 +93,7 @@ class RingMemory(SnapshotPolicy):
         for row, slots in enumerate(new):
             if set(slots) & {*known[:row], *known[row + 1 :]}:
                 return None
-        return PoolRows.on(self.device, known, starts, [slots[::-1] for slots in new])
+        return self._rows_in_pool(known, starts, [slots[::-1] for slots in new])
 
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         recurrence, pool, plan = self.layout.states[key], self._pools[key], self._plan

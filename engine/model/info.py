@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.gguf.file import GgufFile, TensorInfo
+from engine.gguf.outline import bytes_by_type, tokenizer_line
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
-from engine.model.loaded_size import loaded_bytes
-from engine.model.tensors import check_tensors
+from engine.model.loaded_size import draft_head_bytes, loaded_bytes
+from engine.model.parts import CellSize
+from engine.model.tensors import check_tensors, unused_blocks
 from engine.size_text import size_text
 
 SMALL_MODEL = 64_000_000
@@ -20,8 +22,8 @@ SMALL_MODEL = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """One block: kind is that of its mixers (engine.model.parts) or "mtp"; quant names its
-    matrices' types."""
+    """One block: kind is that of its mixers (engine.model.parts), "mtp" or "unused mtp"; quant
+    names its matrices' types."""
 
     index: int
     kind: str
@@ -37,8 +39,11 @@ class ModelInfo:
     loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
-    llama_cpp: what llama.cpp does to undo tokens.
+    llama_cpp: what llama.cpp does to undo tokens. tokenizer: in one line.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
+    cell, mtp_cell: the numbers of keys and of values in them. draft_head_bytes: what draft-mtp
+    copies of the output head in mode q8. has_llama_cpp_planes: whether
+    llama.cpp undoes tokens over snapshot planes.
     """
 
     architecture: str
@@ -56,6 +61,11 @@ class ModelInfo:
     log_bytes_per_token: int
     kv_bytes_per_token: int
     mtp_kv_bytes_per_token: int
+    cell: tuple[int, int]
+    mtp_cell: tuple[int, int]
+    draft_head_bytes: int
+    has_llama_cpp_planes: bool
+    tokenizer: str
 
     @property
     def is_small(self) -> bool:
@@ -67,10 +77,11 @@ class ModelInfo:
         return asdict(self)
 
 
-def describe(file: GgufFile) -> ModelInfo:
+def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
     """Describe the model in `file` from its metadata and tensor directory alone.
 
-    Raises UnsupportedModelError or ModelFileError where loading would.
+    has_mtp_file: whether an MTP block of another file is used instead of its own, which then takes
+    no memory. Raises UnsupportedModelError or ModelFileError where loading would.
     """
     config = read_config(file)
     check_tensors(file, config)
@@ -82,6 +93,11 @@ def describe(file: GgufFile) -> ModelInfo:
     states = [size for block in config.blocks for size in block.states().values()]
     state = sum(size.n_bytes for size in states)
     log = sum(size.entry_bytes for size in states)
+    n_mtp = config.n_mtp + config.n_unused_mtp
+    if has_mtp_file:
+        config = replace(config, mtp=None, n_unused_mtp=n_mtp)
+    unused = unused_blocks(config)
+    loaded = {name: one for name, one in file.tensors.items() if not name.startswith(unused)}
     of_head = config.mtp.block.cells() if config.mtp else None
     return ModelInfo(
         architecture=config.architecture,
@@ -97,36 +113,42 @@ def describe(file: GgufFile) -> ModelInfo:
                 _quantisation(by_block[index]),
                 sum(tensor.n_bytes for tensor in by_block[index]),
             )
-            for index in range(config.n_layer + config.n_mtp)
+            for index in range(config.n_layer + n_mtp)
+            if by_block[index]
         ),
-        quant_mix=_bytes_by_type(file.tensors.values()),
-        loaded_bytes=loaded_bytes(file.tensors),
+        quant_mix=bytes_by_type(file.tensors.values()),
+        loaded_bytes=loaded_bytes(loaded),
         rollback=_rollback(recurrent, state, log),
-        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state),
+        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state)
+        + ("; of two MTP blocks none drafts there" if n_mtp > 1 else ""),
         state_bytes=state,
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
+        cell=_numbers(config.cells().values()),
+        mtp_cell=_numbers([of_head] if of_head else []),
+        draft_head_bytes=draft_head_bytes(loaded) if config.mtp else 0,
+        has_llama_cpp_planes=bool(FAMILIES[config.architecture].peer_planes),
+        tokenizer=tokenizer_line(file),
     )
+
+
+def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:
+    """Keys, with all that is kept like one, and values of a token."""
+    found = list(cells)
+    values = sum(size.n_heads * size.v_dim for size in found)
+    return sum(size.n_bytes for size in found) // 4 - values, values
 
 
 def _kind(config: ModelConfig, index: int) -> str:
     if index >= config.n_layer:
-        return "mtp"
+        return "mtp" if index < config.n_layer + config.n_mtp else "unused mtp"
     return config.blocks[index].kind
-
-
-def _bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Bytes by type name, the largest share first."""
-    totals: dict[str, int] = defaultdict(int)
-    for tensor in tensors:
-        totals[tensor.type.name] += tensor.n_bytes
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 def _quantisation(tensors: Iterable[TensorInfo]) -> str:
     """Types of a block's matrices; F32 only where there is no other."""
-    names = list(_bytes_by_type(t for t in tensors if len(t.shape) > 1))
+    names = list(bytes_by_type(t for t in tensors if len(t.shape) > 1))
     shown = [name for name in names if name != "F32"] or names
     return "+".join(shown)
 

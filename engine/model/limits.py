@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.gguf.metadata import REMEDY as REMEDY
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 24
@@ -16,7 +17,12 @@ MAX_HEADS = 1 << 16
 MAX_HEAD_DIM = 1 << 12
 MAX_TAPS = 64
 MAX_CONTEXT = (1 << 31) - 1
-REMEDY = "The file is damaged or unusual: download or convert the model again."
+INCOMPLETE = "The file is damaged or incomplete; download or convert the model again."
+OTHER_TARGET = "Choose a drafter that was made for this target."
+NOT_HERE = (
+    "This variant of the model does not run here: run it in llama-server, and look at that with "
+    "`draftscope observe`."
+)
 
 
 def count(

@@ -10,6 +10,10 @@ from engine.model.parts.ngram_embedding import TABLE
 MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is estimated."""
 
+LEAST_VOCABULARY = 2**15
+LEAST_GAIN = 1.5
+"""Bytes of a head for one of its copy, below which reading the copy does not pay."""
+_Q2_K = 256, 84
 _F32 = 4
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
@@ -53,15 +57,29 @@ def is_expanded(type: str) -> bool:
     return type not in (*_INTEGER_BLOCKS, "F32")
 
 
+def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
+    """Of the copy of the output head in two bits that draft-mtp makes in mode q8, 0 where it makes
+    none (engine.model.mtp.DraftHead)."""
+    heads = [name for name in tensors if name.endswith("nextn.shared_head_head.weight")]
+    names = [*heads, "output.weight", "token_embd.weight"]
+    head = next((tensors[name] for name in names if name in tensors), None)
+    if head is None or not _stays(tensors, head, "q8") or len(head.shape) != 2:
+        return 0
+    n_vocab, width = head.shape
+    copy = n_vocab * width // _Q2_K[0] * _Q2_K[1]
+    is_made = n_vocab >= LEAST_VOCABULARY and width % _Q2_K[0] == 0
+    return copy if is_made and head.n_bytes >= LEAST_GAIN * copy else 0
+
+
 def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> int:
     # the experts of a layer stay in their blocks together, or not at all
-    experts = {name: t for name, t in tensors.items() if "_exps." in name}
-    expanded = {_block(name) for name, t in experts.items() if not _stays(t, mode)}
+    experts = {name: t for name, t in tensors.items() if "_exps.weight" in name}
+    expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, mode)}
     total = 0
     for name, tensor in tensors.items():
-        if name == TABLE:  # it stays in the file
+        if name == TABLE or name.endswith((".scale", ".input_scale")):  # in the file; in the matrix
             continue
-        stays = _stays(tensor, mode) and not (name in experts and _block(name) in expanded)
+        stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):
             total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
@@ -74,7 +92,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
     if not has_head:
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
-        if mode.startswith("int8") or (mode == "bf16" and not _stays(table, mode)):
+        if mode.startswith("int8") or (mode == "bf16" and not _stays(tensors, table, mode)):
             total += _packed(table, mode, False)
     return total
 
@@ -90,7 +108,9 @@ def _block(name: str) -> str:
     return name.split(".ffn_")[0]
 
 
-def _stays(tensor: TensorInfo, mode: str) -> bool:
+def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, mode: str) -> bool:
+    if tensor.name.removesuffix(".weight") + ".scale" in tensors:
+        return False
     return tensor.type.name in (_INTEGER_BLOCKS if mode == "q8" else _BLOCKS)
 
 

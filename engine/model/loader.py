@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -20,13 +22,14 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
 from engine.model.layers import OutputHead, make_block
 from engine.model.mtp import MtpHead
-from engine.model.parts import MtpParts
+from engine.model.mtp_file import check_mtp_file, outer_shapes
+from engine.model.parts import Shapes
 from engine.model.parts.ngram_embedding import TABLE
 from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
 from engine.model.trunks import make_trunk
 from engine.model.weights import Embedding, Projection, Weights
-from engine.progress import ReportProgress
+from engine.progress import ReportProgress, report_part
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature
@@ -78,10 +81,12 @@ def load_model(
     cancelled: Callable[[], bool] | None = None,
     as_llama_cpp: bool = False,
     mmap: bool | None = None,
+    mtp: GgufFile | None = None,
 ) -> HybridModel:
     """Load the model in `file` to `device`; tensors are checked against the metadata beforehand.
 
-    mmap: see reader_for. as_llama_cpp: matrix products round as llama.cpp's do
+    mtp: a file with an MTP block, which is used instead of the model's own, if it has one, in the
+    same mode. mmap: see reader_for. as_llama_cpp: matrix products round as llama.cpp's do
     (engine.model.weights.Weights).
     Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
     between tensors.
@@ -91,10 +96,16 @@ def load_model(
     tensors = file.tensors.values()
     types = {tensor.type.name for tensor in tensors}
     mode = resolve_compute(compute, sum(t.n_elements for t in tensors), device, types)
-    reader = reader_for(file, mmap, device, progress, cancelled)
+    total = file.n_bytes + (mtp.n_bytes if mtp else 0)
+    report = report_part(progress, 0, total) if mtp else progress
+    source = of_head = _Source(file, reader_for(file, mmap, device, report, cancelled), config)
+    if mtp is not None:
+        report = report_part(progress, file.n_bytes, total)
+        reader = reader_for(mtp, mmap, device, report, cancelled)
+        of_head = _Source(mtp, reader, check_mtp_file(mtp, config))
     try:
         with torch.inference_mode():
-            model = _Loading(file, reader, config, mode, device, as_llama_cpp).model()
+            model = _Loading(source, of_head, mode, device, as_llama_cpp).model()
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"The weights of {file.path.name} do not fit on {device} as {mode}.",
@@ -136,43 +147,54 @@ def reader_for(
     )
 
 
+class _Source(NamedTuple):
+    """A file with its tensors and what they make."""
+
+    file: GgufFile
+    reader: TensorReader
+    config: ModelConfig
+
+
 class _Loading:
-    """Builds the parts of one model in file order and adds up their memory."""
+    """Builds the parts of one model in file order and adds up their memory. of_head: where the MTP
+    block is, the model's own file or another."""
 
     def __init__(
-        self,
-        file: GgufFile,
-        reader: TensorReader,
-        config: ModelConfig,
-        mode: str,
-        device: torch.device,
-        as_llama_cpp: bool,
+        self, source: _Source, of_head: _Source, mode: str, device: torch.device, as_llama_cpp: bool
     ) -> None:
-        self._file = file
-        self._config = config
-        self._mode = mode
-        self._device = device
-        self._weights = partial(Weights, reader, device=device, as_llama_cpp=as_llama_cpp)
-        self._inside: list[Weights] = []
+        self._source, self._of_head = source, of_head
+        self._mode, self._device = mode, device
+        self._weights = partial(Weights, compute=mode, device=device, as_llama_cpp=as_llama_cpp)
+        self._taken: list[Weights] = []
 
     def model(self) -> HybridModel:
-        config = self._config
-        weights = self._weights(global_shapes(config, self._file.tensors), self._mode)
+        file, _, config = self._source
+        weights = self._take(self._source, global_shapes(config, file.tensors))
         embedding = weights.table("token_embd.weight")
         rope = RopeTables(config.rope, self._device)
-        trunk = make_trunk(config, weights, self._of_block)
+        trunk = make_trunk(config, weights, partial(self._of_block, self._source))
         projection = self._head_table(weights, embedding)
         norm = weights.keep(config.output_norm) if config.output_norm else None
         output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
-        head = self._head(config.mtp, embedding, output, rope) if config.mtp else None
-        n_bytes = weights.n_bytes + sum(inside.n_bytes for inside in self._inside)
+        files, head = file.files, None
+        if self._of_head is not self._source:
+            config = replace(config, mtp=self._of_head.config.mtp)
+            files += self._of_head.file.files
+            embedding_, output_, rope_ = self._outside_block(embedding, output, rope)
+            head = self._head(embedding_, output_, rope_)
+        elif config.mtp:
+            head = self._head(embedding, output, rope)
+        n_bytes = sum(taken.n_bytes for taken in self._taken)
         parts = embedding, trunk, output, rope, head
-        return HybridModel(config, self._mode, *parts, n_bytes, self._file.files)
+        return HybridModel(config, self._mode, *parts, n_bytes, files)
 
-    def _of_block(self, index: int) -> Weights:
-        shapes = block_shapes(self._config, index, self._file.tensors)
-        self._inside.append(self._weights(shapes, self._mode, f"blk.{index}."))
-        return self._inside[-1]
+    def _take(self, source: _Source, shapes: Shapes, prefix: str = "") -> Weights:
+        self._taken.append(self._weights(source.reader, shapes, prefix=prefix))
+        return self._taken[-1]
+
+    def _of_block(self, source: _Source, index: int) -> Weights:
+        shapes = block_shapes(source.config, index, source.file.tensors)
+        return self._take(source, shapes, f"blk.{index}.")
 
     def _head_table(self, weights: Weights, embedding: Embedding) -> Projection:
         """The head's matrix: its own, or the embedding, in the same memory if nothing is packed."""
@@ -186,12 +208,31 @@ class _Loading:
             weights.n_bytes = before
         return projection
 
-    def _head(
-        self, parts: MtpParts, embedding: Embedding, output: OutputHead, rope: RopeTables
-    ) -> MtpHead:
-        """The MTP head; where the file gives it no table or norm of its own, the trunk's serve.
-        Its attention counts from layer 0 of a memory of its own."""
-        config, weights = self._config, self._of_block(self._config.n_layer)
+    def _outside_block(
+        self, embedding: Embedding, output: OutputHead, rope: RopeTables
+    ) -> tuple[Embedding, OutputHead, RopeTables]:
+        """What an MTP file has of its own outside the block, else the trunk's."""
+        file, _, config = self._of_head
+        weights = self._take(self._of_head, outer_shapes(config, file.tensors))
+        norm, projection = output.norm, output.projection
+        if "token_embd.weight" in weights:
+            embedding = weights.table("token_embd.weight")
+            projection = self._head_table(weights, embedding)
+        elif "output.weight" in weights:
+            projection = weights.project("output.weight")
+        if config.output_norm and config.output_norm in weights:
+            norm = weights.keep(config.output_norm)
+        if config.rope != self._source.config.rope:
+            rope = RopeTables(config.rope, self._device)
+        output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
+        return embedding, output, rope
+
+    def _head(self, embedding: Embedding, output: OutputHead, rope: RopeTables) -> MtpHead:
+        """The MTP head; where its block has no table or norm of its own, those given serve. Its
+        attention counts from layer 0 of a memory of its own."""
+        config, parts = self._of_head.config, self._of_head.config.mtp
+        assert parts is not None
+        weights = self._of_block(self._of_head, config.n_layer)
         block = make_block(parts.block, weights, config, 0)
         norm, table = output.norm, output.projection
         eps, centred = config.eps, False

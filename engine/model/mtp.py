@@ -10,6 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.batch import UBatch
 from engine.model.layers import OutputHead, ResidualBlock, StepOutput
+from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
 from engine.model.memory import ModelMemory, PartwiseMemory
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.rope_tables import RopeTables
@@ -160,9 +161,6 @@ class MtpHead:
 
 N_CANDIDATES = 256
 _COPY = "Q2_K"
-_LEAST_VOCABULARY = 2**15
-_LEAST_GAIN = 1.5
-"""Bytes of the head for one of the copy, below which reading the copy does not pay."""
 _SLICE = 4096
 
 
@@ -199,7 +197,7 @@ class DraftHead:
         n_vocab, width = packed.shape
         copied, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[_COPY]]
         gain = packed.n_bytes / (n_vocab * width / copied * n_bytes)
-        large = n_vocab >= _LEAST_VOCABULARY and gain >= _LEAST_GAIN
+        large = n_vocab >= LEAST_VOCABULARY and gain >= LEAST_GAIN
         return large and width % BLOCK == 0 and packed.data.bytes.device.type == "cpu"
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:

@@ -18,6 +18,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 _M_ROPE = ("qwen35", "qwen35moe", "qwen4exp")
 _WITH_FACTORS = ("granitehybrid",)
 """Architectures whose rope divides by such a tensor if the file has it, as llama.cpp's does."""
+LEAVES_FACTORS = ("falcon-h1", "granitehybrid")
+"""Architectures of which llama.cpp loads such a tensor even where no key is turned by it: always in
+falcon-h1, with its rope off in granitehybrid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from collections.abc import Container
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import shorten
-from engine.gguf.file import GgufFile
+from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
+from engine.model.limits import INCOMPLETE, NOT_HERE, REMEDY
 from engine.model.parts import Shapes, only_present
-from engine.model.rope import ROPE_FACTORS
+from engine.model.parts.ngram_embedding import TABLE
+from engine.model.rope import LEAVES_FACTORS, ROPE_FACTORS
 
 
 def global_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
@@ -40,29 +42,76 @@ def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Sh
 
 
 def check_tensors(file: GgufFile, config: ModelConfig) -> None:
-    """Hold the tensor directory of `file` to `config`; no tensor data is read.
-
-    Raises ModelFileError for the first missing or misshaped tensor, UnsupportedModelError for one
-    that the model would silently be run without.
-    """
+    """Hold the tensor directory of `file` to `config`; no tensor data is read. Raises as
+    hold_to_shapes."""
     expected = global_shapes(config, file.tensors)
     for index in range(config.n_layer + config.n_mtp):
         expected |= block_shapes(config, index, file.tensors)
-    for name, shape in expected.items():
-        info = file.tensors.get(name)
-        remedy = "The file is damaged or incomplete; download or convert the model again."
-        if info is None:
-            raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", remedy)
-        if not info.fits(shape):
-            what = f"shape {list(info.shape)} where {list(shape)} is needed"
-            raise ModelFileError(file.path, f"tensor {name}", what, remedy)
-    for name in file.tensors:
-        if name not in expected:
+    unused = unused_blocks(config)
+    for block in unused:
+        has_any = any(name.startswith(block) for name in file.tensors)
+        if has_any and f"{block}nextn.eh_proj.weight" not in file.tensors:
+            what = f"{block[:-1]} would be an MTP block, and is another"
+            key = f"key {config.architecture}.nextn_predict_layers"
+            raise ModelFileError(file.path, key, what, REMEDY)
+    if config.architecture in LEAVES_FACTORS and not (config.rope and config.rope.factors):
+        unused += (ROPE_FACTORS,)
+    hold_to_shapes(file, expected, f"a {config.architecture} model", unused)
+
+
+def unused_blocks(config: ModelConfig) -> tuple[str, ...]:
+    """How names of tensors begin that belong to MTP blocks which are not run."""
+    first = config.n_layer + config.n_mtp
+    return tuple(f"blk.{i}." for i in range(first, first + config.n_unused_mtp))
+
+
+def hold_to_shapes(
+    file: GgufFile, expected: Shapes, what: str, unused: tuple[str, ...] = ()
+) -> None:
+    """Raise for the first tensor that is missing, misshaped, of an unknown type or without a place.
+
+    what: the model, with its article. unused: beginnings of names that are not looked at.
+    ModelFileError for the first two, UnsupportedModelError for a tensor that the model would
+    silently be run without, and for a type that cannot be decoded here.
+    """
+    for name, info in file.tensors.items():
+        if info.type.owner and not name.startswith(unused):
             raise UnsupportedModelError(
-                f"{file.path.name}: the tensor {shorten(name)} has no place in a "
-                f"{config.architecture} model as this engine runs it.",
-                "Convert the model again with a current converter.",
+                f"{file.path.name}: the tensor {shorten(name)} has {info.type.name} of "
+                f"{info.type.owner}, which cannot be turned into numbers here.",
+                info.type.remedy,
             )
+    for name, shape in expected.items():
+        if (found := file.tensors.get(name)) is None:
+            raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", INCOMPLETE)
+        if not found.fits(shape):
+            wrong = f"shape {list(found.shape)} where {list(shape)} is needed"
+            raise ModelFileError(file.path, f"tensor {name}", wrong, INCOMPLETE)
+    for name, info in file.tensors.items():
+        if name in expected or name.startswith(unused):
+            continue
+        if not _is_scale(file, info, expected):
+            raise UnsupportedModelError(
+                f"{file.path.name}: the tensor {shorten(name)} has no place in {what} as this "
+                "engine runs it.",
+                NOT_HERE,
+            )
+
+
+def _is_scale(file: GgufFile, info: TensorInfo, expected: Shapes) -> bool:
+    """Whether a tensor is the scale of a matrix, or that of its input, which only kernels need that
+    quantise activations. Raises ModelFileError for one of a wrong shape or type."""
+    stem, _, kind = info.name.rpartition(".")
+    shape = expected.get(f"{stem}.weight", ())
+    is_table = f"{stem}.weight" == TABLE  # its rows stay as they are stored
+    if kind not in ("scale", "input_scale") or len(shape) < 2 or is_table:
+        return False
+    sizes = {1, shape[0]} if "_exps" in stem and len(shape) == 3 else {1}
+    if info.type.name != "F32" or info.n_elements not in sizes:
+        needed = " or ".join(map(str, sorted(sizes)))
+        wrong = f"{info.n_elements} of {info.type.name} where {needed} of F32 are needed"
+        raise ModelFileError(file.path, f"tensor {shorten(info.name)}", wrong, REMEDY)
+    return True
 
 
 class _Within:

@@ -138,7 +138,12 @@ class Weights:
 
     def in_blocks(self, name: str) -> bool:
         """Whether a matrix stays in the blocks of the file."""
-        return stays_in_blocks(self._reader.type(self._prefix + name), self.compute, self.device)
+        return self._stays(self._prefix + name, self.compute)
+
+    def _stays(self, full: str, mode: str) -> bool:
+        """What is not in its blocks alone, but multiplied by a scale, becomes numbers."""
+        type = self._reader.type(full)
+        return not self._reader.is_scaled(full) and stays_in_blocks(type, mode, self.device)
 
     def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
@@ -146,8 +151,8 @@ class Weights:
 
     def _rows(self, name: str, mode: str) -> MatrixRows:
         full = self._prefix + name
-        type = self._reader.type(full)
-        if stays_in_blocks(type, mode, self.device):
+        if self._stays(full, mode):
+            type = self._reader.type(full)
             blocks = self._reader.take_blocks(full, self._shapes[full])
             return MatrixRows(blocks, type, name=full)
         return self.numbers(name)

@@ -20,7 +20,7 @@ class Distribution:
     @classmethod
     def certain(cls, token: int) -> Distribution:
         """Probability 1 for one token: a greedy choice, or a proposal of an n-gram table."""
-        return cls(np.array([token]), np.ones(1))
+        return cls(np.array([token]), _CERTAIN)
 
     @classmethod
     def of_weights(cls, ids: np.ndarray, weights: np.ndarray) -> Distribution:
@@ -30,6 +30,8 @@ class Distribution:
 
     def of(self, token: int) -> float:
         """The probability of a token."""
+        if len(self.ids) == 1:
+            return float(self.probs[0]) if self.ids[0] == token else 0.0
         return float(self.probs[self.ids == token].sum())
 
     def at(self, uniform: float) -> int:
@@ -38,6 +40,10 @@ class Distribution:
             return int(self.ids[0])
         rank = np.searchsorted(np.cumsum(self.probs), uniform, side="right")
         return int(self.ids[min(int(rank), len(self.ids) - 1)])
+
+
+_CERTAIN = np.ones(1)
+_CERTAIN.flags.writeable = False
 
 
 def softmax(logits: np.ndarray, temp: float = 1.0) -> np.ndarray:

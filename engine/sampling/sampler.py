@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,26 @@ RowDistribution = Callable[[int], Distribution]
 """The target's distribution at a row of a batch. Where penalties or a grammar are in force it
 depends on the tokens accepted so far: rows must be asked for in order, each before its token is
 accepted."""
+
+
+class SamplerState(NamedTuple):
+    """What a sampler will draw by. random: of its generator. The others as in Sampler."""
+
+    accepted: list[int]
+    history: list[int]
+    grammar: GrammarState | None
+    random: Mapping[str, Any]
+
+    def differs_from(self, plain: SamplerState) -> str:
+        """What is not as in a sampler which only drew the text: tokens, penalties, grammar or
+        random numbers; "" if nothing."""
+        if self.accepted != plain.accepted:
+            return "tokens"
+        if self.history != plain.history:
+            return "penalties"
+        if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
+            return "grammar"
+        return "" if self.random == plain.random else "random numbers"
 
 
 class Sampler:
@@ -77,17 +98,14 @@ class Sampler:
         self.grammar = other.grammar.clone() if other.grammar else None
         self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
 
-    def differs_from(self, plain: Sampler) -> str:
-        """What of the state is not that of a sampler which only drew the text: tokens, penalties,
-        grammar or random numbers; "" if nothing."""
-        if self.accepted != plain.accepted:
-            return "tokens"
-        if self._penalties.history != plain._penalties.history:
-            return "penalties"
-        if self.grammar and plain.grammar and not self.grammar.is_as(plain.grammar):
-            return "grammar"
-        mine, theirs = (one._random.bit_generator.state for one in (self, plain))
-        return "" if mine == theirs else "random numbers"
+    def state(self) -> SamplerState:
+        """What it will draw by; the grammar is its own and goes on."""
+        return SamplerState(
+            self.accepted.copy(),
+            self._penalties.history.copy(),
+            self.grammar,
+            self._random.bit_generator.state,
+        )
 
     def rows(self, logits: torch.Tensor) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
@@ -95,6 +113,10 @@ class Sampler:
         Without penalties and a grammar all rows come to the host at once; with them one at a time.
         """
         self.non_finite, self.allowed = None, {}
+        if self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text:
+            ids, values = self._largest(logits)
+            if self._bias.bans_none(ids) and np.isfinite(values).all():
+                return lambda row: self._filter(row, ids[row], values[row])
         logits = self._bias.apply(logits)
         if self.grammar:
             return partial(self._by_grammar, logits, self.grammar)
@@ -263,8 +285,15 @@ class LogitBias:
 
     def __init__(self, biases: Sequence[tuple[int, float]], banned: Collection[int] = ()) -> None:
         entries = [*biases, *((token, -torch.inf) for token in sorted(banned))]
+        self.only_bans = bool(banned) and not biases
+        """Whether no token's logit changes but of those that are never chosen."""
+        self._banned = frozenset(banned)
         self._ids = torch.tensor([token for token, _ in entries], dtype=torch.int64)
         self._values = torch.tensor([bias for _, bias in entries])
+
+    def bans_none(self, ids: np.ndarray) -> bool:
+        """Whether none of these tokens is banned."""
+        return self._banned.isdisjoint(ids.ravel().tolist())
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Biased logits [n, n_vocab]; the logits given are not changed."""

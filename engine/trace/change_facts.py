@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.files import written_whole
-from engine.trace.export import SESSION_FILE
+from engine.trace.export import SESSION_FILE, write_session
 from engine.trace.session_file import read_json
 from engine.trace.typed_json import strict_json
 
@@ -29,5 +28,4 @@ def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:
             raise TraceFileError(f"{path}: runs.{run_id} is missing.", "Export the trace again.")
         known.update(strict_json(added))
     with written_whole(path, TraceFileError) as part:
-        text = json.dumps(session, ensure_ascii=False, indent=1) + "\n"
-        part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+        write_session(part, session)

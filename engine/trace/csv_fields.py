@@ -8,6 +8,7 @@ end with "\\n", "\\r\\n" or "\\r"; inside of quotes too they count as "\\n".
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import BinaryIO
@@ -146,13 +147,18 @@ def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
     return names
 
 
-def read_blocks(file: BinaryIO, name: str, n_columns: int) -> Iterator[FieldBlock]:
-    """The rows after the header. Raises TraceFileError and UnicodeDecodeError."""
+def read_blocks(
+    file: BinaryIO, name: str, n_columns: int, size: int | None = None
+) -> Iterator[FieldBlock]:
+    """The rows after the header, of the first `size` bytes of the file. Raises TraceFileError and
+    UnicodeDecodeError."""
     rest, line, more = b"", 2, b"\n"
+    left = sys.maxsize if size is None else max(0, size - file.tell())
     while more:
-        more = file.read(_CHUNK)
+        more = file.read(min(_CHUNK, left))
         if more.endswith(b"\r"):
-            more += file.read(1)
+            more += file.read(min(1, left - len(more)))
+        left -= len(more)
         data = rest + more
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

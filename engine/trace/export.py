@@ -14,13 +14,14 @@ import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
-from engine.files import PART
+from engine.files import PART, synced, written_whole
 from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
@@ -121,10 +122,78 @@ def export_csv(
         with replacing(folder, check_target, _own_files) as stage:
             _write(store, stage, progress, cancelled, EXCEL if excel_safe else PLAIN)
     except OSError as error:
-        raise TraceFileError(
-            f"{error.filename or folder} cannot be written: {error.strerror or error}.",
-            "Choose another folder, or free some space.",
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRows:
+    """How much of a trace a folder holds, by table: rows, the bytes that its file has with them,
+    and cells filled later; headers: the columns."""
+
+    rows: dict[str, int]
+    sizes: dict[str, int]
+    filled: dict[str, int]
+    headers: dict[str, list[str]]
+
+    def can_go_on(self, store: TraceStore, folder: Path) -> bool:
+        """Whether what is there is as in the store, so that only new rows are missing."""
+        try:
+            there = all(
+                (folder / f"{name}.csv").stat().st_size >= size for name, size in self.sizes.items()
+            )
+        except OSError:
+            return False
+        tables = store.tables
+        return (
+            there
+            and (folder / SESSION_FILE).exists()
+            and self.filled == {name: table.n_filled for name, table in tables.items()}
+            and self.headers == {name: header(table) for name, table in tables.items()}
+            and all(len(tables[name]) >= n for name, n in self.rows.items())
+        )
+
+
+def append_csv(
+    store: TraceStore,
+    folder: Path,
+    saved: SavedRows | None,
+    *,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> SavedRows:
+    """Bring a folder that holds `saved` of the store up to date, None = nothing: then, and where
+    rows of then have changed, the whole is written. Returns what it holds.
+
+    New rows are put after the others, and count as soon as session.json says how many bytes of
+    each file do: so a crash at any moment leaves the trace of now or of then. The store may grow
+    meanwhile. Raises what export_csv does; what was saved is left as it was.
+    """
+    folder = Path(folder).absolute()
+    filled = {name: table.n_filled for name, table in store.tables.items()}
+    rows, sizes = dict[str, int](), dict[str, int]()
+    try:
+        if saved is not None and saved.can_go_on(store, folder):
+            session = _write_tables(store, folder, progress, cancelled, PLAIN, saved, rows, sizes)
+            for name in rows:
+                if rows[name] > saved.rows[name]:
+                    synced(folder / f"{name}.csv")
+            with written_whole(folder / SESSION_FILE, TraceFileError) as part:
+                write_session(part, session | {"bytes": sizes})
+        else:
+            check_target(folder)
+            with replacing(folder, check_target, _own_files) as stage:
+                session = _write_tables(store, stage, progress, cancelled, PLAIN, None, rows, sizes)
+                write_session(stage / SESSION_FILE, session | {"bytes": sizes})
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return SavedRows(rows, sizes, filled, {name: header(store.tables[name]) for name in rows})
+
+
+def _unwritable(folder: Path, error: OSError) -> TraceFileError:
+    return TraceFileError(
+        f"{error.filename or folder} cannot be written: {error.strerror or error}.",
+        "Choose another folder, or free some space.",
+    )
 
 
 def _write(
@@ -134,23 +203,46 @@ def _write(
     cancelled: Callable[[], bool] | None,
     variant: str,
 ) -> None:
-    rows = {name: len(table) for name, table in store.tables.items()}
+    session = _write_tables(store, stage, progress, cancelled, variant, None, {}, {})
+    write_session(stage / SESSION_FILE, session)
+    if cancelled is not None and cancelled():
+        raise Cancelled
+
+
+def _write_tables(
+    store: TraceStore,
+    folder: Path,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool] | None,
+    variant: str,
+    saved: SavedRows | None,
+    rows: dict[str, int],
+    sizes: dict[str, int],
+) -> dict[str, Any]:
+    """Write rows of every table, those after the saved ones, and note in rows and sizes how many
+    there are then, and bytes; returns the content of session.json."""
+    rows |= {name: len(table) for name, table in store.tables.items()}
     pieces = dict(store.pieces)  # after the counts: it knows every token of those rows
     session = _session(store, rows, pieces) | {"csv_variant": variant}
-    total = sum(rows.values())
+    firsts = saved.rows if saved else dict.fromkeys(rows, 0)
+    total = sum(rows.values()) - sum(firsts.values())
     done = 0
     for name, table in store.tables.items():
         with open(
-            stage / f"{name}.csv",
-            "w",
+            folder / f"{name}.csv",
+            "r+" if saved else "w",
             encoding=encoding(variant),
             errors="backslashreplace",
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            names = header(table)
-            writer.writerow(guard(names) if variant == EXCEL else names)
-            for start in range(0, rows[name], _BLOCK):
+            if saved:  # what an earlier attempt has left after them goes
+                file.seek(saved.sizes[name])
+                file.truncate()
+            else:
+                names = header(table)
+                writer.writerow(guard(names) if variant == EXCEL else names)
+            for start in range(firsts[name], rows[name], _BLOCK):
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 stop = min(start + _BLOCK, rows[name])
@@ -161,13 +253,15 @@ def _write(
                 done += stop - start
                 if progress is not None:
                     progress(done, total, f"writing {name}.csv")
-    text = json.dumps(session, ensure_ascii=False, indent=1)
-    with open(
-        stage / SESSION_FILE, "w", encoding="utf-8", errors="backslashreplace", newline=""
-    ) as file:
-        file.write(text + "\n")
-    if cancelled is not None and cancelled():
-        raise Cancelled
+            file.flush()
+            sizes[name] = os.fstat(file.fileno()).st_size
+    return session
+
+
+def write_session(path: Path, session: dict[str, Any]) -> None:
+    """Write what describes a trace: session.json."""
+    text = json.dumps(session, ensure_ascii=False, indent=1) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def _fields(

@@ -88,7 +88,8 @@ class RecordFacts(Struct, frozen=True):
 
 class RequestFacts(Struct, frozen=True):
     """A request to another engine: what was sent, and what came of it. settings: as sent,
-    generation_settings: as the server took them."""
+    generation_settings: as the server took them. text: the reply's, where its tokens do not tell
+    it."""
 
     seq_ids: list[Count] = []
     told: Told = {}
@@ -96,6 +97,7 @@ class RequestFacts(Struct, frozen=True):
     engine: str = ""
     place: str = ""
     path: Lenient[str] = ""
+    text: Lenient[str] = ""
     prompt: Lenient[str | None] = None
     messages: Lenient[list[dict[str, Any]]] = []
     settings: Lenient[dict[str, Any]] = {}

@@ -89,7 +89,8 @@ def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> 
     with opened_file(path, TraceFileError) as file:
         names = read_header(file, str(path), session.variant)
         rows = _FileRows(store, table, names, path, session)
-        for block in read_blocks(file, str(path), rows.n_columns):
+        size = session.sizes.get(table.name)
+        for block in read_blocks(file, str(path), rows.n_columns, size):
             rows.add(block)
             yield
     yield

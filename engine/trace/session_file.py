@@ -32,6 +32,7 @@ _WRITTEN_ANEW = (
     "csv_variant",
     "runs",
     "rows",
+    "bytes",
     "columns",
     "unknown_columns",
     "pieces",
@@ -40,13 +41,15 @@ _WRITTEN_ANEW = (
 
 @dataclass(frozen=True, slots=True)
 class SessionFile:
-    """What session.json says. minor: of the schema. about: by table and column. more: what this
-    program knows nothing of."""
+    """What session.json says. minor: of the schema. sizes: bytes that count of a table's file,
+    where rows were being put after them. about: by table and column. more: what this program knows
+    nothing of."""
 
     minor: int
     variant: str
     runs: dict[int, RunFacts]
     rows: dict[str, int]
+    sizes: dict[str, int]
     pieces: dict[int, bytes]
     about: dict[str, dict[str, str]]
     more: dict[str, Any]
@@ -70,6 +73,7 @@ def read_session(path: Path) -> SessionFile:
         session.get("csv_variant", PLAIN),
         runs,
         session["rows"],
+        session.get("bytes", {}),
         _pieces(path, session["pieces"]),
         session.get("columns", {}),
         {key: value for key, value in session.items() if key not in _WRITTEN_ANEW},
@@ -131,6 +135,7 @@ _FORM = {
     "runs": dict[str, dict[str, Any]],
     "rows": dict[str, Count],
     "pieces": dict[str, Any],
+    "bytes": dict[str, Count],
     "columns": dict[str, dict[str, str]],
 }
 """Types of what the file says. Rows and pieces say more, see _problems."""

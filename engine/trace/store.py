@@ -43,8 +43,9 @@ class Table:
         self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
         self._cells = _cells(self._arrays)
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
-        self._blanks = {
-            c.name: "" if c.kind == "text" else _blank(c) for c in columns if c.kind != "tops"
+        self._blanks: dict[str, Any] = {
+            c.name: {"text": "", "tops": [_blank(c)] * N_TOP}.get(c.kind, _blank(c))
+            for c in columns
         }
 
     def __len__(self) -> int:
@@ -81,16 +82,19 @@ class Table:
 
     def append_all(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows, each as `append` takes it; many at once are far cheaper."""
-        names = dict.fromkeys(chain.from_iterable(rows))
-        if len(rows) < _FEW or not self._blanks.keys() >= names.keys():
+        if len(rows) < _FEW:
             for row in rows:
                 self.append(**row)
             return
         columns = {}
-        for name in names:
+        for name in dict.fromkeys(chain.from_iterable(rows)):
             blank = self._blanks[name]
             values = [row.get(name) for row in rows]
-            columns[name] = [blank if one is None else one for one in values]
+            if isinstance(blank, list):  # as many as there are
+                values = [[*(one or ()), *blank[len(one or ()) :]] for one in values]
+            elif None in values:
+                values = [blank if one is None else one for one in values]
+            columns[name] = values
         self.extend(columns)
 
     def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:

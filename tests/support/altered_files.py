@@ -19,6 +19,7 @@ from typing import Any
 from tests.support.captures import OURS, SHARED, load
 
 RECORDS = OURS.parent / "records"
+REPLIES = OURS.parent / "replies"
 CASES = SHARED.parent / "cases"
 NUMBERS = (
     *("0", "-1", "-0", "1", "-0.0", "0.5", "1.7", "1e308", "1e999", "-1e999", "NaN", "Infinity"),
@@ -67,7 +68,8 @@ _BLOWN = 1 << 20
 @cache
 def bases() -> dict[str, bytes]:
     """Good files by name, short enough to be read in a moment."""
-    found = {path.name: path.read_bytes() for path in sorted(RECORDS.iterdir())}
+    kept = sorted([*RECORDS.iterdir(), *REPLIES.iterdir()])
+    found = {path.name: path.read_bytes() for path in kept}
     if CASES.is_dir():
         for path in sorted(CASES.glob("*/*")):
             if path.suffix in (".log", ".json", ".jsonl", ".prom", ".sse", ".txt"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +22,18 @@ _ROUND = re.compile(r"\| task (\d+) \| .*accepted +(\d+)/ *(\d+) draft tokens( \
 @contextmanager
 def llama_server(log: Path, *words: object) -> Iterator[str]:
     """Its address, once the model is loaded. log: what it says, with the rounds that it drafted.
-    Skips the test where DRAFTSCOPE_LLAMA_CPP names no folder with a build."""
+    Skips the test where neither DRAFTSCOPE_LLAMA_CPP names a folder with a build nor the wheel
+    `xllamacpp` is installed."""
     folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
+    program: list[object] = [Path(folder or "") / "llama-server"]
     if not folder:
-        pytest.skip("DRAFTSCOPE_LLAMA_CPP names no folder with a build of llama.cpp")
+        if importlib.util.find_spec("xllamacpp") is None:
+            pytest.skip(
+                "there is neither a build of llama.cpp (DRAFTSCOPE_LLAMA_CPP) nor xllamacpp"
+            )
+        program = [sys.executable, Path(__file__).with_name("xllamacpp_server.py")]
     port = free_port()
-    command = [Path(folder) / "llama-server", *words, "-t", 1, "--metrics", "--port", port]
+    command = [*program, *words, "-t", 1, "--metrics", "--port", port]
     with log.open("wb") as file:
         started = subprocess.Popen(
             [str(word) for word in command],

@@ -33,11 +33,12 @@ def rewrite(
     target: Path,
     keys: Mapping[str, Any] | None = None,
     edit: Callable[[Tensors], None] | None = None,
+    quantise: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Copy the all-F32 model `source` to `target`.
 
     keys: metadata to set, or DROP; "{arch}" stands for the architecture. edit: changes the
-    tensors (numpy order) in place.
+    tensors (numpy order) in place. quantise: types of tensors that are not to be F32, by name.
     """
     fields, original = _read(source)
     arch = fields["general.architecture"][0]
@@ -59,7 +60,11 @@ def rewrite(
     if edit is not None:
         edit(tensors)
     for name, data in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(data))
+        kind = (quantise or {}).get(name)
+        stored = np.ascontiguousarray(data)
+        if kind is not None:
+            stored = gguf.quants.quantize(stored, kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

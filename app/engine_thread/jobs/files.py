@@ -13,7 +13,7 @@ from app.trace_models.run_comparison import compare_runs, text_difference
 from app.trace_models.run_facts import run_names
 from engine.progress import ReportProgress
 from engine.report.parts import Report
-from engine.trace.export import export_csv
+from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -112,6 +112,20 @@ class ExportTrace(SideJob):
         status.exporting = False
         if self.is_complete:
             status.exported.emit(self)
+
+
+class SaveTrace(ExportTrace):
+    """Put what is new of a trace into the folder that holds `saved` of it, None = nothing."""
+
+    def __init__(self, store: TraceStore, folder: Path, saved: SavedRows | None) -> None:
+        super().__init__(store, folder)
+        self.saved = saved
+
+    def run(self, progress: ReportProgress) -> None:
+        self.saved = append_csv(
+            self.store, self.folder, self.saved, progress=progress, cancelled=self.cancelled.is_set
+        )
+        self.is_complete = True
 
 
 class ReadResults(SideJob):

@@ -61,15 +61,21 @@ class OpenModel(EngineJob):
 
 
 class ConnectServer(EngineJob):
-    """Use a server; the session in use stays until it answers. timeout: of its replies, seconds."""
+    """Use a server; the session in use stays until it answers. timeout: of its replies, seconds.
+    model: which of its models, empty where it need not be said."""
 
     replaces = True
 
     def __init__(
-        self, address: str, key: str = "", log: Path | None = None, timeout: float | None = None
+        self,
+        address: str,
+        key: str = "",
+        log: Path | None = None,
+        timeout: float | None = None,
+        model: str = "",
     ) -> None:
         super().__init__()
-        self._request = ServerRunRequest(address, key, log, timeout, self.cancelled)
+        self._request = ServerRunRequest(address, key, log, timeout, self.cancelled, model)
         self._connected: ServerConnected | None = None
 
     def on_ask(self, status: EngineStatus) -> None:

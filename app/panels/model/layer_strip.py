@@ -123,5 +123,6 @@ LAYER_KINDS = {
     "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
     "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
     "mtp": LayerKind("M", "mtp", "MTP head"),
+    "unused mtp": LayerKind("U", "mtp", "MTP block that is not used"),
 }
-"""By the name that engine.model.parts gives a block, or `mtp`."""
+"""By the name that engine.model.parts gives a block, or engine.model.info an MTP block."""

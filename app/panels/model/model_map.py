@@ -23,11 +23,12 @@ from PySide6.QtWidgets import (
 from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks.theme import Theme, figures_font
 from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
-from app.panels.model.memory_estimate import PolicyCost, estimate
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.empty_state import EmptyState
+from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
+from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
 from engine.options import RunOptions
 from engine.report.text import visible
 from engine.size_text import size_text
@@ -41,6 +42,7 @@ _FACTS = (
     "architecture",
     "parameters",
     "quantisation",
+    "tokenizer",
     "context",
     "rollback",
     "llama.cpp",
@@ -66,6 +68,8 @@ class ModelMapView(QStackedWidget):
         self._memory_title = _muted("")
         self._memory_title.setWordWrap(True)
         self._bars = SizeBars(theme)
+        self._fits = _muted("")
+        self._fits.setWordWrap(True)
         self._costs_title = _muted("To undo: bytes × snapshots × sequences")
         self._costs_title.setWordWrap(True)
         self.costs = PolicyCosts()
@@ -115,6 +119,7 @@ class ModelMapView(QStackedWidget):
             "architecture": f"{info.architecture} · {_count_layers(info)}",
             "parameters": f"{_count(info.n_params)} in {size_text(info.weight_bytes)}",
             "quantisation": _describe_mix(info.quant_mix),
+            "tokenizer": info.tokenizer,
             "context": f"{info.n_ctx_train:,} tokens · vocabulary {info.n_vocab:,}",
             "rollback": info.rollback,
             "llama.cpp": info.llama_cpp,
@@ -154,6 +159,11 @@ class ModelMapView(QStackedWidget):
         files, options = self._files, self._options
         drafts = {draft.drafter: draft.info for draft in files.drafts}
         found = estimate(files.info, drafts, options, self._n_slots, self._compute)
+        server = server_estimate(files.info, drafts, options)
+        self._fits.setText(
+            fits_text({"here": found, "in llama-server": server}, available_memory())
+        )
+        self._fits.setToolTip(_estimate_tip(server))
         kept = "no snapshots"
         if found.n_rs_seq:
             kept = f"{options.rollback} of {found.n_rs_seq}"
@@ -186,6 +196,7 @@ class ModelMapView(QStackedWidget):
         column.addWidget(self._legend)
         column.addWidget(self._memory_title)
         column.addWidget(self._bars)
+        column.addWidget(self._fits)
         column.addWidget(self._costs_title)
         column.addWidget(self.costs)
         column.addWidget(self._load)
@@ -219,7 +230,7 @@ def _legend(info: ModelInfo) -> str:
 
 
 def _count_layers(info: ModelInfo) -> str:
-    mtp = sum(layer.kind == "mtp" for layer in info.layers)
+    mtp = sum(layer.kind.endswith("mtp") for layer in info.layers)
     trunk = len(info.layers) - mtp
     return f"{trunk} layers + MTP" if mtp else f"{trunk} layers"
 
@@ -229,6 +240,16 @@ def _describe_mix(mix: dict[str, int]) -> str:
     total = sum(mix.values()) or 1
     shares = {name: 100 * n / total for name, n in mix.items()}
     return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 1)
+
+
+def _estimate_tip(server: MemoryEstimate) -> str:
+    """What llama-server would take with the same flags."""
+    lines = [f"{name}: {size_text(n)}" for name, n in server.sizes.items()]
+    lines += [f"{name}, at most: {size_text(n)}" for name, n in server.later.items()]
+    return plain_tip(
+        f"llama-server with the same flags, {server.n_seqs} × {server.n_ctx:,} cells in f16:\n"
+        + "\n".join(lines)
+    )
 
 
 def _fact_label() -> QLabel:

@@ -34,6 +34,10 @@ _KEY_TIP = (
     "API key that the server was started with; empty for none, or for the one that was kept. It is "
     "kept in the system's keyring where there is one, else for this session only"
 )
+_MODEL_TIP = (
+    "Name of the model, where a router or another engine's server has several; Connect lists them "
+    "if it has to be named"
+)
 _LOG_TIP = (
     "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1): it tells rejected "
     "tokens, drafters and checkpoints, which no reply tells"
@@ -49,10 +53,10 @@ _LIMIT_TIP = (
 
 
 class ConnectDialog(QDialog):
-    """Does not block the window. `chosen` gives address, key, log file or None, and the port that
-    other programs are to use, 0 without."""
+    """Does not block the window. `chosen` gives address, key, log file or None, the port that other
+    programs are to use, 0 without, and the name of a model, empty without."""
 
-    chosen = Signal(str, str, object, int)  # Path | None
+    chosen = Signal(str, str, object, int, str)  # Path | None
 
     def __init__(self, settings: Settings, parent: QWidget) -> None:
         super().__init__(parent)
@@ -68,6 +72,7 @@ class ConnectDialog(QDialog):
         line.setPlaceholderText("http://127.0.0.1:8080")
         self.key = text("")
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.model = text("the only one, or the one that is loaded")
         self.log = text("none")
         browse = QPushButton("&Browse…")
         browse.setToolTip("Choose the log file")
@@ -103,8 +108,9 @@ class ConnectDialog(QDialog):
         self.port.setToolTip(_WATCH_TIP)
         self.watch.setToolTip(_WATCH_TIP)
         form = new_form()
-        add_row(form, "&Address", self.address, "Where the llama-server listens", "Address")
+        add_row(form, "&Address", self.address, "Where the server listens", "Address")
         add_row(form, "API &key", self.key, _KEY_TIP, "API key")
+        add_row(form, "&Model", self.model, _MODEL_TIP, "Model")
         add_row(form, "&Log file", log, _LOG_TIP, "Log file")
         self.log.setToolTip(_LOG_TIP)
         add_row(form, "&Time limit", self.limit, _LIMIT_TIP, "Time limit")
@@ -138,7 +144,7 @@ class ConnectDialog(QDialog):
         if self.watch.isChecked():
             self._settings.watch_port = self.port.value()
         port = self.port.value() if self.watch.isChecked() else 0
-        self.chosen.emit(address, self.key.text(), log, port)
+        self.chosen.emit(address, self.key.text(), log, port, self.model.text().strip())
         self.key.clear()
         super().accept()
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
+from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import default_set, read_prompts
 from engine.experiments.sweep import settings as keys
@@ -228,7 +229,7 @@ class _JobMaker:
     def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
         needs = {name: DRAFTERS[name].needs for name in options.spec.types}
         users = [name for name, need in needs.items() if need is not None and need.has_file]
-        if not users:
+        if not users and not (MTP_HEAD in needs.values() and keys.DRAFT_MODEL in settings):
             return None
         if len(users) > 1:
             raise _wrong(

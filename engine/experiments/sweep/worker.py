@@ -11,15 +11,19 @@ from time import perf_counter
 from typing import Any
 
 from engine.analysis.findings.check import recorded
+from engine.draft.registry import DRAFTERS
 from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.experiments.bench.request import run_to_end
 from engine.experiments.results.schema import FIGURES
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep import settings as keys
 from engine.experiments.sweep.plan import SweepJob
+from engine.gguf.file import GgufFile
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
 from engine.machine.host_memory import wait_for_huge_pages
+from engine.model.drafters.kinds import drafter_of
+from engine.model.mtp_file import DRAFT_MTP
 from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run
@@ -86,7 +90,11 @@ class SweepWorker:
         """The models of a job; those of the last one where they serve as well."""
         device = resolve_device(job.setting(keys.DEVICE))
         wanted = (target, job.setting(keys.COMPUTE), device)
+        if draft is not None and not _is_used(draft, job.options.spec.types):
+            draft = None
         serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
+        if draft is None and self._session and DRAFT_MTP in self._session.drafts:
+            serves = False  # the model's own MTP block is asked for
         if self._session and serves and not self._session.files.changed:
             return self._session
         self._session, self._loaded = None, ()  # memory for the next one
@@ -96,6 +104,15 @@ class SweepWorker:
         wait_for_huge_pages()
         self._loaded = (*wanted, draft)
         return self._session
+
+
+def _is_used(draft: Path, types: Sequence[str]) -> bool:
+    """Whether any of these drafters uses a file; draft-mtp has a use for one with an MTP block."""
+    needs = [DRAFTERS[name].needs for name in types]
+    if any(need and need.has_file for need in needs):
+        return True
+    with GgufFile.open(draft) as file:
+        return drafter_of(file) == DRAFT_MTP
 
 
 def _few(options: RunOptions) -> RunOptions:

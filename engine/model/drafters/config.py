@@ -13,15 +13,16 @@ from typing import Protocol
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.limits import MAX_LAYERS, REMEDY
-from engine.model.loaded_size import loaded_bytes
+from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
+from engine.model.loaded_size import draft_head_bytes, loaded_bytes
+from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
 from engine.model.parts import CellSize, ResidualStream, Shapes
 from engine.model.rope import ROPE_FACTORS
+from engine.model.tensors import hold_to_shapes, unused_blocks
 
 D2T = "d2t"
 """Tensor with the target's id of every row of the head, int64."""
 _NOT_KEPT = (D2T, ROPE_FACTORS)
-_OTHER_TARGET = "Choose a drafter that was made for this target."
 
 
 class DrafterConfig(Protocol):
@@ -80,14 +81,14 @@ def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
         raise UnsupportedModelError(
             f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
             " several streams do.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     outside = [i for i in layers if not 0 <= i <= config.n_layer]
     if outside:
         raise UnsupportedModelError(
             f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
             f"0..{config.n_layer - 1}, with {config.n_layer} for the row after its final norm.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
 
 
@@ -116,13 +117,13 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
         raise UnsupportedModelError(
             f"{name} reads rows of {config.n_target} numbers, and those of {target.name} have "
             f"{target.n_embd}.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     if target.n_layer in config.taps and not config.reads_behind_norm:
         raise UnsupportedModelError(
             f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
             f"0..{target.n_layer - 1}.",
-            _OTHER_TARGET,
+            OTHER_TARGET,
         )
     check_taps(target, config.taps, name)
     shapes = config.shapes(tensors, target.n_vocab, n_drafted(file, target.n_vocab))
@@ -131,7 +132,7 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             raise UnsupportedModelError(
                 f"{name} has no {tensor}, and that of {target.name} is {target.n_embd} numbers "
                 f"wide where {config.n_embd} are needed.",
-                _OTHER_TARGET,
+                OTHER_TARGET,
             )
     if D2T in tensors and "output.weight" not in shapes:
         raise ModelFileError(
@@ -140,19 +141,8 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             "there is no head of the drafter's own to go with it",
             REMEDY,
         )
-    for tensor, shape in shapes.items():
-        info = tensors.get(tensor)
-        if info is None:
-            raise ModelFileError(file.path, f"tensor {tensor}", "the tensor is missing", REMEDY)
-        if not info.fits(shape):
-            what = f"shape {list(info.shape)} where {list(shape)} is needed"
-            raise ModelFileError(file.path, f"tensor {tensor}", what, REMEDY)
-    for tensor in tensors:
-        if tensor != D2T and tensor not in shapes:
-            raise UnsupportedModelError(
-                f"{name}: the tensor {tensor} has no place in this drafter as it runs here.",
-                "Convert the drafter again with a current converter.",
-            )
+    own = {D2T: tensors[D2T].shape} if D2T in tensors else {}
+    hold_to_shapes(file, shapes | own, "this drafter")
     return shapes
 
 
@@ -173,12 +163,32 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
     )
 
 
+def describe_mtp_file(file: GgufFile) -> DrafterInfo:
+    """Figures of an MTP file, from metadata and directory alone. Raises as read_mtp_file."""
+    config = read_mtp_file(file)
+    unused = unused_blocks(config)
+    own = {name: info for name, info in file.tensors.items() if not name.startswith(unused)}
+    cells = config.mtp.block.cells() if config.mtp else None
+    return DrafterInfo(
+        drafter=DRAFT_MTP,
+        name=config.name,
+        n_params=sum(info.n_elements for info in own.values()),
+        weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
+        loaded_bytes=loaded_bytes(own, shares_head="token_embd.weight" not in own),
+        cell_bytes=cells.n_bytes if cells else 0,
+        n_target=config.n_embd,
+        taps=(),
+        draft_head_bytes=draft_head_bytes(own),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
     """A drafter as described by its file; sizes in bytes.
 
     loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
-    token. taps: as DrafterConfig has them.
+    token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
+    final norm. draft_head_bytes: as ModelInfo has them.
     """
 
     drafter: str
@@ -189,9 +199,11 @@ class DrafterInfo:
     cell_bytes: int
     n_target: int
     taps: tuple[int, ...]
+    draft_head_bytes: int = 0
 
     def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
         """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty
         for their size in the file."""
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
+        weights += self.draft_head_bytes if compute == "q8" else 0
         return weights + n_seqs * n_ctx * self.cell_bytes

@@ -197,7 +197,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
     if selector and markov:
         raise UnsupportedModelError(
             f"{file.path.name}: a selector and a Markov head in one file are not known.",
-            "Convert the drafter again with a current converter.",
+            "Choose a DFlash drafter with one of the two.",
         )
     confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
     # sections, as of targets with M-RoPE, name the text position alone: then factors do not count

@@ -101,7 +101,7 @@ def read_eagle3(file: GgufFile) -> Eagle3Config:
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.block_count is {n_blocks}, and EAGLE-3 drafters have one "
             "block.",
-            "Convert the drafter again with a current converter.",
+            "Choose an EAGLE-3 drafter of one block.",
         )
     n_embd = count(file, f"{arch}.embedding_length")
     n_head, n_head_kv, head_dim = heads(file, n_embd, 1, range(1))

@@ -9,11 +9,19 @@ from typing import Any
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
-from engine.model.drafters.config import DrafterConfig, DrafterInfo, describe_drafter
+from engine.gguf.outline import other_kind
+from engine.model.drafters.config import (
+    DrafterConfig,
+    DrafterInfo,
+    describe_drafter,
+    describe_mtp_file,
+)
 from engine.model.drafters.dflash_config import read_dflash
 from engine.model.drafters.eagle3_config import read_eagle3
 from engine.model.families import FAMILIES
+from engine.model.families.common import is_mtp_file
 from engine.model.info import ModelInfo, describe
+from engine.model.mtp_file import DRAFT_MTP
 
 DRAFT_SIMPLE = "draft-simple"
 """The drafter that uses a model which can be run by itself."""
@@ -53,10 +61,13 @@ def drafter_of(file: GgufFile) -> str:
     if arch in KINDS:
         return KINDS[arch].read(file).drafter
     if arch in FAMILIES:
-        return DRAFT_SIMPLE
+        return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
+    if other := other_kind(file):
+        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
-        f"Use a model of the target's vocabulary or one of these: {', '.join(KINDS)}.",
+        "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "
+        f"of these: {', '.join(KINDS)}.",
     )
 
 
@@ -65,4 +76,6 @@ def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
     drafter = drafter_of(file)
     if drafter == DRAFT_SIMPLE:
         return drafter, describe(file)
+    if drafter == DRAFT_MTP:
+        return drafter, describe_mtp_file(file)
     return drafter, describe_drafter(file, KINDS[file.architecture].read(file))

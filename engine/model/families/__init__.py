@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
+from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.families.bailing import read_bailingmoe3
+from engine.model.families.common import is_mtp_file
 from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
@@ -51,13 +53,27 @@ FAMILIES = {
 def read_config(file: GgufFile) -> ModelConfig:
     """Read and check the metadata of `file`.
 
-    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here,
-    ModelFileError for missing, mistyped or impossible values.
+    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here and for an
+    MTP block alone, ModelFileError for missing, mistyped or impossible values.
     """
+    config = read_any_config(file)
+    if is_mtp_file(file):
+        raise UnsupportedModelError(
+            f"{file.path.name}: the file holds only the MTP block of a model, not its trunk.",
+            f"Open the trunk, and give this file with it: draftscope TRUNK -md {file.path.name}.",
+        )
+    return config
+
+
+def read_any_config(file: GgufFile) -> ModelConfig:
+    """The same, also of a file that holds an MTP block alone: the trunk is that of another."""
     arch = file.architecture
+    if other := other_kind(file):
+        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
     if arch not in FAMILIES:
         raise UnsupportedModelError(
-            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} is not supported.",
-            f"Open a model of one of these: {', '.join(FAMILIES)}.",
+            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run here.",
+            f"Open a model of one of these, or run it in llama-server and look at that with "
+            f"`draftscope observe`: {', '.join(FAMILIES)}.",
         )
     return FAMILIES[arch].read(file)

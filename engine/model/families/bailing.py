@@ -28,7 +28,7 @@ from engine.model.rope import RopeConfig
 def read_bailingmoe3(file: GgufFile) -> ModelConfig:
     """Ling 3, perhaps with an MTP block."""
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=1)
+    sizes = common_sizes(file, runs_mtp=True)
     n = sizes.n_blocks
     if not file.bool_(f"{arch}.kda.safe_gate", True):
         raise UnsupportedModelError(
@@ -61,11 +61,14 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
         return replace(mixture, gating=routed[index], shared_gating=shared[index])
 
     blocks = read_blocks(file, n, kda, attention, feed_forward)
+    mtp = None
+    if sizes.has_mtp:
+        mtp = MtpParts(blocks[sizes.n_layer], "layer_output_norm.weight")
     return model_config(
         file,
         sizes,
         blocks=tuple(blocks[: sizes.n_layer]),
-        mtp=MtpParts(blocks[-1], "layer_output_norm.weight") if sizes.n_mtp else None,
+        mtp=mtp,
         rope=RopeConfig.from_gguf(file, attention.n_rope),
     )
 

@@ -22,10 +22,12 @@ from engine.model.parts import BlockParts
 
 
 class CommonSizes(NamedTuple):
-    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks after it."""
+    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks after it, of
+    which the first is run. has_mtp: whether the file holds that one."""
 
     n_blocks: int
     n_mtp: int
+    has_mtp: bool
     name: str
     n_embd: int
     n_vocab: int
@@ -37,16 +39,16 @@ class CommonSizes(NamedTuple):
         return self.n_blocks - self.n_mtp
 
 
-def common_sizes(file: GgufFile, *, most_mtp: int) -> CommonSizes:
-    """Counts and widths. most_mtp: MTP blocks that the family runs with, at most."""
+def common_sizes(file: GgufFile, *, runs_mtp: bool = False) -> CommonSizes:
+    """Counts and widths. runs_mtp: whether the family's MTP blocks run here."""
     arch = file.architecture
     blocks = count(file, f"{arch}.block_count", high=MAX_LAYERS)
-    n_mtp = _mtp_blocks(file, arch, blocks, most_mtp)
-    _refuse_mtp_only(file, blocks - n_mtp)
+    n_mtp = _mtp_blocks(file, arch, blocks)
     n_embd = count(file, f"{arch}.embedding_length")
     return CommonSizes(
         blocks,
         n_mtp,
+        runs_mtp and n_mtp > 0 and _has_block(file, blocks - n_mtp),
         file.str_("general.name", "") or file.path.stem,
         n_embd,
         _vocabulary(file, n_embd),
@@ -62,7 +64,8 @@ def model_config(
     eps: float | None = None,
     **others: Any,
 ) -> ModelConfig:
-    """A configuration of these sizes. eps: of the file if None. others: fields of ModelConfig."""
+    """A configuration of these sizes. blocks: of the trunk, and perhaps of what follows it. eps:
+    of the file if None. others: fields of ModelConfig."""
     return ModelConfig(
         architecture=file.architecture,
         name=sizes.name,
@@ -70,9 +73,25 @@ def model_config(
         n_vocab=sizes.n_vocab,
         n_ctx_train=sizes.n_ctx_train,
         eps=rms_eps(file) if eps is None else eps,
-        blocks=blocks,
+        blocks=blocks[: sizes.n_layer],
+        n_unused_mtp=sizes.n_mtp - sizes.has_mtp,
         **others,
     )
+
+
+def is_mtp_file(file: GgufFile) -> bool:
+    """Whether a file holds the MTP block of a model without its trunk, as the converter's --mtp
+    writes it (llama.cpp's convert_hf_to_gguf.py)."""
+    arch = file.architecture
+    blocks, n_mtp = (
+        file.int_(f"{arch}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
+    )
+    has_head = f"blk.{blocks - n_mtp}.nextn.eh_proj.weight" in file.tensors
+    return blocks > n_mtp and has_head and not _has_block(file, 0)
+
+
+def _has_block(file: GgufFile, index: int) -> bool:
+    return any(name.startswith(f"blk.{index}.") for name in file.tensors)
 
 
 def rms_eps(file: GgufFile) -> float:
@@ -101,40 +120,28 @@ def heads(
     return n_head, n_head_kv, head_dim
 
 
-def _mtp_blocks(file: GgufFile, arch: str, blocks: int, most: int) -> int:
+def _mtp_blocks(file: GgufFile, arch: str, blocks: int) -> int:
     key = f"{arch}.nextn_predict_layers"
     n_mtp = count(file, key, 0, low=0)
-    if n_mtp > most:
-        raise UnsupportedModelError(
-            f"{file.path.name}: {key} is {n_mtp}, and {arch} models run here with at most "
-            f"{most} MTP block.",
-            "Convert the model with a single MTP block, or without any.",
-        )
     if blocks <= n_mtp:
         raise ModelFileError(file.path, f"key {arch}.block_count", "no trunk layer is left", REMEDY)
     return n_mtp
 
 
-def _refuse_mtp_only(file: GgufFile, n_layer: int) -> None:
-    tensors = file.tensors
-    has_trunk = any(name.startswith("blk.0.") for name in tensors)
-    if not has_trunk and f"blk.{n_layer}.nextn.eh_proj.weight" in tensors:
-        raise UnsupportedModelError(
-            f"{file.path.name}: the file holds only the MTP block of a model, not its trunk.",
-            "Open the complete model; its own MTP block is used from there.",
-        )
-
-
 def _vocabulary(file: GgufFile, n_embd: int) -> int:
-    name = "token_embd.weight"
-    info = file.tensors.get(name)
-    if info is None:
-        raise ModelFileError(file.path, f"tensor {name}", "the tensor is missing", REMEDY)
+    """Rows of the embedding; an MTP file may leave it to the trunk, and have a head or tokens."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    tables = ("token_embd.weight", "output.weight")
+    name = next((name for name in tables if name in file.tensors), None)
+    if name is None:
+        if isinstance(tokens, list) and is_mtp_file(file):
+            return len(tokens)
+        raise ModelFileError(file.path, f"tensor {tables[0]}", "the tensor is missing", REMEDY)
+    info = file.tensors[name]
     if len(info.shape) != 2 or info.shape[1] != n_embd:
         what = f"shape {list(info.shape)} does not end in the embedding length {n_embd}"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     rows = info.shape[0]
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != rows:
         what = f"{rows} rows for {len(tokens)} vocabulary entries"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)

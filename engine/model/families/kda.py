@@ -72,7 +72,7 @@ def read_latent_attention(
     if any(name.endswith(".attn_kv_b.weight") for name in file.tensors):
         raise UnsupportedModelError(
             f"{file.path.name}: attn_kv_b holds keys and values of latent attention in one matrix.",
-            "Convert the model again with a current converter.",
+            "Convert the original again: llama.cpp's converter writes attn_k_b and attn_v_b.",
         )
     n_latent = count(file, f"{arch}.attention.kv_lora_rank", high=MAX_HEAD_DIM)
     n_rope = count(file, f"{arch}.rope.dimension_count", high=MAX_HEAD_DIM)

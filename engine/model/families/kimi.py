@@ -17,7 +17,7 @@ from engine.model.families.kda import (
     read_latent_attention,
     read_mixture,
 )
-from engine.model.limits import MAX_LAYERS, count, real
+from engine.model.limits import INCOMPLETE, MAX_LAYERS, count, real
 from engine.model.parts import BlockParts, ResidualStream, TrunkPart
 from engine.model.parts.feed_forward import LatentPart, SituPart, SwigluPart
 from engine.model.parts.trunks import CrossLayerResidual
@@ -27,7 +27,7 @@ _DECAY = "ssm_f_a.weight", "ssm_f_b.weight"
 
 def read_kimi_linear(file: GgufFile) -> ModelConfig:
     """Kimi Linear (arXiv 2510.26692)."""
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g_a.weight", "ssm_g_b.weight"))
     attention = read_latent_attention(file, n)
@@ -40,7 +40,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
     """Kimi K3: SiTU in place of SwiGLU, experts on a latent row, residuals across layers."""
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     bound = lower_bound(file, required=False)
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
@@ -84,6 +84,6 @@ def _config(
         raise UnsupportedModelError(
             f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
             "output.weight is missing.",
-            "Convert the model again with a current converter.",
+            INCOMPLETE,
         )
     return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)

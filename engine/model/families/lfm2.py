@@ -42,7 +42,7 @@ def read_lfm2moe(file: GgufFile) -> ModelConfig:
 
 def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> ModelConfig:
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     attending = attending_layers(file, n)
     attention = None

@@ -57,7 +57,7 @@ def attending_layers(file: GgufFile, blocks: int) -> list[int]:
 
 def read_falcon_h1(file: GgufFile) -> ModelConfig:
     """Falcon-H1: attention and Mamba-2 side by side in every block."""
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     blocks = range(sizes.n_blocks)
     normed = any(f"blk.{i}.ssm_norm.weight" in file.tensors for i in blocks)
     attention = AttentionPart(
@@ -82,7 +82,7 @@ def read_falcon_h1(file: GgufFile) -> ModelConfig:
 def read_granite_hybrid(file: GgufFile) -> ModelConfig:
     """Granite 4: Mamba-2 or attention, dense or a mixture, everything scaled."""
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     attending = attending_layers(file, sizes.n_blocks)
     mamba, attention = read_mamba2(file), None
     if mamba.d_inner != 2 * sizes.n_embd:

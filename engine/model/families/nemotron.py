@@ -17,17 +17,17 @@ from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, 
 
 def read_nemotron_h(file: GgufFile) -> ModelConfig:
     """Dense feed-forward parts."""
-    return _read(file, most_mtp=0)
+    return _read(file, runs_mtp=False)
 
 
 def read_nemotron_h_moe(file: GgufFile) -> ModelConfig:
     """Mixtures of experts, and perhaps an MTP block."""
-    return _read(file, most_mtp=1)
+    return _read(file, runs_mtp=True)
 
 
-def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
+def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=most_mtp)
+    sizes = common_sizes(file, runs_mtp=runs_mtp)
     n, n_layer = sizes.n_blocks, sizes.n_layer
     kv = each(file, f"{arch}.attention.head_count_kv", n, high=MAX_HEADS)
     widths = each(file, f"{arch}.feed_forward_length", n)
@@ -36,8 +36,8 @@ def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
     attention = mamba = None
     if any(recurrent):
         mamba = read_mamba2(file)
-    if attending or sizes.n_mtp:
-        of_head = list(range(n_layer, n))
+    if attending or sizes.has_mtp:
+        of_head = [n_layer] * sizes.has_mtp
         attention = AttentionPart(
             *heads(file, sizes.n_embd, n, attending + of_head),
             gated=False,
@@ -55,7 +55,7 @@ def _read(file: GgufFile, *, most_mtp: int) -> ModelConfig:
             ffn = _feed_forward(file, i, n, widths)
             blocks.append(BlockParts((), ffn, ffn_norm="attn_norm.weight"))
     mtp = None
-    if sizes.n_mtp and attention:
+    if sizes.has_mtp and attention:
         ffn = _feed_forward(file, n_layer, n, widths)
         block = BlockParts((attention,), ffn, ffn_norm="post_attention_norm.weight")
         mtp = MtpParts(block, centred_eps=centred_eps)

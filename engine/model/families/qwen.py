@@ -33,7 +33,7 @@ def read_qwen3next(file: GgufFile) -> ModelConfig:
 
 def read_qwen3(file: GgufFile) -> ModelConfig:
     """Qwen3, without recurrent layers."""
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     attention = AttentionPart(*heads(file, sizes.n_embd, n, range(n)), gated=False)
     ffn = SwigluPart(uniform(file, "qwen3.feed_forward_length", n, range(n)))
@@ -47,7 +47,7 @@ def read_qwen3(file: GgufFile) -> ModelConfig:
 
 def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=1)
+    sizes = common_sizes(file, runs_mtp=True)
     recurrent = recurrent_schedule(file, sizes.n_blocks)
     attending = [i for i, flag in enumerate(recurrent) if not flag]
     n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, sizes.n_blocks, attending)
@@ -68,7 +68,7 @@ def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
             BlockParts((delta_net if flag and delta_net else attention,), ffn)
             for flag in recurrent[: sizes.n_layer]
         ),
-        mtp=MtpParts(BlockParts((attention,), ffn)) if sizes.n_mtp else None,
+        mtp=MtpParts(BlockParts((attention,), ffn)) if sizes.has_mtp else None,
         rope=RopeConfig.from_gguf(file, head_dim),
     )
 

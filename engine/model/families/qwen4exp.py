@@ -28,7 +28,7 @@ _MOST_TOKENS = 1 << 24
 def read_qwen4exp(file: GgufFile) -> ModelConfig:
     """Qwen3.8-Flash-Next."""
     arch = file.architecture
-    sizes = common_sizes(file, most_mtp=0)
+    sizes = common_sizes(file)
     n = sizes.n_blocks
     recurrent = recurrent_schedule(file, n)
     attending = [i for i, flag in enumerate(recurrent) if not flag]

@@ -20,9 +20,16 @@ from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
+from engine.observe.files.records.replies import PlainReplies
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest
-from engine.observe.rounds.observed_run import Attachment, ObservedRun, ServerFacts
+from engine.observe.rounds.observed_run import (
+    LLAMA_SERVER,
+    OTHER_ENGINES,
+    Attachment,
+    ObservedRun,
+    ServerFacts,
+)
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -119,7 +126,9 @@ def _replayed(
     known: ObservedRun | None,
     vocabulary: Tokenizer | None,
 ) -> ObservedRun:
-    server = ServerFacts(capture.name or file, props=capture.props, models=capture.models)
+    said = capture.facts.get("captured_from")
+    engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
+    server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
         store,
@@ -129,6 +138,7 @@ def _replayed(
         known=known,
         keep_raw=False,
         vocabulary=vocabulary,
+        plain=PlainReplies(),
         **facts,
     )
     if log:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from engine.observe.proxy.request_checks import json_excess
 
-Reply = Literal["completion", "text", "chat", "responses", "messages"]
+Reply = Literal["completion", "text", "chat", "responses", "messages", "other"]
 
 REPLIES: dict[str, Reply] = {
     "/completion": "completion",
@@ -23,8 +23,13 @@ REPLIES: dict[str, Reply] = {
     "/v1/responses": "responses",
     "/responses": "responses",
     "/v1/messages": "messages",
+    "/generate": "other",  # SGLang
+    "/api/generate": "other",  # ollama
+    "/api/chat": "other",
+    "/api/v0/chat/completions": "other",  # LM Studio
+    "/api/v0/completions": "other",
 }
-"""The endpoints of a llama-server that generate text, and the form in which each replies."""
+"""The endpoints that generate text, and the form in which each replies."""
 
 _ADDED: dict[Reply, tuple[str, ...]] = {
     "completion": ("timings_per_token",),
@@ -32,6 +37,7 @@ _ADDED: dict[Reply, tuple[str, ...]] = {
     "chat": ("timings_per_token",),
     "responses": ("timings_per_token",),
     "messages": (),  # its replies have no place for them
+    "other": (),
 }
 MAX_LINE = 16 * 2**20
 """Bytes of a line that are held until its end comes; a longer one is passed on as it is."""

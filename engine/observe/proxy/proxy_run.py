@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import DraftscopeError, OptionError
+from engine.observe.files.records.replies import PlainReplies
 from engine.observe.proxy.exchange_queue import ExchangeEvent, ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.rounds.observed_request import ObservedRequest
@@ -40,7 +41,8 @@ class ProxyRun:
     ) -> None:
         """Listen, and begin a run. port: 0 is any free one. adds_fields: ask for what tells rounds
         where a client does not. log: file that the server writes its log into, joined to the
-        rounds. facts: JSON-able, whatever else is known of the run.
+        rounds. facts: JSON-able, whatever else is known of the run. Other engines than llama-server
+        would refuse such fields, or not know them, so theirs pass unchanged.
 
         Raises OptionError for addresses that are none or cannot be listened at, and for a log that
         cannot be read.
@@ -50,9 +52,12 @@ class ProxyRun:
         self._open: dict[int, ObservedRequest] = {}
         self._log = JoinedLog(log) if log is not None else None
         self._queue = ExchangeQueue()
+        adds_fields &= server.is_llama_server or server.engine == "llama-swap"
         self._proxy = Proxy(server.address, self._queue, host, port, adds_fields=adds_fields)
         self._begin = monotonic()
-        self.observed = ObservedRun(trace, "proxy", server, listens_at=self._proxy.url, **facts)
+        self.observed = ObservedRun(
+            trace, "proxy", server, plain=PlainReplies(), listens_at=self._proxy.url, **facts
+        )
         self.run_id = self.observed.run_id
         if self._log is not None:
             self._log.follow(self.observed)

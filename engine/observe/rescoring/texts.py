@@ -141,7 +141,7 @@ class TextReader:
         """The n ids in front of the first token that was emitted, or why they are not known."""
         rows = self._prompts.get(seq_id, _NO_ROWS)
         ids, pos = self._column("token_id", rows), self._column("pos", rows)
-        if len(ids) == n and np.array_equal(pos, np.arange(n)) and self._is_known(ids).all():
+        if n and len(ids) == n and np.array_equal(pos, np.arange(n)) and self._is_known(ids).all():
             return tuple(ids.tolist()), ""
         if len(ids) and int(pos[0]) > 0:
             what = f"Its first {pos[0]} prompt tokens came from the cache"
@@ -155,7 +155,7 @@ class TextReader:
         if text is None:
             return (), "Its prompt is not known."
         found = self._session.prompt(text).tokens
-        if len(found) != n:
+        if n and len(found) != n:
             return (), f"Its prompt has {len(found)} tokens in this vocabulary, and had {n}."
         return found, ""
 

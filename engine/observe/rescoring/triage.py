@@ -27,12 +27,15 @@ temperature both can be drawn, which says nothing. different: one of the tokens 
 unknown: nothing tells how far apart the two tokens are."""
 
 _MOST_TOKENS = 2**31
+_SHOWN = 24
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartingToken:
     """What one of two texts has at the first mismatch. token_id, text: None and "" where the text
-    has ended. round: that chose it; after_round: the last earlier one that rolled back. short: by
+    has ended. round: that chose it, None where not known; after_round: the last earlier one that
+    rolled back. short: by
     how much better logits would have to be smaller for it to be chosen, None where not known."""
 
     token_id: int | None
@@ -102,7 +105,14 @@ class _Side:
         self._tokens, self._facts = run.store.tokens, run.facts
         self._emitted = rows_by_sequence(self.store, run.run_id, EMITTED_KINDS)
         self._prompts = rows_by_sequence(self.store, run.run_id, ("prompt",))
-        self.seq_ids = list(self._emitted)
+        self._texts = {
+            seq_id: request.text
+            for request in run.facts.requests or ()
+            for seq_id in request.seq_ids
+            if request.text and seq_id not in self._emitted
+        }
+        """Of sequences without tokens."""
+        self.seq_ids = [*self._emitted, *self._texts]
 
     def asked(self, seq_id: int) -> Asked:
         return asked_of(self._facts, seq_id)
@@ -110,6 +120,17 @@ class _Side:
     def rows(self, seq_id: int) -> list[dict[str, Any]]:
         """Rows of `tokens` of what was emitted, in order."""
         return [self._tokens.row(row) for row in self._emitted[seq_id].tolist()]
+
+    def has_tokens(self, seq_id: int) -> bool:
+        """Whether more than a text is known."""
+        return seq_id in self._emitted
+
+    def text(self, seq_id: int) -> str:
+        """What was emitted, empty where a token's text is not known."""
+        if seq_id in self._texts:
+            return self._texts[seq_id]
+        pieces = [self.label(row) for row in self.rows(seq_id)]
+        return b"".join(pieces).decode("utf-8", "replace") if all(pieces) else ""
 
     def partner(self, other: _Side, seq_id: int, left: Sequence[int]) -> int | None:
         """Which of the sequences left has the prompt of another side's, first of those that were
@@ -127,7 +148,8 @@ class _Side:
         ):
             if mine is not None and its is not None:
                 return mine == its or self._says_prompt_of(seq_id, other, theirs)
-        return self._first_pos(seq_id) == other._first_pos(theirs)
+        begins = self._first_pos(seq_id), other._first_pos(theirs)
+        return None in begins or begins[0] == begins[1]
 
     def _says_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
         mine, its = self._prompt_bytes(seq_id), other._prompt_bytes(theirs)
@@ -138,7 +160,10 @@ class _Side:
         pieces = [self.store.pieces.get(one, b"") for one in self._prompt_ids(seq_id) or ()]
         return b"".join(pieces) if all(pieces) else b""
 
-    def _first_pos(self, seq_id: int) -> int:
+    def _first_pos(self, seq_id: int) -> int | None:
+        """Where the output begins, None where no token is known."""
+        if not self.has_tokens(seq_id):
+            return None
         return int(self._tokens.column("pos")[self._emitted[seq_id][0]])
 
     def _prompt_ids(self, seq_id: int) -> list[int] | None:
@@ -158,9 +183,11 @@ class _Side:
         if row is None:
             return PartingToken(None, "", None, None)
         rounds, n = self.store.rounds, len(self.store.rounds)
+        mine = (rounds.column("run_id", 0, n) == self.run_id) & (
+            rounds.column("seq_id", 0, n) == seq_id
+        )
         undone = (
-            (rounds.column("run_id", 0, n) == self.run_id)
-            & (rounds.column("seq_id", 0, n) == seq_id)
+            mine
             & (rounds.column("rollback_depth", 0, n) > 0)
             & (rounds.column("round", 0, n) < row["round"])
         )
@@ -168,7 +195,7 @@ class _Side:
         return PartingToken(
             row["token_id"],
             self.label(row).decode("utf-8", "replace"),
-            row["round"],
+            row["round"] if mine.any() else None,
             int(before[-1]) if len(before) else None,
             short,
         )
@@ -229,7 +256,28 @@ def _is_same(a: _Side, row_a: dict[str, Any], b: _Side, row_b: dict[str, Any]) -
     return one == other if one and other else None
 
 
+def _compare_texts(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
+    """Two sequences of which one has no tokens."""
+    texts = a.text(seq_a), b.text(seq_b)
+    pairs = enumerate(zip(*texts, strict=False))
+    n = next((i for i, (one, other) in pairs if one != other), min(map(len, texts)))
+    shown = tuple(text[n : n + _SHOWN] for text in texts)
+    if not all(texts):
+        return TextPair(seq_a, seq_b, 0, UNKNOWN, "Of one neither tokens nor a text are known.")
+    if not any(shown):
+        return TextPair(seq_a, seq_b, 0, SAME, f"The {n:,} characters that both have are equal.")
+    reason = (
+        f"After {n:,} equal characters one goes on with {shown[0]!r}, the other with {shown[1]!r}"
+    )
+    samplers = a.sampler(seq_a), b.sampler(seq_b)
+    if any(sampler is not None and sampler.temp > 0 for sampler in samplers):
+        return TextPair(seq_a, seq_b, 0, DRAWN, f"{reason}; at a temperature either may be drawn.")
+    return TextPair(seq_a, seq_b, 0, UNKNOWN, f"{reason}; without tokens no one can judge that.")
+
+
 def _compare(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
+    if not (a.has_tokens(seq_a) and b.has_tokens(seq_b)):
+        return _compare_texts(a, seq_a, b, seq_b)
     rows_a, rows_b = a.rows(seq_a), b.rows(seq_b)
     n = min(len(rows_a), len(rows_b))
     for i in range(n):

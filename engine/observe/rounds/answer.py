@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign_numbers import is_whole
-from engine.observe.rounds.kept_requests import RawRequest, RawStore
+from engine.observe.rounds.counters import Movement
+from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
-from engine.observe.rounds.stream import Chunk, Timings, UnreadableError
+from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
-from engine.observe.rounds.stream_rounds import ObservedRound, StreamRounds
+from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken, StreamRounds
 from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
 
@@ -19,16 +20,45 @@ if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
 _MOST_PARTS = 1 << 16
+_END = 64
+"""Characters by which the end of a text is known again."""
+_MOST_EVENTS = 1 << 20
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
 
+class PlainRecord(Protocol):
+    """What an answer without timings says of itself, see
+    engine.observe.files.records.request.RecordedRequest."""
+
+    engine: str
+    record: dict[str, Any]
+    contradictions: list[tuple[tuple[str, ...], str]]
+
+    def figures(self) -> dict[str, Any]: ...
+
+
+class PlainReader(Protocol):
+    """Reads what other engines say of speculation; in `engine.observe.files.records`, which
+    knows their records."""
+
+    def answers(
+        self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
+    ) -> Iterable[PlainRecord]:
+        """What is known of each answer of a reply. events: those that may have counts."""
+
+    def figures(self, records: Sequence[Any], moved: Movement | None) -> dict[str, Any]:
+        """Of several such answers together, and of how far the server's counters moved where they
+        say nothing of speculation."""
+
+
 class RequestRun(Protocol):
     """The run that requests and their answers are part of. raw: what is kept of them as it came,
-    None for nothing."""
+    None for nothing. plain: reads replies without timings, None for not at all."""
 
     vocabulary: Tokenizer | None
     raw: RawStore | None
+    plain: PlainReader | None
 
     @property
     def has_room(self) -> bool:
@@ -75,6 +105,85 @@ class RequestRun(Protocol):
         """Keep what was found while observing."""
 
 
+class EmittedTokens:
+    """The tokens of an answer, from events that say nothing of rounds.
+
+    prompt_ids: empty where they are not given. n_prompt, n_tokens: as the reply counts them, None
+    where it does not. times: see `Usage`.
+    """
+
+    def __init__(self) -> None:
+        self.prompt_ids: tuple[int, ...] = ()
+        self.n_prompt: int | None = None
+        self.n_cached: int | None = None
+        self.n_tokens: int | None = None
+        self.times: dict[str, float] = {}
+        self.events: list[tuple[tuple[int, ...], str]] = []
+        """Ids and text of each event that has any."""
+        self.n_ids = 0
+        self._pieces: list[str] = []
+        self._n_text = 0
+        self._end = ""
+        self._has_gap = False
+
+    @property
+    def text(self) -> str:
+        """Its beginning, as far as a trace keeps one."""
+        return "".join(text for _, text in self.events)[:LONGEST_TEXT]
+
+    def take(self, chunk: Chunk) -> str:
+        """An event; returns the text that it adds."""
+        ids, text = chunk.ids, chunk.text
+        if chunk.is_whole:  # the answer so far, or what it adds: engines do either
+            n, end = self._n_text, self._end
+            if n and text[max(n - len(end), 0) : n] == end:
+                text = text[n:]
+            last = self.events[-1][0][-1:] if self.events else ()
+            if self.n_ids and ids[: self.n_ids][-1:] == last and len(ids) >= self.n_ids:
+                ids = ids[self.n_ids :]
+        if chunk.usage is not None:
+            self.count(chunk.usage)
+        self.prompt_ids = self.prompt_ids or chunk.prompt_ids
+        self._pieces += chunk.pieces if self.n_ids == 0 and not ids else ()
+        if ids or text:
+            self.n_ids += len(ids)
+            self._n_text += len(text)
+            self._end = (self._end + text)[-_END:]
+            self._has_gap |= len(self.events) >= _MOST_EVENTS
+            if not self._has_gap:
+                self.events.append((ids, text))
+        if chunk.count is not None and not chunk.last and chunk.count != self.n_ids:
+            self._has_gap = True  # tokens without an event of their own
+        return text
+
+    def count(self, usage: Usage) -> None:
+        """How many tokens there are. The last count is that of the whole answer."""
+        self.n_prompt = usage.prompt if usage.prompt is not None else self.n_prompt
+        self.n_cached = usage.cached if usage.cached is not None else self.n_cached
+        self.n_tokens = usage.completion if usage.completion is not None else self.n_tokens
+        self.times |= usage.times
+
+    def tokens(self, n: int | None) -> list[StreamedToken]:
+        """The tokens with their ids and, where an event is of one token, what text came with it.
+        Without ids, the texts of tokens where events or probabilities are one for each; else
+        nothing: a text can be cut into tokens in many ways. n: how many there are, None where not
+        known."""
+        if self._has_gap:
+            return []
+        if self.n_ids:
+            return [
+                StreamedToken(one, text if len(ids) == 1 else None)
+                for ids, text in self.events
+                for one in ids
+            ]
+        texts = [text for _, text in self.events if text]
+        if self._pieces and len(self._pieces) == n and "".join(self._pieces) == "".join(texts):
+            texts = self._pieces
+        if not n or len(texts) != n:
+            return []
+        return [StreamedToken(None, text, "\ufffd" not in text) for text in texts]
+
+
 class Answer:
     """One index of a reply: a sequence of the trace."""
 
@@ -94,6 +203,9 @@ class Answer:
         self._parts: list[tuple[int, float]] = []
         self._told: Timings | None = None
         self._n_untimed = self._n_text = 0
+        self._emitted = EmittedTokens()
+        self.record: PlainRecord | None = None
+        """What a reply without timings says of itself."""
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None
@@ -137,18 +249,22 @@ class Answer:
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
         """A chunk of this answer. Raises ContradictionError, and UnreadableError for too much."""
-        if chunk.text:
-            self._n_text += len(chunk.text)
+        text = chunk.text
+        if self._zero_ms is None:
+            text = self._emitted.take(chunk)
+        if text:
+            self._n_text += len(text)
             if self._n_text > MOST_TEXT:
                 raise UnreadableError(f"sent more than {MOST_TEXT:,} characters for one prompt")
-            self.texts.append(chunk.text)
+            self.texts.append(text)
         if chunk.timings is None:
-            self._n_untimed += bool(chunk.text)
+            self._n_untimed += bool(text)
             return
         if chunk.processed is not None:
             self._progress(chunk)
             return
-        if chunk.last and self._zero_ms is None and (self._n_untimed or chunk.text):
+        is_sum = self._n_untimed or text or chunk.timings.predicted_n > 1
+        if chunk.last and self._zero_ms is None and is_sum:
             self._told = chunk.timings  # sums at the end: no rounds can be read
             self.known["no_rounds"] = "The reply has no per-token timings."
             return
@@ -168,6 +284,8 @@ class Answer:
                 self.known["told"] = told_figures([self._told], self.has_rows, self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
+            if self._zero_ms is None:
+                self._write_emitted(at_ms)
             join = self._run.new_join() if self._zero_ms is None else None
             if join is not None and self._told is not None:
                 join.take_sums(self._told)
@@ -178,6 +296,28 @@ class Answer:
         """What the server's log tells of the prompt."""
         join = self._join or self._sums
         return join.prompt if join is not None else None
+
+    @property
+    def emitted(self) -> EmittedTokens:
+        """Its tokens as far as no round of theirs is known."""
+        return self._emitted
+
+    def _write_emitted(self, at_ms: float) -> None:
+        """The tokens of a reply without rounds."""
+        n_prompt, n = self._emitted.n_prompt, self._emitted.n_tokens
+        if self._told is not None:
+            n_prompt, n = self._told.cache_n + self._told.prompt_n, self._told.predicted_n
+        tokens = self._emitted.tokens(n)
+        if any(token.text is None for token in tokens) or not tokens:
+            self.known["text"] = self._emitted.text
+        if not tokens:
+            return
+        ids = self._emitted.prompt_ids or self._prompt_ids()
+        if n_prompt is not None and len(ids) != n_prompt:
+            ids = ()
+        n_prompt = len(ids) if n_prompt is None else n_prompt
+        row = ReadyRow(at_ms, self.seq_id, n_prompt, prompt_ids=ids, emitted=tokens)
+        self._run.ready(row)
 
     def join_log(self) -> None:
         """The log may tell more of the rows that wait."""

@@ -1,4 +1,4 @@
-"""Sums that a llama-server keeps over all requests: the text of /metrics, and how far it moved."""
+"""Sums that a server keeps over all requests: the text of /metrics, and how far it moved."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from engine.foreign_numbers import LARGEST, is_real
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
-_PREFIX = "llamacpp:"
-_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _EXACT = 1e6  # beyond, llama-server prints six digits of it
 MOST_TEXT = 2**20
 """Longest text of /metrics that is read, characters."""
@@ -34,12 +32,37 @@ NAMES = {
     PROMPT: "prompt tokens",
 }
 """Counters that can be compared with what is recorded, as users call them."""
+COUNTED = {
+    DRAFTS: "num_spec_steps",
+    DRAFTED: "draft_n",
+    ACCEPTED: "draft_n_accepted",
+    PREDICTED: "predicted_n",
+    PROMPT: "prompt_n",
+}
+"""Their names in `engine.trace.timings.summary`."""
+_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+_OTHERS = {
+    "vllm:": {
+        **{name: name for name in (DRAFTS, DRAFTED, ACCEPTED, PROMPT, _POSITION)},
+        "generation_tokens_total": PREDICTED,
+        "num_requests_running": "requests_processing",
+        "num_requests_waiting": "requests_deferred",
+    },
+    "sglang:": {
+        PROMPT: PROMPT,
+        "generation_tokens_total": PREDICTED,
+        "num_running_reqs": "requests_processing",
+        "num_queue_reqs": "requests_deferred",
+    },
+}
+"""Other engines' names, with the prefix that each has, of what llama-server counts too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One reply of /metrics. values: by llama-server's names without their prefix; only numbers
-    that are finite and not negative. per_position: accepted tokens by place in the draft."""
+    """One reply of /metrics. values: by llama-server's names without their prefix, sums over all
+    labels; only numbers that are finite and not negative. per_position: accepted tokens by place
+    in the draft."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     per_position: tuple[float, ...] = ()
@@ -63,15 +86,18 @@ def read_counters(text: str) -> Counters:
     positions: dict[int, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name, value = sample.name.removeprefix(_PREFIX), sample.value
-            if name == sample.name or not is_real(value, LARGEST):
+            prefix, colon, rest = sample.name.partition(":")
+            known = _OTHERS.get(prefix + colon)
+            name = rest if known is None else known.get(rest, "")
+            if known is None and prefix != "llamacpp":
                 continue
-            value = float(value)
-            place = sample.labels.get("position", "")
+            if not name or not is_real(sample.value, LARGEST):
+                continue
+            value, place = float(sample.value), sample.labels.get("position", "")
             if name != _POSITION:
-                values[name] = value
+                values[name] = min(values.get(name, 0.0) + value, LARGEST)
             elif place.isascii() and place.isdigit() and len(place) < 5:
-                positions[int(place)] = value
+                positions[int(place)] = positions.get(int(place), 0.0) + value
     n = 0
     while n in positions:
         n += 1
@@ -96,6 +122,11 @@ class Movement:
     slack: Mapping[str, float] = field(default_factory=dict)
     per_position: tuple[float, ...] = ()
     restarted: bool = False
+
+    def count(self, name: str) -> int | None:
+        """How far one moved, None where the server does not count it."""
+        moved = self.moved.get(name)
+        return None if moved is None else round(moved)
 
     def differs(self, name: str, counted: float) -> bool:
         """Whether a count made here contradicts the server's; never where it keeps none."""

@@ -33,6 +33,15 @@ def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
+def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of what was sent."""
+    return {
+        "settings": settings_of(body),
+        "prompt": prompt_text(body),
+        "messages": messages_of(body),
+    }
+
+
 def prompt_text(body: Mapping[str, Any]) -> str | None:
     """The prompt, where it is a text."""
     prompt = body.get("prompt", body.get("input"))
@@ -104,13 +113,15 @@ def server_of(given: str, props: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def model_of(props: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model by its file's name and what /v1/models tells of it."""
+def model_of(
+    props: Mapping[str, Any], models: Mapping[str, Any], named: str = ""
+) -> dict[str, Any] | None:
+    """The model by its file's name and what /v1/models tells of it. named: as requests name it."""
     data = models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-    path = props.get("model_path") or first.get("id")
-    if not isinstance(path, str):
-        return None
+    path = props.get("model_path") or named or first.get("id")
+    if not isinstance(path, str) or props.get("role") == "router":
+        return None  # of a router's requests each has a model of its own
     meta = first.get("meta")
     return {"name": file_name(path), "meta": as_fact(meta) if isinstance(meta, dict) else {}}
 

@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.observe.rounds.answer import Answer, RequestRun
-from engine.observe.rounds.kept_requests import (
-    as_fact,
-    messages_of,
-    n_answers_asked,
-    prompt_text,
-    settings_of,
-    stop_of,
-)
-from engine.observe.rounds.stream import Chunk, EventReader, Timings, UnreadableError
+from engine.observe.rounds.kept_requests import as_fact, asked_facts, n_answers_asked, stop_of
+from engine.observe.rounds.stream import Chunk, EventReader, Timings, UnreadableError, chunks
 from engine.observe.rounds.stream_rounds import ContradictionError
+
+_MOST_COUNTING = 16
 
 
 class ObservedRequest:
@@ -34,15 +29,17 @@ class ObservedRequest:
         self._status: int | None = None
         self._is_over = False
         self._answers: dict[int, Answer] = {}
+        self._counting: list[Mapping[str, Any]] = []
+        """Events that may have counts of another engine."""
         self.known: dict[str, Any] = {
             "number": number,
             "path": path,
             "sent_ms": at_ms,
-            "settings": settings_of(body),
-            "prompt": prompt_text(body),
-            "messages": messages_of(body),
             "complete": False,
+            **asked_facts(body),
         }
+        if isinstance(model := body.get("model"), str):
+            self.known["model"] = model[:1000]
         if run.has_room:
             self._answer(0)
         else:
@@ -113,6 +110,17 @@ class ObservedRequest:
             self._refuse("stream-unreadable", f"The server {error}", at_ms)
         self._run.release(at_ms)
 
+    def events(self, events: Iterable[Any], at_ms: float) -> None:
+        """Events of the reply that were read before. Never raises for what a server may send."""
+        if self._is_over:
+            return
+        try:
+            for event in events:
+                for chunk in chunks(event):
+                    self._take(chunk, at_ms)
+        except UnreadableError as error:
+            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+
     def done(self, at_ms: float) -> None:
         """The reply ended by itself."""
         if self._is_over:
@@ -179,12 +187,34 @@ class ObservedRequest:
         self._is_over = True
         if self._raw is not None and math.isfinite(at_ms):
             self._raw.done_ms = at_ms
+        self._count()
         for answer in self._answers.values():
             try:
                 answer.end(at_ms)
             except ContradictionError as error:
                 self._contradicts(answer, error)
         self._run.release(at_ms)
+
+    def _count(self) -> None:
+        """What a reply without timings says of its tokens and of speculation."""
+        plain, answers = self._run.plain, self._answers
+        if plain is None or any(one.told is not None for one in answers.values()):
+            return
+        tokens = {index: answer.emitted for index, answer in answers.items()}
+        found = plain.answers(tokens, self._counting)
+        for answer, request in zip(answers.values(), found, strict=True):
+            if request.engine:
+                answer.known["engine"] = request.engine
+            answer.record, figures = request, request.figures()
+            if any(value is not None for value in figures.values()):
+                answer.known.update(told=figures, record=request.record)
+            for keys, sentence in request.contradictions:
+                self._run.find(
+                    "counters-contradict",
+                    f"The counts contradict each other, so its figures are left out: {sentence}.",
+                    ", ".join(keys),
+                    seq_id=answer.seq_id,
+                )
 
     def _answer(self, index: int) -> Answer:
         while len(self._answers) <= index:
@@ -206,6 +236,8 @@ class ObservedRequest:
         answer = self._answer(chunk.index)
         if answer.is_broken:
             return
+        if chunk.timings is None and (chunk.last or chunk.usage is not None):
+            self._counting = [*self._counting[1 - _MOST_COUNTING :], chunk.event]
         try:
             answer.take(chunk, at_ms)
         except ContradictionError as error:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.observe.rounds.answer import Answer
+from engine.observe.rounds.answer import Answer, PlainReader
 from engine.observe.rounds.counters import (
     ACCEPTED,
     DRAFTED,
     PREDICTED,
     PROMPT,
+    Movement,
     counted,
     differences,
     movement,
@@ -41,20 +42,33 @@ if TYPE_CHECKING:
 Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 """How a server was observed."""
 
+LLAMA_SERVER = "llama-server"
+OTHER_ENGINES = {"vllm", "sglang", "tensorrt-llm", "ollama", "lm-studio", "llama-swap", "openai"}
+"""Engines of servers that are not llama-server; openai is one that does not say which it is."""
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
 _MOST_SEQUENCES = 1 << 16
+_MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
 class ServerFacts:
     """What is known of a server before the first request. props, models: its replies to /props and
-    /v1/models as they came, empty where it gave none. No keys, no headers of requests."""
+    /v1/models as they came, empty where it gave none; of a server with several models, what it says
+    of the one in use. model: its name, where requests have to name it. about: a sentence on how it
+    was chosen. No keys, no headers of requests."""
 
     address: str
-    engine: str = "llama-server"
+    engine: str = LLAMA_SERVER
     props: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    about: str = ""
+
+    @property
+    def is_llama_server(self) -> bool:
+        """Whether it has the endpoints of llama-server."""
+        return self.engine == LLAMA_SERVER
 
 
 class ObservedRun:
@@ -70,6 +84,7 @@ class ObservedRun:
         known: ObservedRun | None = None,
         keep_raw: bool = True,
         vocabulary: Tokenizer | None = None,
+        plain: PlainReader | None = None,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.
@@ -77,9 +92,9 @@ class ObservedRun:
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not given.
+        for ids that are not given. plain: reads replies of other engines.
         """
-        self.server = server
+        self.server, self.plain = server, plain
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
         self._reach = known.reach if known is not None else PlaneReach()
@@ -91,6 +106,7 @@ class ObservedRun:
         self._n_ready = self._n_looks_left = 0
         self._patience_ms = patience_ms
         self._log: LogReader | None = None
+        self._moved: Movement | None = None
         self._in_log: set[int] = set()
         self._writer = TraceWriter.begin(
             store,
@@ -98,7 +114,7 @@ class ObservedRun:
             {
                 "attachment": attachment,
                 "server": server_of(server.address, server.props),
-                "model": model_of(server.props, server.models),
+                "model": model_of(server.props, server.models, server.model),
                 "requests": [],
                 "observed_findings": [],
             }
@@ -109,6 +125,11 @@ class ObservedRun:
         self._rows = RowWriter(self._writer, self._reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
+
+    @property
+    def requests(self) -> Sequence[ObservedRequest]:
+        """So far, in the order in which they were sent."""
+        return self._requests
 
     @property
     def ended(self) -> bool:
@@ -179,6 +200,8 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
+        if self._learn_sums(moved):
+            return
         if not all(one.is_last and one.told is not None for one in self._answers):
             return  # of some requests not even sums are known
         if all(one.has_rows for one in self._answers):
@@ -198,6 +221,21 @@ class ObservedRun:
                 "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
+
+    def _learn_sums(self, moved: Movement) -> bool:
+        """Take how far the server's counters moved as the run's figures, where its replies say
+        nothing of speculation; whether they do not."""
+        if any(answer.told is not None for answer in self._answers) or not self._answers:
+            return False
+        self._moved = moved
+        return True
+
+    def _plain_figures(self) -> dict[str, Any] | None:
+        """Figures of replies without timings, None where not all are such."""
+        records = [answer.record for answer in self._answers if answer.record is not None]
+        if self.plain is None or not records or len(records) < len(self._answers):
+            return None
+        return self.plain.figures(records, self._moved)
 
     def find(
         self,
@@ -233,11 +271,17 @@ class ObservedRun:
         if self._log is not None:
             self._writer.facts.add_to("observed_findings", *self._log.unread)
         note_prompts(self._writer.facts, ((one.seq_id, one.logged_prompt) for one in self._answers))
+        if self._writer.facts.model is None:
+            named = (answer.known.get("model") for answer in self._answers)
+            if names := list(dict.fromkeys(filter(None, named))):
+                self._writer.set_facts(model={"name": ", ".join(names[:_MOST_NAMED]), "meta": {}})
         stops = [answer.stop or "stopped" for answer in self._answers]
         told = [one.told for one in self._answers if one.told is not None]
         if told:
             has_rows = [one.has_rows for one in self._answers if one.told is not None]
             self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
+        elif (figures := self._plain_figures()) is not None:
+            self._writer.set_facts(told=figures)
         self._rows.fill_in()
         if self._rows.n_merged:
             self._writer.set_facts(merged_rows=self._rows.n_merged)

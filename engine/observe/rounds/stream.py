@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, is_real, is_whole
+from engine.foreign_numbers import (
+    LONGEST_PART_MS,
+    MOST_PROMPT_TOKENS,
+    MOST_TOKENS,
+    is_real,
+    is_whole,
+)
 from engine.gguf.binary import shorten
 
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
 MOST_ANSWERS = 1024
 """Of one reply."""
+_TOKEN_ID = re.compile(r"token_id:\d{1,10}", re.ASCII)
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -39,29 +46,48 @@ class Timings(NamedTuple):
     draft_n_accepted: int
 
 
+class Usage(NamedTuple):
+    """Tokens of a request as its reply counts them; None is not given. completion: of all answers
+    together. times: other figures by the names of `engine.trace.timings.summary`."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    times: Mapping[str, float] = {}
+
+
 @dataclass(slots=True)
 class Chunk:
     """One event of a generation.
 
     index: which of several answers. text: what it adds to the answer. token_id: of the last token
-    in it, None where it is not given. ids: all ids, of a reply in one piece.
-    processed: prompt tokens so far, of an event with the progress of the prompt that is there
-    for no token. last: the answer is complete; final holds what was said about it then.
+    in it, None where it is not given. ids: of all tokens in it, where they are given, prompt_ids:
+    of the prompt. pieces: text of each token in it, where it is split into them. is_whole: text
+    and ids are those of the answer so far. usage: of the request. count: tokens of the answer
+    so far, where that is given. processed: prompt tokens so far, of an event with the progress of
+    the prompt that is there for no token. last: the answer is complete; final holds what was said
+    about it then. event: that this is of.
     """
 
     index: int = 0
     text: str = ""
     token_id: int | None = None
     ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+    is_whole: bool = False
+    usage: Usage | None = None
+    count: int | None = None
     timings: Timings | None = None
     processed: int | None = None
     last: bool = False
     final: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
+    event: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EventReader:
-    """A stream of server-sent events, or a JSON reply in one piece.
+    """A stream of server-sent events or of lines of JSON, or a JSON reply in one piece.
 
     n_events: events with data that came as a whole; neither comments nor pings count.
     """
@@ -73,7 +99,8 @@ class EventReader:
         self._n_rest = self._n_event = 0
         self._data: list[bytes] = []
         self._is_stream: bool | None = None
-        if "event-stream" in content_type:
+        self._is_lines = "ndjson" in content_type or "jsonl" in content_type
+        if "event-stream" in content_type or self._is_lines:
             self._is_stream = True
         elif "json" in content_type:
             self._is_stream = False
@@ -97,7 +124,9 @@ class EventReader:
         rest = lines.pop() + (b"\r" if held else b"")
         self._parts, self._n_rest = [rest], len(rest)
         for line in lines:
-            if line:
+            if self._is_lines:
+                yield from self._line(line)
+            elif line:
                 self._field(line)
             else:
                 yield from self._event()
@@ -111,8 +140,16 @@ class EventReader:
         if self._is_stream is False:
             if data.strip():
                 yield from chunks(read_json(data))
+        elif self._is_lines:
+            yield from self._line(data)
         elif data == b"\r":
             yield from self._event()
+
+    def _line(self, line: bytes) -> Iterator[Chunk]:
+        """A line that is an event by itself."""
+        if line.strip():
+            self.n_events += 1
+            yield from chunks(read_json(line))
 
     def _field(self, line: bytes) -> None:
         """A line of an event. Only its data matter (HTML standard, 9.2.6)."""
@@ -149,7 +186,37 @@ def chunks(event: Any) -> Iterator[Chunk]:
         for one in event:
             yield from chunks(one)
     elif isinstance(event, dict):
-        yield from _chunks(event)
+        for chunk in _chunks(event):
+            chunk.event = event
+            yield chunk
+
+
+def is_reply(event: dict[str, Any]) -> bool:
+    """Whether an object is an event of a generation, or a reply in one piece."""
+    kind = event.get("type")
+    return (
+        isinstance(event.get("choices"), list)
+        or _is_of_sglang(event)
+        or _is_of_ollama(event)
+        or (isinstance(kind, str) and kind.startswith(("response.", "content_block_", "message_")))
+        or _is_response(event)
+        or (("content" in event or "tokens" in event) and not _COMPLETION.isdisjoint(event))
+    )
+
+
+_COMPLETION = {"stop", "tokens_predicted", "id_slot", "generation_settings", "timings"}
+
+
+def _is_of_sglang(event: dict[str, Any]) -> bool:
+    return isinstance(event.get("meta_info"), dict) and ("text" in event or "output_ids" in event)
+
+
+def _is_of_ollama(event: dict[str, Any]) -> bool:
+    return isinstance(event.get("done"), bool) and ("response" in event or "message" in event)
+
+
+def _is_response(event: dict[str, Any]) -> bool:
+    return event.get("object") == "response" and isinstance(event.get("output"), list)
 
 
 def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
@@ -157,6 +224,12 @@ def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(error=_error(event["error"]))
     elif isinstance(event.get("choices"), list):
         yield from _choices(event)
+    elif _is_of_sglang(event):
+        yield from _sglang(event)
+    elif _is_of_ollama(event):
+        yield from _ollama(event)
+    elif _is_response(event):
+        yield from _response(event)
     elif isinstance(event.get("type"), str):
         yield from _typed(event)
     elif "content" in event or "tokens" in event:
@@ -166,17 +239,24 @@ def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
 def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
     """An event of /completion, or what `__verbose` repeats of it."""
     is_last = event.get("stop") is True
-    tokens = event.get("tokens")
-    ids = tuple(t for t in tokens if is_whole(t)) if isinstance(tokens, list) else ()
+    ids = _ids(event.get("tokens"))
     timings = _timings(event)
     processed = None
     if isinstance(progress := event.get("prompt_progress"), dict):
         processed = _count(progress, "processed")
+    usage = None
+    if "tokens_evaluated" in event and "tokens_predicted" in event:
+        usage = Usage(
+            _count(event, "tokens_evaluated", MOST_PROMPT_TOKENS),
+            completion=_count(event, "tokens_predicted"),
+        )
     return Chunk(
         index=_index(event),
         text=_text(event.get("content")) if text is None else text,
         token_id=ids[-1] if ids and not is_last and processed is None else None,
-        ids=ids if is_last else (),
+        ids=ids if processed is None else (),
+        usage=usage if is_last or "stop" not in event else None,
+        count=None if usage is None or processed is not None else usage.completion,
         timings=timings,
         processed=processed,
         last=is_last,
@@ -186,7 +266,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
 
 def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
     """An event of /v1/completions or /v1/chat/completions."""
-    timings = _timings(event)
+    timings, usage = _timings(event), _usage(event.get("usage"))
     verbose = event.get("__verbose")
     verbose = verbose if isinstance(verbose, dict) else {}
     inner = _completion(verbose) if verbose else Chunk()
@@ -199,20 +279,92 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         said = choice.get("delta")
         said = said if isinstance(said, dict) else choice.get("message")
         text = _message(said) if isinstance(said, dict) else _text(choice.get("text"))
-        token_id = _logged_id(choice.get("logprobs"))
-        token_id = inner.token_id if token_id is None else token_id
-        if not text and timings is None and not is_last:
+        logged, pieces = _logged(choice.get("logprobs"))
+        token_id = logged[-1] if len(logged) == 1 else inner.token_id
+        ids = _ids(choice.get("token_ids")) or inner.ids or logged
+        prompt_ids = _ids(choice.get("prompt_token_ids")) or _ids(event.get("prompt_token_ids"))
+        is_empty = not text and timings is None and not is_last
+        if is_empty and not ids and not prompt_ids:
             continue  # the role, before anything is generated
         final = ChainMap({"finish_reason": choice.get("finish_reason")}, event, verbose)
         yield Chunk(
             index=_index(choice),
             text=text,
             token_id=None if is_last else token_id,
-            ids=inner.ids,
+            ids=ids,
+            prompt_ids=prompt_ids,
+            pieces=pieces,
             timings=timings,
             last=is_last,
             final=final if is_last else {},
         )
+    if usage is not None:
+        yield Chunk(usage=usage._replace(times=_speed(event.get("stats"))))
+    elif not event["choices"] and len(event) > 1:
+        yield Chunk(usage=Usage())  # what SGLang says of speculation comes without an answer
+
+
+def _sglang(event: dict[str, Any]) -> Iterator[Chunk]:
+    """An event of SGLang's /generate: each has the answer so far."""
+    about = event["meta_info"]
+    reason = about.get("finish_reason")
+    is_last = bool(reason)
+    found = Usage(
+        _given(about, "prompt_tokens", MOST_PROMPT_TOKENS),
+        _given(about, "cached_tokens", MOST_PROMPT_TOKENS),
+        _given(about, "completion_tokens"),
+    )
+    ids = _ids(event.get("output_ids")) or _listed(about.get("output_token_logprobs"))
+    prompt_ids = _listed(about.get("input_token_logprobs"))
+    name = reason.get("type") if isinstance(reason, dict) else reason
+    yield Chunk(
+        index=_index(event),
+        text=_text(event.get("text")),
+        ids=ids,
+        prompt_ids=prompt_ids if len(prompt_ids) == found.prompt else (),
+        is_whole=True,
+        usage=found,
+        last=is_last,
+        final={"finish_reason": name} if is_last else {},
+    )
+
+
+def _ollama(event: dict[str, Any]) -> Iterator[Chunk]:
+    """An event of ollama's /api/generate or /api/chat. Its times are nanoseconds."""
+    message, is_last = event.get("message"), event["done"]
+    message = message if isinstance(message, dict) else event
+    thought, text = message.get("thinking"), message.get("content", event.get("response"))
+    usage = None
+    if is_last and ("eval_count" in event or "prompt_eval_count" in event):
+        times = {
+            name: value / 1e6
+            for name, key in (
+                ("prompt_ms", "prompt_eval_duration"),
+                ("predicted_ms", "eval_duration"),
+            )
+            if is_real(value := event.get(key), LONGEST_PART_MS * 1e6)
+        }
+        prompt = _given(event, "prompt_eval_count", MOST_PROMPT_TOKENS)
+        usage = Usage(prompt, None, _given(event, "eval_count"), times)
+    reason = event.get("done_reason") or "stop"
+    yield Chunk(
+        text=_text(thought) + _text(text),
+        usage=usage,
+        last=is_last,
+        final={"finish_reason": reason} if is_last else {},
+    )
+
+
+def _response(event: dict[str, Any]) -> Iterator[Chunk]:
+    """A reply of /v1/responses in one piece."""
+    parts = []
+    for item in event["output"][:MOST_ANSWERS]:
+        content = item.get("content") if isinstance(item, dict) else None
+        listed = content if isinstance(content, list) else ()
+        parts += [_text(part.get("text")) for part in listed if isinstance(part, dict)]
+    yield Chunk(text="".join(parts), timings=_timings(event), last=True, final=event)
+    if (usage := _usage(event.get("usage"))) is not None:
+        yield Chunk(usage=usage)
 
 
 def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
@@ -222,6 +374,8 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
         response = event.get("response")
         final = (response if isinstance(response, dict) else {}) | event
         yield Chunk(timings=timings, last=True, final=final)
+        if (usage := _usage(final.get("usage"))) is not None:
+            yield Chunk(usage=usage)
     elif kind.endswith(".delta") and isinstance(event.get("delta"), str):
         yield Chunk(text=event["delta"], timings=timings)
     elif kind == "content_block_delta" and isinstance(event.get("delta"), dict):
@@ -239,7 +393,8 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
 
 def _message(said: dict[str, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
-    parts = [_text(said.get("reasoning_content")), _text(said.get("content"))]
+    thought = said.get("reasoning_content") or said.get("reasoning")
+    parts = [_text(thought), _text(said.get("content"))]
     calls = said.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -248,13 +403,65 @@ def _message(said: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def _logged_id(logprobs: Any) -> int | None:
-    """The id next to the probabilities of the one token of a chunk."""
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        found = content[0].get("id")
-        return found if is_whole(found) else None
-    return None
+def _ids(value: Any) -> tuple[int, ...]:
+    """Ids of tokens, empty where a list has anything else."""
+    is_list = isinstance(value, list) and all(map(is_whole, value))
+    return tuple(value) if is_list else ()
+
+
+def _listed(value: Any) -> tuple[int, ...]:
+    """Ids of SGLang's log probabilities: of each token its own, its id, its text."""
+    rows = value if isinstance(value, list) else []
+    return _ids([row[1] if isinstance(row, list) and len(row) > 1 else None for row in rows])
+
+
+def _logged(logprobs: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Ids and texts next to the probabilities of tokens. An id is a key of its own, or vLLM's
+    "token_id:9" in place of the text."""
+    said = logprobs if isinstance(logprobs, dict) else {}
+    content, names = said.get("content"), said.get("tokens")
+    if isinstance(content, list):
+        rows = [one for one in content if isinstance(one, dict)]
+        texts, ids = [one.get("token") for one in rows], [one.get("id") for one in rows]
+    else:
+        texts = names if isinstance(names, list) else []
+        ids = [None] * len(texts)
+    written = [
+        int(text[9:]) if isinstance(text, str) and _TOKEN_ID.fullmatch(text) else own
+        for text, own in zip(texts, ids, strict=True)
+    ]
+    pieces = tuple(
+        text for text in texts if isinstance(text, str) and not _TOKEN_ID.fullmatch(text)
+    )
+    return _ids(written), pieces if len(pieces) == len(texts) else ()
+
+
+def _usage(said: Any) -> Usage | None:
+    """`usage` of a reply, as OpenAI and Anthropic name its counts."""
+    if not isinstance(said, dict):
+        return None
+    first = "prompt_tokens" if "prompt_tokens" in said else "input_tokens"
+    last = "completion_tokens" if "completion_tokens" in said else "output_tokens"
+    details = said.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else said.get("input_tokens_details")
+    cached = None
+    if isinstance(details, dict):
+        cached = _given(details, "cached_tokens", MOST_PROMPT_TOKENS)
+    return Usage(_given(said, first, MOST_PROMPT_TOKENS), cached, _given(said, last))
+
+
+def _speed(stats: Any) -> dict[str, float]:
+    """What LM Studio says of a reply's times, which it gives in seconds."""
+    if not isinstance(stats, dict):
+        return {}
+    found = {}
+    for name, key, factor in (
+        ("predicted_per_second", "tokens_per_second", 1.0),
+        ("predicted_ms", "generation_time", 1e3),
+    ):
+        if is_real(value := stats.get(key)):
+            found[name] = value * factor
+    return found
 
 
 def _timings(event: dict[str, Any]) -> Timings | None:
@@ -271,6 +478,11 @@ def _timings(event: dict[str, Any]) -> Timings | None:
         _count(said, "draft_n"),
         _count(said, "draft_n_accepted"),
     )
+
+
+def _given(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int | None:
+    """A count that may be missing. Raises UnreadableError."""
+    return None if said.get(name) is None else _count(said, name, most)
 
 
 def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:

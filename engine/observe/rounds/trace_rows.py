@@ -19,7 +19,7 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
-_LONGEST_TEXT = 8192
+LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
     "rounds": {
@@ -79,9 +79,9 @@ class PromptPart:
 @dataclass(frozen=True, slots=True)
 class ReadyRow:
     """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
-    n_prompt: tokens of the
-    sequence's prompt. prompt_ids: of the whole prompt, with its first part. Without round and part:
-    a prompt of which only the first token is known to have come."""
+    n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
+    with its first part. emitted: tokens whose rounds are not known, and so no row of `rounds`.
+    Without any of these: a prompt of which only the first token is known to have come."""
 
     t_ms: float | None
     seq_id: int
@@ -89,6 +89,7 @@ class ReadyRow:
     round: ObservedRound | None = None
     part: PromptPart | None = None
     prompt_ids: Sequence[int] = field(default=())
+    emitted: Sequence[StreamedToken] = field(default=())
 
 
 class RowWriter:
@@ -114,7 +115,17 @@ class RowWriter:
         self._n_rounds += 1
         if ready.prompt_ids:
             self._prompt(ids, ready.prompt_ids)
-        if ready.part is not None:
+        if ready.emitted:
+            for pos, token in enumerate(map(self._known, ready.emitted), start=ready.n_prompt):
+                self._append(
+                    "tokens",
+                    **ids,
+                    pos=pos,
+                    kind="unknown",
+                    token_id=token.token_id,
+                    text=self._text(token),
+                )
+        elif ready.part is not None:
             self._part(ids, t_ms, ready, ready.part)
         elif ready.round is not None:
             self._round(ids, t_ms, ready, ready.round)
@@ -284,8 +295,8 @@ class RowWriter:
         if token.text is None:
             return None
         text = token.text
-        if len(text) > _LONGEST_TEXT:
-            text = text[: _LONGEST_TEXT - 1] + "…"
+        if len(text) > LONGEST_TOKEN:
+            text = text[: LONGEST_TOKEN - 1] + "…"
         pieces, piece = self._writer.store.pieces, text.encode()
         if token.token_id is None:
             return text

@@ -1,4 +1,4 @@
-"""Talking to a llama-server: what it says of itself, and streams of what it generates.
+"""Talking to a server: what it says of itself, and streams of what it generates.
 
 All network work happens on one thread of the client's own; what arrives is put into an inbox that
 one other thread empties.
@@ -15,13 +15,22 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from engine.errors import Cancelled, OptionError, ServerError
 from engine.observe.rounds.observed_run import ServerFacts
+from engine.observe.rounds.stream import server_words
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
-from engine.observe.server.limits import Awaited, TimeLimits
+from engine.observe.server.limits import Awaited, TimeLimits, Wait
+from engine.observe.server.models import (
+    OPENAI,
+    VERSIONS,
+    chosen_model,
+    listed_models,
+    model_state,
+    other_engine,
+)
 from engine.observe.server.reply import (
     AGAIN_S,
     Arrival,
@@ -89,11 +98,11 @@ class Question(Sent[_T]):
 
 
 class ServerClient:
-    """One llama-server. address: http:// or https:// with host and port.
+    """One server. address: http:// or https:// with host and port.
 
-    api_key is sent as a bearer token and kept nowhere else. report: called while anything else is
-    waited for than a stream. Close it after use. Raises OptionError for an address or a key that
-    cannot be one.
+    model: which of its models is meant, empty where it has one, or one is loaded. api_key is sent
+    as a bearer token and kept nowhere else. report: called while anything else is waited for than a
+    stream. Close it after use. Raises OptionError for an address or a key that cannot be one.
     """
 
     def __init__(
@@ -102,8 +111,11 @@ class ServerClient:
         api_key: str | None = None,
         limits: TimeLimits | None = None,
         report: ReportWaiting = lambda sentence: None,
+        model: str = "",
     ) -> None:
         self.report = report
+        self._model = model
+        self._about: ServerFacts | None = None
         self.address, self.limits = server_address(address), limits or TimeLimits()
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
             raise OptionError(
@@ -160,6 +172,9 @@ class ServerClient:
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
         method = "GET" if body is None else "POST"
+        if self._about is not None and (model := self._about.model):
+            path = self._path(path) if body is None else path
+            body = {"model": model, **body} if body is not None else None
         return self._answer(self._question(lambda a: self._json(method, path, a, body)))
 
     def end_questions(self) -> None:
@@ -301,23 +316,103 @@ class ServerClient:
                 waiting(f"{self.address} loads its model.")
             await asyncio.sleep(AGAIN_S)
         awaited.loading = None
-        props = await self._json("GET", "/props", awaited)
-        if not isinstance(props, dict):
-            raise foreign(self.address, "/props")
-        models = await self._offered("/v1/models", awaited)
+        models = await self._models(awaited)
+        listed = listed_models(models)
+        engine = other_engine(listed)
+        if engine is None:
+            status, headers, raw = await self._fetch("GET", "/props", awaited)
+            if status in (404, 405) and listed and "owned_by" not in listed[0]:
+                engine = OPENAI
+            else:
+                props = self._value("/props", status, headers, raw)
+                if not isinstance(props, dict):
+                    raise foreign(self.address, "/props")
+        if engine is not None:
+            self._about = await self._other(engine, listed, awaited)
+        elif props.get("role") == "router":
+            self._about = await self._routed(listed, props, waiting, awaited)
+        else:
+            self._about = ServerFacts(self.address, props=props, models=models)
+        return self._about
+
+    async def _models(self, awaited: Awaited) -> dict[str, Any]:
+        """What it lists as its models, empty where it lists none."""
+        status, headers, raw = await self._fetch("GET", "/v1/models", awaited)
+        if status != 200 and status not in (401, 403):
+            return {}
+        found = self._value("/v1/models", status, headers, raw)
+        return found if isinstance(found, dict) else {}
+
+    async def _other(
+        self, engine: str, listed: list[dict[str, Any]], awaited: Awaited
+    ) -> ServerFacts:
+        """What another engine's server says of itself."""
+        entry, about = chosen_model(self.address, listed, self._model)
+        version = None
+        if path := VERSIONS.get(engine):
+            status, _, raw = await self._fetch("GET", path, awaited)
+            if status == 200:
+                with suppress(ValueError, RecursionError):
+                    version = json.loads(raw)
+        version = version.get("version") if isinstance(version, dict) else None
+        props = {"build_info": server_words(version, 80)} if isinstance(version, str) else {}
         return ServerFacts(
-            self.address, props=props, models=models if isinstance(models, dict) else {}
+            self.address, engine, props, {"data": [entry]} if entry else {}, entry["id"], about
         )
 
+    async def _routed(
+        self,
+        listed: list[dict[str, Any]],
+        router: dict[str, Any],
+        waiting: ReportWaiting,
+        awaited: Awaited,
+    ) -> ServerFacts:
+        """What a router says of one of its models, which it may have to load for that."""
+        entry, about = chosen_model(self.address, listed, self._model)
+        name, state = entry["id"], model_state(entry)
+        if state not in ("", "loaded", "sleeping") and router.get("models_autoload") is False:
+            raise ServerError(
+                f"{self.address} does not load {name[:80]} by itself.",
+                "Load it there, or start the router with --models-autoload.",
+            )
+        path = f"/props?model={quote(name, safe='')}"
+        awaited.load(self.address, self.limits)
+        while True:
+            try:
+                status, headers, raw = await self._fetch("GET", path, awaited, is_slow=True)
+            finally:
+                loading, awaited.loading = awaited.loading, None
+            if not is_loading(status, raw):
+                break
+            awaited.loading = loading
+            awaited.load(self.address, self.limits)
+            await asyncio.sleep(AGAIN_S)
+        props = self._value(path, status, headers, raw)
+        if not isinstance(props, dict):
+            raise foreign(self.address, path)
+        return ServerFacts(
+            self.address, props=props, models={"data": [entry]}, model=name, about=about
+        )
+
+    def _path(self, path: str) -> str:
+        """A path with the model that is meant, of a router."""
+        about = self._about
+        if about is None or not about.model or not about.is_llama_server:
+            return path
+        return f"{path}?model={quote(about.model, safe='')}"
+
     async def _slots(self, awaited: Awaited, seconds: float | None) -> list[dict[str, Any]] | None:
-        reply = await self._offered("/slots", awaited, seconds)
+        if self._about is not None and not self._about.is_llama_server:
+            return None
+        reply = await self._offered(self._path("/slots"), awaited, seconds)
         if not isinstance(reply, list):
             return None
         return [slot for slot in reply if isinstance(slot, dict)]
 
     async def _metrics(self, awaited: Awaited, seconds: float | None) -> tuple[str, str] | None:
-        status, headers, raw = await self._fetch("GET", "/metrics", awaited, seconds=seconds)
-        if status in (404, 501):
+        path = self._path("/metrics")
+        status, headers, raw = await self._fetch("GET", path, awaited, seconds=seconds)
+        if status in (404, 501) or "json" in headers.get("Content-Type", ""):
             return None
         if status != 200:
             raise refusal(self.address, "/metrics", status, raw)
@@ -349,18 +444,25 @@ class ServerClient:
         body: Any = None,
         *,
         seconds: float | None = None,
+        is_slow: bool = False,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of a short reply, which may take so long as a whole."""
+        """Status, headers and body of a short reply, which may take so long as a whole. is_slow:
+        its headers may take as long as those of a stream."""
         import httpx
 
         limit = self.limits.connect_timeout
         limit = limit if seconds is None else min(seconds, limit)
+        head_s = self.limits.timeout if is_slow else None
         try:
             async with exchange(
-                self._connected(), method, path, awaited, connect_s=limit, json=body
+                self._connected(), method, path, awaited, connect_s=limit, head_s=head_s, json=body
             ) as response:
-                raw = await read_body(response, _LARGEST_FACTS)
+                async with asyncio.timeout(limit):
+                    raw = await read_body(response, _LARGEST_FACTS)
                 return response.status_code, response.headers, raw
+        except TimeoutError as error:
+            what = f"the reply of {self.address}{path.partition('?')[0]}"
+            raise Wait(what, limit, "--connect-timeout", perf_counter()).error from error
         except OverLong as error:
             raise foreign(self.address, path) from error
         except (httpx.TransportError, ssl.SSLError, OSError) as error:

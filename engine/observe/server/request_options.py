@@ -1,4 +1,4 @@
-"""What a llama-server takes with a request, of our run options and of its own."""
+"""What a server takes with a request, of our run options and of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from engine.errors import OptionError
+from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.client import ServerClient
 from engine.option_fields import NumberRange, PlacedOption, check, option
 from engine.options import RunOptions
@@ -119,13 +120,52 @@ class ServerRequest:
             raise OptionError("The prompt is not UTF-8 text.", "Convert it to UTF-8.") from error
 
 
-def completion(
-    prompt: str | Sequence[int], options: RunOptions, more: RequestOptions | None = None
+_TAKES = {
+    "vllm": ("top_k", "min_p", "repeat_penalty", "ignore_eos"),
+    "sglang": ("top_k", "min_p", "repeat_penalty", "ignore_eos"),
+}
+_ALSO: dict[str, dict[str, Any]] = {
+    "vllm": {"return_token_ids": True},
+    "llama-swap": {"timings_per_token": True},  # which llama-servers are after it
+}
+"""What engines take that the OpenAI API does not have."""
+_NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": ()}
+
+
+def request_for(
+    client: ServerClient,
+    server: ServerFacts,
+    source: str | Sequence[int],
+    options: RunOptions,
+    more: RequestOptions | None = None,
+    chat: Mapping[str, Any] | None = None,
 ) -> ServerRequest:
-    """A request to continue a prompt that tells its rounds: a stream with the timings of every
-    token, without what the slot held before."""
+    """A request to continue a prompt, text or ids, in the form that the server takes.
+
+    chat: the text is a user's message in the server's own chat template, with these variables. A
+    llama-server makes the prompt of it, which is then continued as any other: its chat endpoint
+    would not tell the ids of tokens. Raises ServerError.
+    """
+    is_chat = chat is not None and isinstance(source, str)
+    if not server.is_llama_server:
+        return _openai(server, source, options, more or RequestOptions(), chat if is_chat else None)
+    if chat is not None and isinstance(source, str):
+        source = client.chat_prompt(source, chat)
+    return completion(source, options, more, server.model)
+
+
+def completion(
+    prompt: str | Sequence[int],
+    options: RunOptions,
+    more: RequestOptions | None = None,
+    model: str = "",
+) -> ServerRequest:
+    """A request to a llama-server to continue a prompt that tells its rounds: a stream with the
+    timings of every token, without what the slot held before. model: one of a router's."""
     more = more or RequestOptions()
-    body: dict[str, Any] = {
+    body: dict[str, Any] = {"model": model} if model else {}
+    body |= {
         "prompt": prompt if isinstance(prompt, str) else list(prompt),
         "stream": True,
         "timings_per_token": True,
@@ -143,19 +183,40 @@ def completion(
     return ServerRequest("/completion", {**body, **dict(more.fields)}, text)
 
 
-def chat_completion(
-    client: ServerClient,
-    text: str,
-    kwargs: Mapping[str, Any],
+def _openai(
+    server: ServerFacts,
+    source: str | Sequence[int],
     options: RunOptions,
-    more: RequestOptions | None = None,
+    more: RequestOptions,
+    chat: Mapping[str, Any] | None,
 ) -> ServerRequest:
-    """The same for a user's message in the server's own chat template; kwargs: its variables.
-
-    The server makes the prompt, which is then continued as any other: its chat endpoint would not
-    tell the ids of tokens. Raises ServerError.
-    """
-    return completion(client.chat_prompt(text, kwargs), options, more)
+    """The same for a server of the OpenAI API, with what more its engine takes."""
+    body: dict[str, Any] = {"model": server.model}
+    if chat is None:
+        body["prompt"] = source if isinstance(source, str) else list(source)
+    else:
+        body["messages"] = [{"role": "user", "content": source}]
+        if chat:
+            body["chat_template_kwargs"] = dict(chat)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    taken = ("n_predict", "temperature", "top_p", "seed", *_NEUTRAL, *_TAKES.get(server.engine, ()))
+    for path, name in PER_REQUEST.items():
+        value = _value(options, path)
+        is_unset = (name == "seed" and value < 0) or _NEUTRAL.get(name, ...) == value
+        if name not in taken or is_unset:
+            continue
+        if name == "top_k" and not value:
+            value = -1  # all, which is 0 here
+        body[_NAMES.get(name, name)] = dict(value) if name == "logit_bias" else value
+    body |= _ALSO.get(server.engine, {})
+    if more.stop:
+        body["stop"] = list(more.stop)
+    if more.n_probs:
+        told = {"logprobs": True, "top_logprobs": more.n_probs}
+        body |= {"logprobs": more.n_probs} if chat is None else told
+    endpoint = "/v1/completions" if chat is None else "/v1/chat/completions"
+    text = source if isinstance(source, str) else ""
+    return ServerRequest(endpoint, {**body, **dict(more.fields)}, text)
 
 
 def _value(options: RunOptions, path: tuple[str, ...]) -> Any:

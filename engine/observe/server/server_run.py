@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import OptionError, ServerError
+from engine.observe.files.records.replies import PlainReplies
 from engine.observe.rounds.counters import Counters, Movement, movement, read_counters
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
@@ -90,9 +91,10 @@ class ServerRun:
         self.uncounted = ""
         """Why they say nothing of this run, one sentence."""
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
+        self._can_resume = server.is_llama_server
         self._raw = [request.raw for request in requests]
         self._log = JoinedLog(log) if log is not None else None
-        self.observed = ObservedRun(trace, "ask", server, **facts)
+        self.observed = ObservedRun(trace, "ask", server, plain=PlainReplies(), **facts)
         self.run_id = self.observed.run_id
         if self._log is not None:
             self._log.follow(self.observed)
@@ -301,7 +303,7 @@ class ServerRun:
                 continue
             request, number = self._requests[i], len(self._sent)
             observed = self.observed.request(request.path, self._raw[i], self._ms())
-            name = uuid.uuid4().hex
+            name = uuid.uuid4().hex if self._can_resume else None
             end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
             self._sent.append(_Sent(request.text, observed, end))
 

@@ -25,12 +25,15 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
     modules = [module_of(name) for name in SUBCOMMANDS]
     done = python(
         f"import sys, importlib\n"
+        f"from app.__main__ import leave_out_meta_kernels\n"
+        f"leave_out_meta_kernels()\n"
         f"for name in {modules!r} + ['engine.session']:\n"
         f"    importlib.import_module(name)\n"
         f"from app.__main__ import main\n"
         f"assert main(['compare', '--demo', '-p', 'x', '-n', '3']) == 0\n"
         f"qt = [m for m in sys.modules if m.startswith(('PySide6', 'shiboken', 'pyqtgraph'))]\n"
         f"assert 'torch' in sys.modules\n"
+        f"assert not hasattr(sys.modules['torch._meta_registrations'], 'register_meta')\n"
         f"assert not qt, qt"
     )
     assert done.returncode == 0, done.stderr
@@ -161,7 +164,7 @@ AWKWARD = "a\n\x1b[31mb\x9b\udcff"
 def test_the_name_of_a_file_tells_a_terminal_nothing(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def open_file(*_: object) -> None:
+    def open_file(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)
@@ -172,7 +175,7 @@ def test_the_name_of_a_file_tells_a_terminal_nothing(
 
 
 def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_file(*_: object) -> None:
+    def open_file(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("engine.gguf.file.GgufFile.open", open_file)

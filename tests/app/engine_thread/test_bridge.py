@@ -364,9 +364,7 @@ def test_a_job_that_outlives_the_window_ends_without_a_word(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(
-        "app.engine_thread.jobs.export_trace.export_csv", lambda *_, **__: goes_on.wait()
-    )
+    monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", lambda *_, **__: goes_on.wait())
     ended: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
     bridge = Bridge(FakeEngine())

@@ -43,6 +43,7 @@ from tests.support.scripted_server import (
     cut,
     error_reply,
     events,
+    json_reply,
     server_error,
     stream,
     token_flood,
@@ -124,6 +125,28 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     until(qtbot, lambda: at_servers.bridge.server is not None)
     assert at_servers.settings.recent_servers == [server.url]
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
+
+
+def test_the_dialog_names_a_model_of_a_router(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    models = [{"id": name, "owned_by": "llamacpp"} for name in ("small", "large")]
+    router = {"role": "router", "models_autoload": True, "build_info": "b1-c"}
+    for name in ("", "large"):
+        server.script("/v1/models", json_reply({"data": models}))
+        server.script("/props", json_reply(router))
+        trigger(at_servers, "file.connect")
+        dialog = at_servers.findChild(ConnectDialog)
+        assert dialog is not None
+        dialog.address.setEditText(server.url)
+        dialog.model.setText(name)
+        dialog.accept()
+        if not name:
+            until(qtbot, lambda: bool(messages(at_servers)))
+            assert "has 2 models: small, large. Name one" in messages(at_servers)[0]
+            until(qtbot, lambda: at_servers.findChild(ConnectDialog) is None)
+    until(qtbot, lambda: at_servers.bridge.server is not None)
+    assert server.of("/props")[-1].query == {"model": "large"}
 
 
 def test_stop_ends_a_run_of_a_server_that_never_ends_its_reply(

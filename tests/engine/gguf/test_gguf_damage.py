@@ -156,8 +156,9 @@ def test_bad_alignment(tmp_path: Path, alignment: object) -> None:
         (Tensor("t", [1] * 5, bytes(32)), "5 dimensions, while 4 are the most"),
         (Tensor("t", [8], bytes(32), n_dims=2**32 - 1), "4294967295 dimensions"),
         (Tensor("t", [8, 0], bytes(32)), "a dimension is zero"),
-        (Tensor("t", [8], bytes(32), type_id=42), "unknown tensor type 42"),
-        (Tensor("t", [8], bytes(32), type_id=4), "unknown tensor type 4"),
+        (Tensor("t", [8], bytes(32), type_id=1024), "unknown tensor type 1024"),
+        (Tensor("t", [8], bytes(32), type_id=2**32 - 1), "unknown tensor type 4294967295"),
+        (Tensor("t", [2**62, 2**62], bytes(32), type_id=144), "more than any file holds"),
         (Tensor("t", [128, 2], bytes(256), type_id=Q4_K), "rows of 128 elements do not divide"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
+from engine.gguf.tensor_types import tensor_type
 from tests.support.counted_calls import calls_of
 from tests.support.gguf_refusal import refusal
 from tests.support.gguf_writer import Tensor, write
@@ -43,7 +44,8 @@ def test_golden_files_agree_with_gguf_py(path: Path) -> None:
         for tensor in reader.tensors:
             info = file.tensors[tensor.name]
             assert info.shape == tuple(reversed(tensor.shape.tolist()))
-            assert (info.type, info.n_elements) == (tensor.tensor_type, tensor.n_elements)
+            assert info.type == tensor_type(tensor.tensor_type)
+            assert info.n_elements == tensor.n_elements
             assert (info.offset, info.n_bytes) == (tensor.data_offset, tensor.n_bytes)
             expected = tensor.data.reshape(-1).view(np.uint8)
             np.testing.assert_array_equal(file.raw(tensor.name), expected)

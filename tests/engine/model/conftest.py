@@ -52,8 +52,15 @@ def golden_path() -> Callable[[str], Path]:
 def variant(tmp_path: Path) -> Callable[..., Path]:
     """Write an altered copy of a golden model; arguments as in tests.support.rewrite_gguf."""
 
-    def write(name: str, keys: dict[str, Any] | None = None, edit: Any = None) -> Path:
-        return rewrite(golden_file(f"{name}.gguf"), tmp_path / f"{name}-variant.gguf", keys, edit)
+    def write(
+        name: str,
+        keys: dict[str, Any] | None = None,
+        edit: Any = None,
+        quantise: Any = None,
+        to: str = "variant",
+    ) -> Path:
+        target = tmp_path / f"{name}-{to}.gguf"
+        return rewrite(golden_file(f"{name}.gguf"), target, keys, edit, quantise)
 
     return write
 

@@ -66,6 +66,9 @@ class _Reader:
     def type(self, name):
         return self.types[name]
 
+    def is_scaled(self, name):
+        return False
+
     def take_blocks(self, name, shape):
         return self.blocks[name].unflatten(0, shape[:-1])
 

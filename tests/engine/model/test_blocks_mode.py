@@ -84,6 +84,9 @@ class _Reader:
     def type(self, name):
         return "Q8_0"
 
+    def is_scaled(self, name):
+        return False
+
     def take_blocks(self, name, shape):
         return self.blocks[name].unflatten(0, shape[:-1])
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.gguf.file import GgufFile
+from engine.model import loaded_size
 from engine.model import mtp as draft_head
+from engine.model.info import describe
 from engine.model.layers import OutputHead
 from engine.model.mtp import N_CANDIDATES, DraftHead
 from engine.model.weights import Projection
@@ -59,7 +62,8 @@ def test_heads_that_it_does_not_pay_for() -> None:
 
 
 def test_a_run_with_candidates_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_head, "_LEAST_VOCABULARY", 0)
+    for module in (draft_head, loaded_size):
+        monkeypatch.setattr(module, "LEAST_VOCABULARY", 0)
     drafts, texts, called = {}, [], list[torch.Tensor]()
     original = DraftHead.__call__
 
@@ -81,5 +85,8 @@ def test_a_run_with_candidates_writes_the_same_text(monkeypatch: pytest.MonkeyPa
         drafts[name] = list(zip(*columns, strict=True))
         texts.append(tokens_of(run))
     assert texts[0] == texts[1]
+    made = session.model.head.draft_head
+    with GgufFile.open(DEMO_TARGET) as file:
+        assert describe(file).draft_head_bytes == made._copy.nbytes > 0
     alike = sum(a == b for a, b in zip(drafts["auto"], drafts["full"], strict=False))
     assert alike >= 0.95 * len(drafts["full"])

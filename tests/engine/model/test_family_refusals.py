@@ -119,10 +119,6 @@ def test_a_tensor_that_is_missing_or_of_another_shape(base, name, tmp_path):
         (LFM2, "blk.0.shortconv.conv.bias"),
         (LFM2, "output_norm.weight"),
         (LFM2, "rope_freqs.weight"),
-        # read by llama.cpp, which makes nothing of it
-        (FALCON, "rope_freqs.weight"),
-        # its rope is off
-        (GRANITE, "rope_freqs.weight"),
         ("kimi-k3-a-f32", "rope_factors_long.weight"),
         ("qwen4exp-b-qsa-f32", "output_norm.weight"),
         ("qwen4exp-b-qsa-f32", "blk.0.attn_norm.weight"),

@@ -136,7 +136,7 @@ def test_partial_rope_is_not_qwen3(variant):
 
 
 def test_mtp_block_of_a_dense_model(variant):
-    with pytest.raises(UnsupportedModelError, match="nextn_predict_layers"):
+    with pytest.raises(ModelFileError, match="nextn_predict_layers"):
         _check(variant(DENSE, {"{arch}.nextn_predict_layers": 1}))
 
 
@@ -198,7 +198,14 @@ def test_misshaped_tensor(name, variant):
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.ssm_out.scale", "blk.3.attn_output.bias", "blk.1.attn_q.weight", "blk.9.x"]
+    "name",
+    [
+        "blk.0.ssm_out.scales",
+        "blk.0.ssm_a.scale",
+        "blk.3.attn_output.bias",
+        "blk.1.attn_q.weight",
+        "blk.9.x",
+    ],
 )
 def test_a_tensor_that_would_be_ignored(name, variant):
     def edit(tensors):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model
@@ -119,25 +118,6 @@ def test_fused_qkv_in_the_mtp_block(golden, reference, variant):
     tokens = reference(DENSE)["mtp_tokens"].tolist()
     got = _head_logits(_load(variant(DENSE, edit=edit)), tokens)
     torch.testing.assert_close(got, _head_logits(golden(DENSE), tokens), rtol=0, atol=1e-4)
-
-
-def test_a_file_with_only_the_mtp_block_is_refused(variant):
-    def edit(tensors):
-        for name in list(tensors):
-            if name.startswith("blk.") and not name.startswith(BLOCK):
-                del tensors[name]
-
-    with (
-        GgufFile.open(variant(DENSE, edit=edit)) as file,
-        pytest.raises(UnsupportedModelError, match="only the MTP block"),
-    ):
-        load_model(file)
-
-
-def test_two_mtp_blocks_are_refused(variant):
-    path = variant(DENSE, {"{arch}.nextn_predict_layers": 2})
-    with GgufFile.open(path) as file, pytest.raises(UnsupportedModelError, match="at most 1 MTP"):
-        load_model(file)
 
 
 def test_trunk_alone_when_the_count_of_mtp_blocks_is_missing(golden, reference, variant):

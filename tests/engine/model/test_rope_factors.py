@@ -72,3 +72,16 @@ def test_they_are_one_for_each_pair(tmp_path):
     path = with_factors(tmp_path / "short.gguf", *[1.0] * 7)
     with GgufFile.open(path) as file, pytest.raises(ModelFileError, match="tensor rope_freqs"):
         read_config(file)
+
+
+@pytest.mark.parametrize("base", ["falcon-h1-a-f32", "granitehybrid-a-f32"])
+def test_where_llama_cpp_loads_them_and_turns_nothing_by_them(base, tmp_path):
+    """falcon-h1.cpp gives its rope no factors; the rope of this granitehybrid file is off."""
+    source = golden_file(f"{base}.gguf")
+    if not source.exists():
+        pytest.skip(f"{source.name} is not here")
+
+    def edit(tensors):
+        tensors["rope_freqs.weight"] = np.full(8, 3, np.float32)
+
+    assert torch.equal(logits(rewrite(source, tmp_path / "with.gguf", None, edit)), logits(source))

@@ -5,41 +5,31 @@ A record is recognised by its keys. Each engine is a reader in `readers` and a n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.foreign_numbers import is_whole
 from engine.observe.files.records.aiperf import AIPERF
-from engine.observe.files.records.document import (
-    Node,
-    is_stream,
-    nodes,
-    read_documents,
-    unknown_keys,
-)
+from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
 from engine.observe.files.records.prometheus import is_metrics, read_metrics
-from engine.observe.files.records.readers import (
-    LLAMA_SERVER,
-    LM_STUDIO,
-    MLX_VLM,
-    SGLANG,
-    TENSORRT_LLM,
-    VLLM,
-    Shape,
-)
+from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
+from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.writing import write_replies, write_requests, write_stream
+from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
-METRICS = "prometheus"
+METRICS, REPLY = "prometheus", "reply"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
-SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (AIPERF, VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, LLAMA_SERVER)
-}
+SHAPES: dict[str, Shape] = {shape.name: shape for shape in (AIPERF, *READERS, LLAMA_SERVER)}
 _SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
-NAMES = (*SHAPES, METRICS)
+_REPLY = re.compile(
+    rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'
+    rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
+)
+NAMES = (*SHAPES, REPLY, METRICS)
 """What a file may be said to be, where its keys leave that open."""
 
 
@@ -48,7 +38,8 @@ def recognise(data: bytes) -> str | None:
     holds none. The first of NAMES where it could be several: only reading tells."""
     if is_metrics(data):
         return METRICS
-    return next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
+    known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
+    return known or (REPLY if _REPLY.search(data) else None)
 
 
 def fill(
@@ -62,45 +53,39 @@ def fill(
     engines, or values that cannot be.
     """
     if name == METRICS or (name is None and is_metrics(data)):
-        return [_write(store, read_metrics(data, file, later), METRICS, file, {})]
-    if name in (None, LLAMA_SERVER.name) and _is_llama_server_stream(data):
-        return [write_stream(store, data, file)]
-    every = nodes(file, read_documents(data, file), _SIGNS)
-    shape = SHAPES[name] if name is not None else _shape_of(every, file)
-    records = _records(shape, every)
-    if shape.read is None:
-        if not records:
-            raise _nothing(file, shape.name)
-        return [write_replies(store, records, file)]
-    found = [shape.read(node) for node in records]
-    return [_write(store, found, shape.name, file, _tell_unknown(records, found))]
-
-
-def _is_llama_server_stream(data: bytes) -> bool:
-    """A stream of llama-server may be cut anywhere, so it is recognised by its bytes."""
-    begin = data[:64].decode("utf-8-sig", errors="replace")
-    return is_stream(begin) and recognise(data) == LLAMA_SERVER.name
-
-
-def _write(
-    store: TraceStore,
-    found: list[RecordedRequest],
-    name: str,
-    file: str,
-    unknown: Mapping[str, Any],
-) -> int:
+        found = read_metrics(data, file, later)
+        if not found:
+            raise _nothing(file, "Prometheus")
+        return [write_requests(store, found, METRICS, file)]
+    documents, left_out = read_documents(data, file)
+    every = nodes(file, documents, _SIGNS)
+    replies = list(kept_replies(documents))
+    shape = SHAPES.get(name) if name is not None else _shape_of(every, replies, file)
+    if shape is LLAMA_SERVER:
+        events = {id(event) for reply in replies for event in reply.events}
+        alone = [
+            node
+            for node in every
+            if shape.sign_of(node.values) and events.isdisjoint(map(id, node.around))
+        ]
+        if not alone and not replies:
+            raise _nothing(file, shape.title)
+        return [write_replies(store, replies, alone, file, left_out)]
+    if shape is AIPERF:  # which has the counts of the replies that it keeps
+        replies = []
+    found, unknown = _requests(shape, every, replies, file)
     if not found:
-        raise _nothing(file, name)
-    return write_requests(store, found, name, file, unknown)
+        raise _nothing(file, REPLY if shape is None else shape.title)
+    kind = REPLY if shape is None else shape.name
+    return [write_requests(store, found, kind, file, unknown, left_out=left_out)]
 
 
-def _nothing(file: str, name: str) -> TraceFileError:
-    title = SHAPES[name].title if name in SHAPES else "Prometheus"
+def _nothing(file: str, title: str) -> TraceFileError:
     return TraceFileError(f"{file} has no records of {title}.", _REMEDY)
 
 
-def _shape_of(every: list[Node], file: str) -> Shape:
-    """Whose records these are, by their keys."""
+def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> Shape | None:
+    """Whose records these are, by their keys; None for replies without any."""
     signs: dict[str, tuple[str, str]] = {}
     for node in every:
         for shape in SHAPES.values():
@@ -115,18 +100,50 @@ def _shape_of(every: list[Node], file: str) -> Shape:
             f"{file} has keys of {found}.",
             f"Choose one with {' or '.join(f'--as {name}' for name in signs)}.",
         )
-    if not signs:
+    if not signs and not replies:
         raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
-    return SHAPES[next(iter(signs))]
+    return SHAPES[next(iter(signs))] if signs else None
 
 
-def _records(shape: Shape, every: list[Node]) -> list[Node]:
-    """The records of one engine, each once."""
-    records: dict[Hashable, Node] = {}
+def _requests(
+    shape: Shape | None, every: list[Node], replies: list[KeptReply], file: str
+) -> tuple[list[RecordedRequest], dict[str, Any]]:
+    """The requests of a file, those of replies first, and what else the file says."""
+    owner = {id(event): id(reply) for reply in replies for event in reply.events}
+    counts: dict[int, dict[int, Node]] = {}
+    others: dict[Hashable, Node] = {}
     for node in every:
-        if shape.sign_of(node.values):
-            records[shape.request_of(node)] = node
-    return list(records.values())
+        if shape is None or not shape.sign_of(node.values):
+            continue
+        around = (node.values, *reversed(node.around))
+        reply = next((owner[id(one)] for one in around if id(one) in owner), None)
+        if reply is None:
+            others[shape.request_of(node)] = node
+        else:  # the last one of a stream counts
+            counts.setdefault(reply, {})[_answer_of(node)] = node
+    found: list[RecordedRequest] = []
+    read: list[tuple[Node, RecordedRequest]] = []
+    for kept in replies:
+        mine = counts.get(id(kept), {})
+        known = {index: _read(shape, node) for index, node in mine.items()}
+        read += [(mine[index], one) for index, one in known.items()]
+        found += read_reply(kept, known, every[0].taken if every else {}, file)
+    for node in others.values():
+        read.append((node, _read(shape, node)))
+        found.append(read[-1][1])
+    return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
+
+
+def _read(shape: Shape | None, node: Node) -> RecordedRequest:
+    assert shape is not None
+    assert shape.read is not None
+    return shape.read(node)
+
+
+def _answer_of(node: Node) -> int:
+    """The answer of a reply that an object in it is of."""
+    inside = (one.get("index") for one in node.around if isinstance(one, dict))
+    return next((index for index in inside if is_whole(index)), 0)
 
 
 def _tell_unknown(records: list[Node], found: list[RecordedRequest]) -> dict[str, Any]:

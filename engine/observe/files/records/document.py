@@ -7,20 +7,32 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign_json import DEEPEST, JsonError, parse_json
+from engine.foreign_json import DEEPEST, JsonError, parse_json, value_end
 from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real, is_whole
+from engine.gguf.binary import shorten
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
 _LONGEST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
-_LINE_ENDS = re.compile("\r\n|\n|\r")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+_FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
+_EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
+_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*')
+_BETWEEN = re.compile(r"[\s,}\]\x1e]*")
+"""What lies between values; braces and brackets there are those of what was cut away."""
+_STATUS = re.compile(r"(?:< )?HTTP/\d")
+_HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
+_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
+_MOST_HEAD = 1 << 16
+"""Characters among which a stream's first event is looked for."""
 _REMEDY = "Save the record again as the engine wrote it."
 
 
@@ -62,11 +74,13 @@ class Node:
         return Fields(values, self.file, outer.place, self.taken)
 
 
-def read_documents(data: bytes, name: str) -> list[tuple[str, Any]]:
-    """The JSON values of a file and where each is: one value, one for each line, or, of a stream
-    of server-sent events, one list of what the events hold.
+def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
+    """The JSON values of a text that a person has kept and where each is, and a sentence about
+    lines that are none of them, empty if there are none.
 
-    Raises TraceFileError, naming `name` and the place, for what is neither.
+    One value, one for each line, several in a row, members without their braces, or the events of
+    streams; heads of HTTP and what curl prints may lie around them, and the last value may be cut.
+    Raises TraceFileError, naming `name` and the place, where there is none.
     """
     if len(data) > MOST_BYTES:
         raise TraceFileError(
@@ -75,48 +89,153 @@ def read_documents(data: bytes, name: str) -> list[tuple[str, Any]]:
         )
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
-        return [("", _events(text, name))]
+        return _events(text, name)
     try:
-        return [("", _parse(text))]
+        return [("", _parse(text))], ""
     except JsonError as error:
-        return _lines(text, name, error)
+        if error.what.startswith("it "):  # too large, or too deep
+            raise _invalid(name, f"line {error.line}", error) from error
+        return _values(text, name, error)
 
 
 def is_stream(text: str) -> bool:
-    """Whether a text begins like a stream of server-sent events."""
-    first = text.lstrip()[:8]
-    return first.startswith(("data:", "event:", "id:", "retry:", ": ping"))
+    """Whether a text is of server-sent events, at or after its beginning."""
+    begin = text[:_MOST_HEAD].lstrip()
+    return not begin.startswith(("{", "[", '"')) and any(map(_EVENT.match, _lines(begin)))
 
 
-def _events(text: str, name: str) -> list[Any]:
-    from httpx_sse._decoders import SSEDecoder  # takes httpx along, which most starts do without
+def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
+    """What the events hold, in one list. Engines write each into one line; one that is
+    not complete ends the stream."""
+    found: list[Any] = []
+    left = _LeftOut()
+    held: list[str] = []
+    fault: tuple[int, JsonError] | None = None
+    for number, line in enumerate(chain(_lines(text), [""]), start=1):
+        end = number + 1
+        value = line.strip()
+        is_object = value.startswith("{") and value.endswith("}")
+        if (field := _FIELD.match(value)) is not None:
+            if field[1] not in ("data", "error"):
+                continue
+            value = value[field.end() :]
+        elif value and not is_object:
+            left.add(number, value)
+            continue
+        if held or not value.endswith("}"):  # an event of several lines, which a blank one ends
+            if value.startswith("{") or held:
+                held.append(value)
+            if value or not held:
+                continue
+            value, held, end = "\n".join(held), [], number
+        if not value.startswith("{"):
+            continue
+        if fault is not None:
+            break
+        try:
+            found.append(_parse(value))
+        except JsonError as error:
+            fault = end, error
+    else:
+        if found:  # the last event may be cut
+            return [("", found)], left.sentence
+    if fault is not None:
+        raise _invalid(name, f"the event before line {fault[0]}", fault[1])
+    return [("", found)], left.sentence
 
-    decoder, found = SSEDecoder(), []
-    for number, line in enumerate(_LINE_ENDS.split(text), start=1):
-        event = decoder.decode(line)
-        if event is not None and event.data.lstrip().startswith("{"):
-            try:
-                found.append(_parse(event.data))
-            except JsonError as error:
-                raise _invalid(name, f"the event before line {number}", error) from error
-    return found
 
-
-def _lines(text: str, name: str, whole: JsonError) -> list[tuple[str, Any]]:
-    """Values of lines; `whole`: why the file is not one value."""
-    found = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
+def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any]], str]:
+    """Values one after another; `whole`: why the text is not one value."""
+    found: list[tuple[str, Any]] = []
+    left = _LeftOut()
+    members: dict[str, Any] = {}
+    at, number, room = 0, 1, 4 * len(text)
+    while at < len(text):
+        begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+        number += text.count("\n", at, begin)
+        at = begin
+        if at == len(text):
+            break
+        key = _KEY.match(text, at)
+        start = at if key is None else key.end()
+        end, is_value = start, False
+        if (key is not None or text[at] in "{[") and room > 0:
+            end, is_value = value_end(text, start)
+            room -= 0 if is_value else end - start
+        if not is_value:
+            stop = text.find("\n", at)
+            stop = len(text) if stop < 0 else stop
+            line = text[at:stop].strip()
+            is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
+            if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
+                raise _invalid(name, f"line {whole.line}", whole)
+            if key is None and line[0] in "{[" and _is_balanced(line):  # damaged, and not cut
+                _parse_line(line, name, number)
+            left.add(number, line)
+            at = stop
             continue
         try:
-            found.append((f"line {number}", _parse(line)))
+            value = _parse(text[start:end])
         except JsonError as error:
-            if not found:  # no file of lines: what was wrong with it as a whole
-                raise _invalid(name, f"line {whole.line}", whole) from error
-            raise _invalid(name, f"line {number}", error) from error
+            raise _invalid(name, f"line {number + error.line - 1}", error) from error
+        if key is None:
+            members = {}
+            found.append((f"line {number}", value))
+        else:
+            if not members or key[1] in members:
+                members = {}
+                found.append((f"line {number}", members))
+            members[key[1]] = value
+        number += text.count("\n", at, end)
+        at = end
     if not found:
-        raise TraceFileError(f"{name} is empty.", _REMEDY)
-    return found
+        if not text.strip():
+            raise TraceFileError(f"{name} is empty.", _REMEDY)
+        raise _invalid(name, f"line {whole.line}", whole)
+    return found, left.sentence
+
+
+def _is_balanced(line: str) -> bool:
+    return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
+
+
+def _parse_line(line: str, name: str, number: int) -> Any:
+    try:
+        return _parse(line)
+    except JsonError as error:
+        raise _invalid(name, f"line {number}", error) from error
+
+
+class _LeftOut:
+    """Lines that were not read, without those of HTTP and of what curl prints."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._first = ""
+        self._is_in_head = False
+
+    def add(self, number: int, line: str) -> None:
+        """One more, which is not blank."""
+        self._is_in_head = _STATUS.match(line) is not None or (
+            self._is_in_head and _HEADER.match(line) is not None
+        )
+        if self._is_in_head or _TRANSPORT.match(line):
+            return
+        if not self._n:
+            self._first = f"line {number}: {shorten(line, 80)}"
+        self._n += 1
+
+    @property
+    def sentence(self) -> str:
+        """How many, and the first; empty without any."""
+        if not self._n:
+            return ""
+        lines = "1 line was" if self._n == 1 else f"{self._n:,} lines were"
+        return f"{lines} left out, the first is {self._first}"
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (found[0] for found in _LINE.finditer(text))
 
 
 def _parse(text: str) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.foreign_numbers import LONGEST_DRAFT, is_whole
+from engine.foreign_numbers import LONGEST_DRAFT
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 
@@ -174,40 +174,8 @@ def _complete(found: RecordedRequest) -> None:
 
 def _read_vllm(node: Node) -> RecordedRequest:
     found, _ = read_acceptance(node, "vllm")
-    reply = node.owner("usage", "choices")
-    _read_usage(node, reply, found)
-    found.chunks = _chunks(node, reply, found)
+    _read_usage(node, node.owner("usage", "choices"), found)
     return found
-
-
-def _chunks(
-    node: Node, reply: dict[str, Any], into: RecordedRequest
-) -> list[tuple[list[int], str]] | None:
-    """Ids and text of each chunk of the same stream, None unless all chunks have their ids."""
-    lists = (one for one in reversed(node.around) if isinstance(one, list))
-    siblings = next((one for one in lists if any(each is reply for each in one)), None)
-    found: list[tuple[list[int], str]] = []
-    for one in siblings or (reply,):
-        if not isinstance(one, dict) or one.get("id") != reply.get("id"):
-            continue
-        choices = one.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict):
-                return None
-            into.stop = str(choice.get("finish_reason") or into.stop)[:100]
-            ids, text = choice.get("token_ids"), _text(choice)
-            if ids is None and siblings is not None and not text:
-                continue  # the role comes alone
-            if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
-                return None
-            found.append((ids, text))
-    return found if siblings is not None else None
-
-
-def _text(choice: dict[str, Any]) -> str:
-    delta = choice.get("delta")
-    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-    return text if isinstance(text, str) else ""
 
 
 VLLM = Shape(
@@ -406,3 +374,6 @@ LLAMA_SERVER = Shape(
     without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
 )
 """Its replies are read as if they came from the server: see `writing`."""
+
+READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO)
+"""Of what replies say."""

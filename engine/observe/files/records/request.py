@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
+from engine.observe.rounds.stream_rounds import StreamedToken
 from engine.trace.step_sums import per_position
 
 _WHOLE = 1e-9
@@ -34,14 +36,15 @@ class RecordedRequest:
     """What a record says of one request; None is not given.
 
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
-    steps that drafted d. per_pos[i]: steps that accepted the token at index i.
-    rates: the same as shares of the steps, as given. given: figures that are given without the
-    counts that they follow from. n_merged: requests, or intervals, that it stands for. per_step_*:
-    one entry for each verification, in order. chunks: ids and text of each chunk of a stream.
-    timings: figures of `engine.trace.timings.timings` that were given. derived:
-    figures that follow from others. record: the object itself. unknown: by path, what nothing was
-    made of. contradictions: keys, as the engine names them, of numbers that cannot all be right,
-    each with a sentence.
+    steps that drafted d. per_pos[i]: steps that accepted the token at index i. rates: the same as
+    shares of the steps, as given. given: figures that are given without the counts that they follow
+    from. n_merged: requests, or intervals, that it is for. per_step_*: one entry for each
+    verification, in order. chunks: ids and text of each chunk of a stream. tokens: of the output,
+    prompt_ids: of the prompt, where they are given. text: the output, where tokens do not give it.
+    asked: what was sent, as far as it is kept. timings: figures of `engine.trace.timings.timings`
+    that were given. derived: figures that follow from others. record: the object itself. unknown:
+    by path, what nothing was made of. contradictions: keys, as the engine names them, of numbers
+    that cannot all be right, each with a sentence.
     """
 
     engine: str
@@ -60,7 +63,11 @@ class RecordedRequest:
     given: dict[str, float] = field(default_factory=dict)
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
-    chunks: list[tuple[list[int], str]] | None = None
+    chunks: Sequence[tuple[Sequence[int], str]] = ()
+    tokens: Sequence[StreamedToken] = ()
+    prompt_ids: Sequence[int] = ()
+    text: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
     n_merged: int = 1
     timings: dict[str, int | float] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
@@ -236,6 +243,21 @@ class RecordedRequest:
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
         return figures | {k: v for k, v in self.given.items() if figures.get(k) is None}
+
+
+def sums_of(moved: Movement) -> RecordedRequest:
+    """How far the counters of a server moved."""
+    found = RecordedRequest("", "")
+    found.num_spec_steps = moved.count(DRAFTS)
+    found.num_draft_tokens = moved.count(DRAFTED)
+    found.num_accepted_draft_tokens = moved.count(ACCEPTED)
+    found.per_pos = [int(one) for one in moved.per_position] or None
+    if found.num_spec_steps is None:
+        found.per_pos = None
+    for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
+        if (value := moved.count(counter)) is not None:
+            found.timings[name] = value
+    return found
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:

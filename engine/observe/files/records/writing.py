@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.foreign_numbers import OutOfRangeError, real
+from engine.foreign_numbers import is_real
 from engine.observe.files.records.document import MOST_STEPS, Node
 from engine.observe.files.records.readers import LLAMA_SERVER
+from engine.observe.files.records.replies import KeptReply, kept_replies
 from engine.observe.files.records.request import RecordedRequest, sum_figures
+from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
+from engine.observe.rounds.trace_rows import LONGEST_TOKEN
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
@@ -36,7 +38,6 @@ _OF_STEPS = {
 }
 _OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
 _OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
-_TIME = re.compile(rb'"(?:prompt_ms|predicted_ms)"\s*:\s*([0-9.]{1,20})')
 
 
 def write_requests(
@@ -44,21 +45,24 @@ def write_requests(
     requests: Sequence[RecordedRequest],
     shape: str,
     file: str,
-    unknown: Mapping[str, Any],
+    unknown: Mapping[str, Any] | None = None,
     *,
+    left_out: str = "",
     version: str = "",
     facts: Mapping[str, Any] | None = None,
     about: Sequence[Mapping[str, Any]] = (),
 ) -> int:
     """Write one run with a sequence for each request, in the order given; returns its id.
 
-    shape: whose records they are. unknown: what else the file says. version: of the engine. facts:
-    of the run, about: of each request, instead of those that follow from the requests. Requests
-    with lists by step become rows, others sums in the run's facts `told` and, by sequence,
-    `requests`. Raises TraceFileError for more than a trace can hold.
+    shape: whose records they are. unknown: what else the file says. left_out: a sentence on lines
+    of it that were not read. version: of the engine. facts: of the run, about: of each request,
+    instead of those that follow from the requests. Requests with lists by step become rows, others
+    sums in the run's facts `told` and, by sequence, `requests`. Raises TraceFileError for more than
+    a trace can hold.
     """
     _check_size(requests, file)
-    engines = list(dict.fromkeys(request.engine for request in requests))
+    engines = list(dict.fromkeys(request.engine for request in requests if request.engine))
+    unknown = unknown or {}
     models = list(dict.fromkeys(request.model for request in requests if request.model))
     more = dict(facts or {})
     kept = _facts(requests)
@@ -71,7 +75,8 @@ def write_requests(
         "unknown_keys": sorted({*unknown, *(key for r in requests for key in r.unknown)}),
         "told": sum_figures(requests),
         "observed_findings": [
-            _contradiction(i, r) for i, r in enumerate(requests) if r.contradictions
+            *(_contradiction(i, r) for i, r in enumerate(requests) if r.contradictions),
+            *_unread(left_out),
         ],
         "derived": sorted({name for request in requests for name in request.derived}),
     }
@@ -88,15 +93,18 @@ def write_requests(
         )
     steps = [r for r in requests if r.has_steps and not r.contradictions]
     columns = dict(_OF_STEPS if steps else _OF_SUMS)
-    if any(request.chunks for request in steps):
+    if any(request.tokens or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
         store, RunSource(", ".join(engines), version), facts, columns=columns
     )
     rows = _Rows()
     for seq_id, request in enumerate(requests):
+        has_tokens = False
         if request.has_steps and not request.contradictions:
-            _write_rows(writer, seq_id, request, rows)
+            has_tokens = _write_rows(writer, seq_id, request, rows)
+        if not has_tokens:
+            _write_plain_tokens(writer, seq_id, request, rows)
     writer.extend("rounds", rows.columns)
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
@@ -134,6 +142,9 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
         if request.has_steps and not request.contradictions:  # the rows have them
             lists = ("per_step_accepted", "per_step_drafted")
             one["record"] = {k: v for k, v in request.record.items() if k not in lists}
+        one |= asked_facts(request.asked)
+        if request.text:
+            one["text"] = request.text
         if request.unknown:
             n_kept += len(json.dumps(request.unknown))
             keep_all = n_kept <= _MOST_KEPT
@@ -186,8 +197,9 @@ _COLUMNS = (
 )
 
 
-def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows) -> None:
-    """One row for the prompt and one for each step."""
+def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows) -> bool:
+    """One row for the prompt and one for each step. Whether the tokens were written too."""
+    has_tokens = False
     drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
@@ -195,7 +207,7 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     if is_ordered and emitted is not None:
-        _write_tokens(writer, seq_id, request, rows.n, emitted)
+        has_tokens = _write_tokens(writer, seq_id, request, rows.n, emitted)
     rows.add(
         seq_id=seq_id,
         pos0=request.timings.get("cache_n"),
@@ -216,6 +228,30 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
             verify_width=d + 1,
         )
         pos0 = pos0 + n if pos0 is not None and n is not None else None
+    return has_tokens
+
+
+def _write_plain_tokens(
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows
+) -> None:
+    """Prompt and output of a request whose tokens are of unknown rounds."""
+    prompt, tokens = request.prompt_ids, request.tokens
+    n_prompt = request.prompt_tokens
+    if n_prompt is not None and len(prompt) != n_prompt:
+        prompt = ()
+    pos = len(prompt) if n_prompt is None else n_prompt
+    columns: dict[str, list[Any]] = {
+        "pos": [*range(len(prompt)), *range(pos, pos + len(tokens))],
+        "kind": ["prompt"] * len(prompt) + ["unknown"] * len(tokens),
+        "token_id": [*prompt, *(_or_missing(token.token_id) for token in tokens)],
+        "text": [""] * len(prompt) + [(token.text or "")[:LONGEST_TOKEN] for token in tokens],
+    }
+    n = len(columns["pos"])
+    writer.extend("tokens", {"round": [rows.n] * n, "seq_id": [seq_id] * n, **columns})
+
+
+def _or_missing(token_id: int | None) -> int:
+    return MISSING if token_id is None else token_id
 
 
 def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
@@ -242,12 +278,12 @@ def _stop_kind(drafted: int, accepted: int, emitted: int | None) -> str:
 
 def _write_tokens(
     writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int, emitted: list[int]
-) -> None:
-    """Ids of the output, where the chunks of the stream were those of the steps. Of a chunk's
-    text it is not known where a token of several ends."""
-    chunks = [chunk for chunk in request.chunks or () if chunk[0]]
+) -> bool:
+    """Ids of the output, where the chunks of the stream were those of the steps; whether they
+    were. Of a chunk's text it is not known where a token of several ends."""
+    chunks = [chunk for chunk in request.chunks if chunk[0]]
     if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
-        return
+        return False
     pos = request.prompt_tokens
     accepted = request.per_step_accepted or []
     drafted = request.per_step_drafted or []
@@ -267,45 +303,54 @@ def _write_tokens(
                 draft_index=j if is_accepted else None,
             )
             pos += 1
+    return True
 
 
-def write_stream(store: TraceStore, data: bytes, file: str) -> int:
-    """Write one stream as a run; returns its id. The last event may be cut."""
-    run = _begin(store, file)
-    first = []
-    with suppress(OutOfRangeError):  # the stream's reader says what is wrong with it
-        first = [real(time.decode()) for time in _TIME.findall(data[: 1 << 16])[:2]]
-    now = sum(first)  # of the first event: the request then began at 0
-    request = run.request("", {}, 0.0)
-    request.head(200, {"content-type": "text/event-stream"}, now)
-    request.data(data, now)
-    request.done(now)
-    return _end(store, run)
+def write_replies(
+    store: TraceStore,
+    replies: Sequence[KeptReply],
+    timings: Sequence[Node],
+    file: str,
+    left_out: str = "",
+) -> int:
+    """Write replies of llama-server as a run with a sequence for each answer; returns its id.
 
-
-def write_replies(store: TraceStore, nodes: Sequence[Node], file: str) -> int:
-    """Write replies in one piece as a run with a sequence for each; returns its id.
-
-    nodes: the `timings` in them.
+    timings: such objects without a reply around them. left_out: a sentence on lines of the file
+    that were not read.
     """
-    run = _begin(store, file)
-    for node in nodes:
-        reply = node.around[-1] if node.around else {}
-        if not isinstance(reply, dict) or reply.get("timings") is not node.values:
-            reply = {"content": "", "stop": True, "timings": node.values}
-        request = run.request("", {}, 0.0)
-        request.head(200, {"content-type": "application/json"}, 0.0)
-        request.data(json.dumps(reply).encode(), 0.0)
-        request.done(0.0)
-    return _end(store, run)
-
-
-def _begin(store: TraceStore, file: str) -> ObservedRun:
     record = {"file": file, "shape": LLAMA_SERVER.name}
-    return ObservedRun(store, "record", ServerFacts(""), record=record)
-
-
-def _end(store: TraceStore, run: ObservedRun) -> int:
+    run = ObservedRun(
+        store, "record", ServerFacts(""), patience_ms=math.inf, keep_raw=False, record=record
+    )
+    alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
+    for reply in (*replies, *kept_replies(alone)):
+        *_, last = events = list(reply.events)
+        if not any("stop" in one or "choices" in one or "type" in one for one in events):
+            events[-1] = last | {"stop": True}  # a part of a reply, which says no more of its end
+        body = {"prompt": last["prompt"]} if "prompt" in last else {}
+        now = _first_ms(events)  # the request then began at 0
+        request = run.request("", {**body, **reply.request}, 0.0)
+        request.learn(place=reply.place[-_LONGEST_PLACE:])
+        request.head(200, {"content-type": "text/event-stream"}, now)
+        request.events(events, now)
+        request.done(now)
+    for one in _unread(left_out):
+        run.find(one["rule"], one["message"], one["evidence"])
     run.end()
     record_findings(store, [run.run_id])
     return run.run_id
+
+
+def _first_ms(events: Sequence[Mapping[str, Any]]) -> float:
+    """The server's clock at the first timings of a stream, 0 of a reply in one piece."""
+    if len(events) < 2:
+        return 0.0
+    told = (one["timings"] for one in events if isinstance(one.get("timings"), dict))
+    first: Mapping[str, Any] = next(told, {})
+    times = [first.get(name) for name in ("prompt_ms", "predicted_ms")]
+    return sum(float(time) for time in times if is_real(time))
+
+
+def _unread(left_out: str) -> list[dict[str, Any]]:
+    message = "Not all of the file could be read."
+    return [{"rule": "log-unread", "message": message, "evidence": left_out}] if left_out else []

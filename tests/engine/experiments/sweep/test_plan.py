@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from engine.errors import OptionError
 from engine.experiments.sweep.plan import MOST_JOBS, SweepPlan, read_plan
+from engine.experiments.sweep.worker import SweepWorker
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET
+from tests.support.shared_cases import case
 from tests.support.sweeps import BUNDLED, write_plan
 
 
@@ -183,3 +185,18 @@ def test_what_is_no_text_file(tmp_path: Path) -> None:
     for path in (tmp_path / "plan.toml", tmp_path, tmp_path / "none.toml"):
         with pytest.raises(OptionError):
             read_plan(path, BUNDLED)
+
+
+def test_an_mtp_file_is_loaded_where_draft_mtp_is_used(tmp_path: Path) -> None:
+    folder = case("01-mtp-file-beside-trunk")
+    text = (
+        f'[settings]\nmodel = "{folder / "trunk.gguf"}"\nprompt = "def f"\nn-predict = 8\n'
+        f'spec-draft-model = "{folder / "mtp-only.gguf"}"\nthreads = 1\n'
+        '[grid]\nspec-type = ["draft-mtp", "none"]\n'
+    )
+    first, second = read_plan(write_plan(tmp_path, text), BUNDLED).jobs
+    assert [path.name for path in first.files] == ["trunk.gguf", "mtp-only.gguf"]
+    assert [path.name for path in second.files] == ["trunk.gguf"]
+    done = SweepWorker().run(first, None)
+    assert not done.error
+    assert done.figures["draft_n"] > 0

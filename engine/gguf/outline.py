@@ -1,0 +1,127 @@
+"""What a GGUF file is, whatever it holds, from its metadata and directory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from engine.errors import ModelFileError
+from engine.gguf.binary import shorten
+from engine.gguf.directory import TensorInfo
+from engine.gguf.file import GgufFile
+from engine.gguf.metadata import TypedMetadata
+
+
+class OtherKind(NamedTuple):
+    """A file that is not a model to run. what: with its article. remedy: what to do with it."""
+
+    what: str
+    remedy: str
+
+
+_VOCABULARY = OtherKind(
+    "a vocabulary without tensors", "`draftscope tokenize` uses it; open the whole model to run it."
+)
+_PROJECTOR = OtherKind(
+    "a projector for images or audio (mmproj)",
+    "Open the model that it goes with: text is decoded without it, and images are not read here.",
+)
+_LORA = OtherKind(
+    "a LoRA adapter",
+    "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and open "
+    "the result.",
+)
+_IMATRIX = OtherKind(
+    "an importance matrix (imatrix)",
+    "It is for llama-quantize --imatrix; open the model that it was measured on.",
+)
+_CONTROL = OtherKind(
+    "a control vector", "It is not applied here: open the model that it was made for."
+)
+
+
+def other_kind(file: GgufFile) -> OtherKind | None:
+    """What the file is if not a model; None for a model, of whatever architecture."""
+    kind = file.metadata.get("general.type")
+    kind = kind if isinstance(kind, str) else ""
+    arch = file.architecture
+    if kind == "imatrix" or "imatrix.chunk_count" in file.metadata:
+        return _IMATRIX
+    if kind == "mmproj" or arch == "clip":
+        return _PROJECTOR
+    if kind == "adapter" or "adapter.type" in file.metadata:
+        return _LORA
+    if arch == "controlvector":
+        return _CONTROL
+    return None if file.tensors else _VOCABULARY
+
+
+def bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
+    """Bytes by name of the type, with its owner if that is not llama.cpp; the largest share
+    first."""
+    totals: dict[str, int] = defaultdict(int)
+    for tensor in tensors:
+        totals[tensor.type.name] += tensor.n_bytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def tokenizer_line(file: TypedMetadata) -> str:
+    """The tokenizer in one line, as far as the file has one."""
+    found = {
+        name: file.metadata.get(f"tokenizer.ggml.{name}")
+        for name in ("model", "pre", "bos_token_id", "eos_token_id")
+    }
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if found["model"] is None and tokens is None:
+        return "none"
+    parts = [shorten(str(found["model"]))]
+    if found["pre"] is not None:
+        parts.append(f"splits as {shorten(str(found['pre']))}")
+    parts.append(f"{len(tokens) if isinstance(tokens, list) else 0:,} tokens")
+    parts += [
+        f"{name[:3].upper()} {found[name]}"
+        for name in ("bos_token_id", "eos_token_id")
+        if isinstance(found[name], int)
+    ]
+    parts.append(
+        "chat template" if "tokenizer.chat_template" in file.metadata else "no chat template"
+    )
+    return ", ".join(parts)
+
+
+def outline(file: GgufFile) -> dict[str, Any]:
+    """Name, architecture, kind, sizes and tokenizer of a file, as json can write them.
+
+    sizes: whole numbers that the architecture's own keys give, by the key without its prefix.
+    unknown_types: types of tensors that cannot be decoded here, with what writes them.
+    """
+    arch, tensors = file.architecture, file.tensors.values()
+    other = other_kind(file)
+    own = {
+        key.removeprefix(f"{arch}."): value
+        for key, value in file.metadata.items()
+        if key.startswith(f"{arch}.") and type(value) is int
+    }
+    n_parts = file.metadata.get("split.count", 1)
+    types = {tensor.type for tensor in tensors if tensor.type.owner}
+    return {
+        "architecture": shorten(arch),
+        "name": shorten(_text(file, "general.name")),
+        "kind": other.what if other else "a model",
+        "n_tensors": len(file.tensors),
+        "n_params": sum(tensor.n_elements for tensor in tensors),
+        "weight_bytes": sum(tensor.n_bytes for tensor in tensors),
+        "quant_mix": bytes_by_type(tensors),
+        "unknown_types": {one.name: one.owner for one in sorted(types)},
+        "tokenizer": tokenizer_line(file),
+        "sizes": own,
+        "parts": n_parts if type(n_parts) is int else 1,
+    }
+
+
+def _text(file: GgufFile, key: str) -> str:
+    try:
+        return file.str_(key, "")
+    except ModelFileError:
+        return ""

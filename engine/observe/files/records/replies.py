@@ -1,0 +1,324 @@
+"""Replies among the objects of a file: which of them are events of the same reply, and what a reply
+without timings says of its tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import TraceFileError
+from engine.observe.files.records.document import nodes
+from engine.observe.files.records.readers import READERS
+from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
+from engine.observe.rounds.answer import EmittedTokens
+from engine.observe.rounds.counters import Movement
+from engine.observe.rounds.kept_requests import stop_of
+from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
+
+_SIGNS = {key for shape in READERS for sign in shape.signs for key in sign}
+_MOST_OPEN = 64
+"""Replies that the next event may be of."""
+
+
+_BUILD = re.compile(r"b\d{1,8}-")
+_MARKS = {
+    "llama-server": {"tokens_predicted", "__verbose", "generation_settings"},
+    "sglang": {"meta_info", "sglext", "matched_stop"},
+    "ollama": {"done", "eval_count"},
+    "lm-studio": {"stats", "model_info", "runtime"},
+    "vllm": {"prompt_token_ids", "token_ids", "kv_transfer_params", "prompt_logprobs"},
+}
+"""Keys of a reply, or of an answer in it, that only one engine writes."""
+_USED = {"choices", "usage", "model", "id", "object", "created"} | {
+    "text",
+    "output_ids",
+    "token_ids",
+    "prompt_token_ids",
+}
+
+
+@dataclass(slots=True)
+class KeptReply:
+    """The events of one reply, or the reply in one piece as the only one.
+
+    place: of the first. request: what was sent, as far as it is kept next to the reply.
+    """
+
+    place: str
+    request: Mapping[str, Any]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    name: str = ""
+    _done: set[int] = field(default_factory=set)
+    _clocks: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    _n_tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def has_timings(self) -> bool:
+        """Whether llama-server's counters are in it."""
+        return any(_timings_of(event) for event in self.events)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether each of its answers has ended."""
+        return bool(self._done) and self._done.issuperset(self._n_tokens)
+
+    def takes(self, event: dict[str, Any], name: str) -> bool:
+        """Whether an event may be of this reply."""
+        if name != self.name or _is_complete(event):
+            return False
+        if not name and not _is_same_form(event, self.events[0]):
+            return False
+        for index, is_last in _answers_in(event):
+            if index in self._done:
+                return False
+            if not name and not self._may_follow(index, event, is_last):
+                return False
+        return True
+
+    def _may_follow(self, index: int, event: dict[str, Any], is_last: bool) -> bool:
+        """By its counters, where no name tells streams apart."""
+        timings = _timings_of(event)
+        if timings is None:
+            return True
+        clock, n = _clock(timings), timings.get("predicted_n")
+        before = self._clocks.get(index)
+        if before is not None and before != clock:
+            return False
+        return not isinstance(n, int) or n >= self._n_tokens.get(index, 0)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """One more event."""
+        self.events.append(event)
+        timings = _timings_of(event)
+        for index, is_last in _answers_in(event):
+            self._n_tokens.setdefault(index, 0)
+            if is_last:
+                self._done.add(index)
+            if timings is not None and timings.get("predicted_n"):
+                self._clocks[index] = _clock(timings)
+                if isinstance(n := timings["predicted_n"], int):
+                    self._n_tokens[index] = n
+
+
+def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
+    """The replies of a file, in the order of their first events."""
+    found: list[KeptReply] = []
+    open_ones: list[KeptReply] = []
+    for place, event, around in _events(documents):
+        if not is_reply(event):  # an error belongs to what came before it
+            if open_ones:
+                open_ones[-1].events.append(event)
+            continue
+        name = _name(event)
+        reply = next((one for one in reversed(open_ones) if one.takes(event, name)), None)
+        if reply is None:
+            reply = KeptReply(place, _request(around), name=name)
+            found.append(reply)
+            open_ones = [*open_ones[1 - _MOST_OPEN :], reply]
+        reply.add(event)
+    yield from found
+
+
+class PlainReplies:
+    """Reads replies without timings for a run, see engine.observe.rounds.answer.PlainReader."""
+
+    def answers(
+        self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
+    ) -> Iterable[RecordedRequest]:
+        """What is known of each answer of a reply."""
+        if not tokens:
+            return
+        counts = counts_in(events)
+        for one in recorded(tokens, {0: counts} if counts is not None else {}):
+            one.engine = one.engine or (engine_of(events[0]) if events else "")
+            yield one
+
+    def figures(self, records: Sequence[RecordedRequest], moved: Movement | None) -> dict[str, Any]:
+        """Figures of several answers together."""
+        found = sum_figures(records)
+        if found.get("num_draft_tokens") is None and moved is not None:
+            known = sum_figures([sums_of(moved)])
+            found |= {name: value for name, value in known.items() if found.get(name) is None}
+        return found
+
+
+def recorded(
+    answers: Mapping[int, EmittedTokens], counts: Mapping[int, RecordedRequest]
+) -> Iterator[RecordedRequest]:
+    """What is known of each answer of a reply without timings. counts: what answers have of
+    speculation."""
+    first = next(iter(answers.values()))
+    for index, answer in answers.items():
+        one = counts.get(index) or RecordedRequest("", "")
+        n = answer.n_tokens
+        if len(answers) > 1:  # what the reply counts is the sum of all
+            n = answer.n_ids or None
+        if "predicted_n" not in one.timings:
+            n_prompt = first.n_prompt if one.prompt_tokens is None else one.prompt_tokens
+            one.set_tokens(n_prompt, first.n_cached, n)
+        one.timings = {**answer.times, **one.timings}
+        one.prompt_ids = answer.prompt_ids or first.prompt_ids
+        one.chunks, one.tokens = answer.events, answer.tokens(n)
+        if not one.tokens or any(token.text is None for token in one.tokens):
+            one.text = answer.text
+        yield one
+
+
+def counts_in(events: Sequence[Mapping[str, Any]]) -> RecordedRequest | None:
+    """What the last of a server's events says of speculation."""
+    every = nodes("reply", [("", list(events))], _SIGNS)
+    for node in reversed(every):
+        for shape in READERS:
+            if shape.read is not None and shape.sign_of(node.values):
+                try:
+                    return shape.read(node)
+                except TraceFileError as error:
+                    found = RecordedRequest("", "")
+                    found.contradictions.append((("reply",), error.message.rstrip(".")))
+                    return found
+    return None
+
+
+def read_reply(
+    reply: KeptReply, counts: Mapping[int, RecordedRequest], taken: dict[int, set[str]], file: str
+) -> list[RecordedRequest]:
+    """The requests of a reply without timings, one for each answer. counts: what answers have of
+    speculation. taken: see `Node`. file: its name. Raises TraceFileError."""
+    answers: dict[int, EmittedTokens] = {}
+    stops: dict[int, str] = {}
+    try:
+        for event in reply.events:
+            taken.setdefault(id(event), set()).update(_USED)
+            for chunk in chunks(event):
+                answers.setdefault(chunk.index, EmittedTokens()).take(chunk)
+                if chunk.last:
+                    stops[chunk.index] = stop_of(chunk.final)
+    except UnreadableError as error:
+        raise TraceFileError(
+            f"{file}: {reply.place or 'the reply'} {error}.",
+            "Save the reply again as the engine wrote it.",
+        ) from error
+    if not answers:  # an error and nothing else
+        answers[0] = EmittedTokens()
+    found = list(recorded(answers, counts))
+    for index, one in zip(answers, found, strict=True):
+        one.place = one.place or reply.place
+        one.engine = one.engine or engine_of(reply.events[0])
+        one.model = one.model or _short(reply.events[0].get("model"))
+        one.stop = one.stop or stops.get(index, "")
+        one.asked = reply.request
+    return found
+
+
+def engine_of(event: Mapping[str, Any]) -> str:
+    """The engine that replied, as far as its keys tell."""
+    choices = event.get("choices")
+    listed = choices if isinstance(choices, list) else []
+    keys = set(event).union(*(one for one in listed if isinstance(one, dict)))
+    build = event.get("system_fingerprint")
+    if isinstance(build, str) and _BUILD.match(build):
+        return "llama-server"
+    if build == "fp_ollama":
+        return "ollama"
+    return next((name for name, marks in _MARKS.items() if not marks.isdisjoint(keys)), "")
+
+
+def _short(value: Any) -> str:
+    return value[:1000] if isinstance(value, str) else ""
+
+
+def _events(
+    documents: Sequence[tuple[str, Any]],
+) -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
+    """Events and replies anywhere in documents, and objects that are errors."""
+
+    def visit(
+        value: Any, place: str, around: tuple[Any, ...]
+    ) -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
+        if isinstance(value, dict):
+            if is_reply(value) or (isinstance(value.get("error"), dict) and len(value) < 4):
+                yield place, value, around
+                return
+            items: Any = value.items()
+        else:
+            items = enumerate(value)
+        inner = (*around, value)
+        for key, one in items:
+            if isinstance(one, (dict, list)):
+                yield from visit(one, f"{place}.{key}" if place else str(key), inner)
+
+    for place, document in documents:
+        if isinstance(document, (dict, list)):
+            yield from visit(document, place, ())
+
+
+def _request(around: tuple[Any, ...]) -> Mapping[str, Any]:
+    """What was sent, where a script has kept it next to the reply."""
+    for one in reversed(around):
+        if not isinstance(one, dict):
+            continue
+        for value in (one, *(one.get(key) for key in ("request", "body", "payload"))):
+            if isinstance(value, dict) and not {"prompt", "messages"}.isdisjoint(value):
+                return value
+    return {}
+
+
+def _name(event: dict[str, Any]) -> str:
+    """What tells the events of a stream from others."""
+    if isinstance(event.get("type"), str):  # of whose events most have none
+        return ""
+    for one in (event, event.get("meta_info")):
+        if isinstance(one, dict) and isinstance(one.get("id"), str):
+            return str(one["id"])[:200]
+    return ""
+
+
+def _is_complete(event: dict[str, Any]) -> bool:
+    """Whether a reply in one piece, by its form."""
+    choices = event.get("choices")
+    if isinstance(choices, list):
+        return any(isinstance(one, dict) and "message" in one for one in choices)
+    return event.get("object") == "response"
+
+
+def _is_same_form(event: dict[str, Any], first: dict[str, Any]) -> bool:
+    return all((key in event) == (key in first) for key in ("choices", "meta_info", "done"))
+
+
+def _answers_in(event: dict[str, Any]) -> list[tuple[int, bool]]:
+    """The answers that an event is of, and whether each ends there."""
+    choices = event.get("choices")
+    if isinstance(choices, list):
+        return [
+            (_index(one), isinstance(one.get("finish_reason"), str))
+            for one in choices
+            if isinstance(one, dict)
+        ]
+    about = event.get("meta_info")
+    if isinstance(about, dict):
+        return [(_index(event), bool(about.get("finish_reason")))]
+    kind = event.get("type")
+    if isinstance(kind, str):
+        is_end = kind in ("response.completed", "response.incomplete", "response.failed")
+        return [(0, is_end or kind == "message_stop")] if kind != "response.created" else []
+    return [(_index(event), event.get("stop") is True or event.get("done") is True)]
+
+
+def _index(one: dict[str, Any]) -> int:
+    index = one.get("index", 0)
+    return index if isinstance(index, int) else 0
+
+
+def _timings_of(event: dict[str, Any]) -> dict[str, Any] | None:
+    timings = event.get("timings")
+    is_one = (
+        isinstance(timings, dict) and "predicted_n" in timings and "draft_rounds" not in timings
+    )
+    return timings if is_one else None
+
+
+def _clock(timings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What stays the same in all timings of one answer."""
+    return tuple(timings.get(name) for name in ("cache_n", "prompt_n", "prompt_ms"))

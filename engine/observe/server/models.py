@@ -1,0 +1,95 @@
+"""Models that a server lists: whose server it is, and which of them is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.errors import ServerModelError
+from engine.observe.rounds.stream import server_words
+
+_MOST_MODELS = 10_000
+OPENAI = "openai"
+"""A server of the OpenAI API that does not say more of itself."""
+_OWNERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "library": "ollama",
+    "ollama": "ollama",
+    "organization_owner": "lm-studio",
+    "tensorrt_llm": "tensorrt-llm",
+    "llama-swap": "llama-swap",
+}
+VERSIONS = {
+    "vllm": "/version",
+    "sglang": "/get_server_info",
+    "tensorrt-llm": "/version",
+    "ollama": "/api/version",
+}
+"""Where a server says which version it is."""
+_SHOWN = 8
+
+
+def listed_models(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a reply of /v1/models that have a name."""
+    data = reply.get("data")
+    models = data[:_MOST_MODELS] if isinstance(data, list) else []
+    return [one for one in models if isinstance(one, dict) and isinstance(one.get("id"), str)]
+
+
+def other_engine(listed: Sequence[dict[str, Any]]) -> str | None:
+    """The engine of a server that is not llama-server, by the owner of its models; None for one
+    that may be."""
+    owner = listed[0].get("owned_by") if listed else None
+    if not isinstance(owner, str) or owner in ("", "llamacpp"):
+        return None
+    return _OWNERS.get(owner, OPENAI)
+
+
+def model_state(entry: dict[str, Any]) -> str:
+    """Whether a router has loaded a model: loaded, loading, unloaded; empty where it is not
+    said."""
+    status = entry.get("status")
+    value = status.get("value") if isinstance(status, dict) else status
+    return value if isinstance(value, str) else ""
+
+
+def chosen_model(
+    address: str, listed: Sequence[dict[str, Any]], name: str
+) -> tuple[dict[str, Any], str]:
+    """The entry of the model that is meant, and a sentence on the choice where there is one.
+
+    name: as the user has it; without one the only model, or the only one that is loaded. Raises
+    ServerModelError, which names the models, where that leaves several or none.
+    """
+    shown = ", ".join(map(_shown, listed[:_SHOWN]))
+    more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
+    remedy = "Name one: --model-name, in the window the dialog Connect to server."
+    if not listed:
+        raise ServerModelError(f"{address} has no model.", "Let the server load one.")
+    if name:
+        aliases = [one for one in listed if name == one["id"] or name in _aliases(one)]
+        if aliases:
+            return aliases[0], ""
+        raise ServerModelError(f"{address} has no model {name[:80]}; it has {shown}{more}.", remedy)
+    loaded = [one for one in listed if model_state(one) in ("loaded", "sleeping")]
+    own = [one for one in listed if not one.get("parent")]  # an adapter names its model
+    for found, why in ((listed, ""), (loaded, "the one that is loaded"), (own, "")):
+        if len(found) == 1:
+            about = f"of {len(listed)} models, {_name(found[0])} is taken, {why}" if why else ""
+            return found[0], about
+    raise ServerModelError(f"{address} has {len(listed):,} models: {shown}{more}.", remedy)
+
+
+def _aliases(entry: dict[str, Any]) -> list[Any]:
+    aliases = entry.get("aliases")
+    return aliases if isinstance(aliases, list) else []
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return server_words(entry["id"], 80)
+
+
+def _shown(entry: dict[str, Any]) -> str:
+    state = model_state(entry)
+    return f"{_name(entry)} ({server_words(state, 20)})" if state else _name(entry)

@@ -1,0 +1,575 @@
+"""Replies as people keep them: in one piece, parts of them, streams as objects, with what lies
+around them when they are copied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import recorded
+from engine.errors import TraceFileError
+from engine.observe.files.importing import import_file
+from engine.observe.files.records import fill, recognise
+from engine.observe.rescoring.triage import DRAWN, SAME, UNKNOWN, triage
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
+
+CASES = Path(__file__).parents[4].parent / "shared" / "cases"
+TIMINGS = {
+    "cache_n": 0,
+    "prompt_n": 100,
+    "prompt_ms": 108.536,
+    "predicted_n": 400,
+    "predicted_ms": 3173.053,
+    "draft_n": 374,
+    "draft_n_accepted": 339,
+}
+MEMBER = f'  "timings": {json.dumps(TIMINGS, indent=4)}'
+HEAD = "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: application/json\r\n\r\n"
+CURL = (
+    "* Connected to localhost (127.0.0.1) port 8080\n> POST /completion HTTP/1.1\n> Accept: */*\n"
+    "< HTTP/1.1 200 OK\n< Content-Type: application/json\n<\n"
+)
+
+
+def filled(data: Any, name: str | None = None) -> TraceStore:
+    store = TraceStore()
+    text = data if isinstance(data, str) else json.dumps(data)
+    raw = text.encode()
+    assert name is not None or recognise(raw) is not None
+    fill(store, raw, "kept", name)
+    return store
+
+
+def rules(store: TraceStore) -> list[str]:
+    return [one.rule for one in recorded(store)]
+
+
+def tokens(store: TraceStore, *columns: str) -> list[tuple[Any, ...]]:
+    rows = (store.tokens.row(i) for i in range(len(store.tokens)))
+    return [tuple(row[name] for name in columns) for row in rows]
+
+
+def lines(*values: Any) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def sse(*values: Any, ends: str = "\n") -> str:
+    return "".join(f"data: {json.dumps(value)}{ends}{ends}" for value in values)
+
+
+# -- counters alone ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"timings": TIMINGS}),
+        json.dumps({"result": TIMINGS}, indent=2),
+        json.dumps(TIMINGS),
+        json.dumps([TIMINGS]),
+        MEMBER,
+        f"{MEMBER},\n",
+        f"{MEMBER}\n}}\n",
+        MEMBER.partition("{")[2],  # the first line was not copied
+        json.dumps({"timings": TIMINGS, "content": "def f():"}),
+        json.dumps({"prompt": "a", "name": "code_python", "wall_s": 3.2, "timings": TIMINGS}),
+        json.dumps({"results": [{"name": "a", "response": {"content": "x", "timings": TIMINGS}}]}),
+        f"```json\n{json.dumps(TIMINGS, indent=2)}\n```\n",
+        f"$ curl -s localhost:8080/completion | jq .timings\n{json.dumps(TIMINGS, indent=2)}\n",
+        HEAD + json.dumps({"content": "x", "timings": TIMINGS}),
+        CURL + json.dumps({"timings": TIMINGS}) + "\n* Connection #0 left intact\n",
+        "\ufeff" + json.dumps({"timings": TIMINGS}, indent=2).replace("\n", "\r\n"),
+    ],
+)
+def test_counters_alone_are_a_run_of_sums(text: str) -> None:
+    store = filled(text)
+    figures = summary(store, 0)
+    told = {name: figures[name] for name in TIMINGS}
+    assert told == pytest.approx(TIMINGS)
+    assert len(store.rounds) == 0 and figures["num_spec_steps"] is None
+    assert not set(rules(store)) - {"log-unread"}
+    assert ("log-unread" in rules(store)) == ("curl -s" in text)
+
+
+def test_several_counters_are_several_requests() -> None:
+    others = [TIMINGS, TIMINGS | {"prompt_ms": 99.5, "predicted_n": 7, "predicted_ms": 55.5}]
+    for text in (
+        json.dumps(others),
+        lines(*others),
+        "\n".join(json.dumps(o, indent=1) for o in others),
+    ):
+        store = filled(text)
+        assert len(store.runs[0]["requests"]) == 2
+        assert summary(store, 0)["predicted_n"] == 407
+        assert summary(store, 0)["draft_n"] == 2 * 374
+
+
+def test_without_speculation_nothing_is_said_of_it() -> None:
+    plain = {name: value for name, value in TIMINGS.items() if "draft" not in name}
+    figures = summary(filled({"timings": plain}), 0)
+    assert figures["predicted_n"] == 400
+    assert figures.get("draft_n") is None and figures.get("draft_acceptance_rate") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"predicted_n": -1}, "predicted_n = -1"),
+        ({"predicted_ms": "1 s"}, "predicted_ms"),
+        ({"draft_n_accepted": 10**30}, "draft_n_accepted"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named(change: dict[str, Any], said: str) -> None:
+    store = filled({"timings": TIMINGS | change})
+    (finding,) = recorded(store)
+    assert finding.rule == "stream-unreadable" and said in finding.message
+
+
+# -- streams as objects ------------------------------------------------------------------------
+
+
+def clock(n: int, ms: float, drafted: int = 0, accepted: int = 0) -> dict[str, Any]:
+    said = {"cache_n": 0, "prompt_n": 12, "prompt_ms": 20.5, "predicted_n": n, "predicted_ms": ms}
+    return said | ({"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {})
+
+
+STEPS = ((1, 0.02, 0, 0), (2, 30.0, 3, 2), (3, 30.0, 3, 2), (4, 30.0, 3, 2), (5, 41.0, 6, 2))
+"""A first token, a round of three tokens, one of which only the replacement is left."""
+
+
+def chat(name: str = "chatcmpl-a", **more: Any) -> list[dict[str, Any]]:
+    base = {"id": name, "object": "chat.completion.chunk", "model": "q"}
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {**base, "choices": [{"index": 0, "finish_reason": reason, "delta": delta}], **more}
+
+    found = [chunk({"role": "assistant", "content": None}) | {"timings": None}]
+    keys = ("reasoning_content", "content", "content", "content", "content")
+    found += [
+        chunk({key: f"w{step[0]}"}) | {"timings": clock(*step)}
+        for key, step in zip(keys, STEPS, strict=True)
+    ]
+    return [*found, chunk({}, "stop") | {"timings": clock(*STEPS[-1])}]
+
+
+def completion(prompt_ms: float = 20.5) -> list[dict[str, Any]]:
+    found = [
+        {
+            "index": 0,
+            "content": f"w{step[0]}",
+            "tokens": [100 + step[0]],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": step[0],
+            "tokens_evaluated": 12,
+            "timings": clock(*step) | {"prompt_ms": prompt_ms},
+        }
+        for step in STEPS
+    ]
+    last = {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "prompt": "def f("}
+    return [*found, {**found[-1], **last}]
+
+
+def text_completion() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "choices": [{"index": 0, "text": f"w{step[0]}", "finish_reason": None}],
+            "timings": clock(*step),
+        }
+        for step in STEPS
+    ] + [{"id": "cmpl-1", "choices": [{"index": 0, "text": "", "finish_reason": "length"}]}]
+
+
+def responses() -> list[dict[str, Any]]:
+    created = {"type": "response.created", "response": {"id": "resp_1"}}
+    deltas = [
+        {"type": "response.output_text.delta", "delta": f"w{step[0]}", "timings": clock(*step)}
+        for step in STEPS
+    ]
+    done = {"type": "response.completed", "response": {"id": "resp_1", "status": "completed"}}
+    return [created, *deltas, done | {"timings": clock(*STEPS[-1])}]
+
+
+KEPT: dict[str, Callable[[list[Any]], Any]] = {
+    "lines": lambda chunks: lines(*chunks),
+    "list": lambda chunks: chunks,
+    "under a key": lambda chunks: {"model": "q", "chunks": chunks},
+    "events": lambda chunks: sse(*chunks) + "data: [DONE]\n\n",
+    "events without blank lines": lambda chunks: sse(*chunks).replace("\n\n", "\n"),
+    "events with CRLF and a head": lambda chunks: (
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + sse(*chunks, ends="\r\n")
+    ),
+    "events with times": lambda chunks: "".join(
+        f"12:00:0{i}.123 {line}\n" for i, line in enumerate(sse(*chunks).split("\n\n")) if line
+    ),
+    "values in a row": lambda chunks: "\n".join(json.dumps(one, indent=2) for one in chunks),
+    "lines with a comma": lambda chunks: ",\n".join(map(json.dumps, chunks)),
+    "a cut last line": lambda chunks: lines(*chunks) + json.dumps(chunks[-1])[:40],
+}
+FORMS = {"chat": chat, "completion": completion, "text": text_completion, "responses": responses}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_stream_kept_as_objects_is_the_stream(kept: str, form: str) -> None:
+    store = filled(KEPT[kept](FORMS[form]()))
+    figures = summary(store, 0)
+    assert len(store.runs[0]["requests"]) == 1
+    assert [figures[n] for n in ("predicted_n", "draft_n", "draft_n_accepted")] == [5, 6, 2]
+    drafted = store.rounds.column("num_draft_tokens").tolist()
+    assert [one for one in drafted if one > 0] == [3, 3]
+    assert rules(store) == (["log-unread"] if kept == "a cut last line" else [])
+    if form == "completion":
+        assert [one for (one,) in tokens(store, "token_id")] == [101, 102, 103, 104, 105]
+        assert store.runs[0]["requests"][0]["prompt"] == "def f("
+
+
+@pytest.mark.parametrize("kept", ["lines", "list", "events"])
+def test_several_streams_in_one_file(kept: str) -> None:
+    both = [chat("a") + chat("b"), completion() + completion(31.5)]
+    mixed = [one for pair in zip(chat("a"), chat("b"), strict=True) for one in pair]
+    for chunks in (*both, mixed):
+        store = filled(KEPT[kept](chunks))
+        assert len(store.runs[0]["requests"]) == 2 and not rules(store)
+        assert summary(store, 0)["predicted_n"] == 10
+        assert summary(store, 0, 1)["draft_n_accepted"] == 2
+
+
+def test_answers_of_one_stream_are_sequences() -> None:
+    other = [json.loads(json.dumps(one)) for one in chat()]
+    for one in other:
+        one["choices"][0]["index"] = 1
+    store = filled(lines(*(one for pair in zip(chat(), other, strict=True) for one in pair)))
+    assert [one["index"] for one in store.runs[0]["requests"]] == [0, 1]
+    assert summary(store, 0)["predicted_n"] == 10
+
+
+def test_a_stream_that_ends_early_is_a_cut_one() -> None:
+    store = filled(lines(*chat()[:-2]))
+    assert rules(store) == ["stream-cut"]
+    assert summary(store, 0)["predicted_n"] == 4
+
+
+def test_counters_of_every_chunk_are_one_stream() -> None:
+    store = filled(lines(*(clock(*step) for step in STEPS)))
+    assert summary(store, 0)["draft_n"] == 6 and len(store.runs[0]["requests"]) == 1
+    assert [one for one in store.rounds.column("num_draft_tokens").tolist() if one > 0] == [3, 3]
+
+
+# -- ids of replies in one piece ---------------------------------------------------------------
+
+
+def vllm(ids: list[int], **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": ids}
+    usage = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "choices": [choice | {"prompt_token_ids": [1, 2, 3]}],
+        "usage": usage,
+        **more,
+    }
+
+
+def counted(n: int) -> dict[str, Any]:
+    return {
+        "num_spec_steps": 4,
+        "num_draft_tokens": 12,
+        "num_accepted_draft_tokens": n,
+        "mean_acceptance_length": 1 + n / 4,
+        "draft_acceptance_rate": n / 12,
+    }
+
+
+def llama(ids: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "content": "abc",
+        "tokens": ids,
+        "stop": True,
+        "stop_type": "limit",
+        "prompt": "def f(",
+        "generation_settings": {"temperature": 0.0, "speculative.types": "none"},
+        "tokens_predicted": len(ids),
+        "tokens_evaluated": 3,
+        "timings": clock(len(ids), 30.0) | {"prompt_n": 3},
+        **more,
+    }
+
+
+def sglang(ids: list[int], **more: Any) -> dict[str, Any]:
+    about = {"id": "a", "finish_reason": {"type": "length", "length": 4}, "prompt_tokens": 3}
+    about |= {"completion_tokens": len(ids), "cached_tokens": 1, **more}
+    return {"text": "abc", "output_ids": ids, "meta_info": about}
+
+
+def sglang_listed(ids: list[int]) -> dict[str, Any]:
+    rows = [[-0.5, one, None] for one in ids]
+    prompt = [[None, 1, None], [-1.5, 2, None], [-2.5, 3, None]]
+    kept = sglang(ids, output_token_logprobs=rows, input_token_logprobs=prompt)
+    del kept["output_ids"]
+    return kept
+
+
+def logged(ids: list[int]) -> dict[str, Any]:
+    body = vllm(ids)
+    (choice,) = body["choices"]
+    del choice["token_ids"], choice["text"]
+    content = [{"token": f"token_id:{one}", "logprob": -0.5, "top_logprobs": []} for one in ids]
+    choice |= {"message": {"role": "assistant", "content": "abc"}, "logprobs": {"content": content}}
+    return body
+
+
+def logged_texts(ids: list[int]) -> dict[str, Any]:
+    body = vllm(ids)
+    del body["choices"][0]["token_ids"]
+    names = [f"token_id:{one}" for one in ids]
+    body["choices"][0]["logprobs"] = {"tokens": names, "token_logprobs": [-0.5] * len(ids)}
+    return body
+
+
+def verbose(ids: list[int]) -> dict[str, Any]:
+    kept = {key: value for key, value in llama(ids).items() if key not in ("timings", "stop")}
+    choice = {"index": 0, "message": {"content": "abc"}, "finish_reason": "length"}
+    return {"choices": [choice], "__verbose": {**kept, "stop": True}, "timings": clock(4, 30.0)}
+
+
+def cut_by_jq(ids: list[int]) -> dict[str, Any]:
+    return {"tokens": ids, "tokens_predicted": len(ids), "tokens_evaluated": 3}
+
+
+REPLIES: dict[str, tuple[Callable[[list[int]], dict[str, Any]], str, bool]] = {
+    "vllm completions": (vllm, "vllm", True),
+    "vllm chat": (lambda ids: {**logged(ids), "prompt_token_ids": [1, 2, 3]}, "vllm", True),
+    "vllm logprobs of completions": (logged_texts, "vllm", True),
+    "vllm with speculation": (
+        lambda ids: vllm(ids, metrics={"speculative_decoding": counted(6)}),
+        "vllm",
+        True,
+    ),
+    "sglang": (sglang, "sglang", False),
+    "sglang logprobs": (sglang_listed, "sglang", True),
+    "llama-server": (llama, "llama-server", False),
+    "llama-server with verbose": (verbose, "llama-server", False),
+    "llama-server, a part": (cut_by_jq, "llama-server", False),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_ids_of_a_reply_are_its_tokens(name: str, tmp_path: Path) -> None:
+    make, engine, has_prompt = REPLIES[name]
+    store = filled(make([10, 11, 12, 13]))
+    found = tokens(store, "pos", "kind", "token_id")
+    prompt = [(i, "prompt", i + 1) for i in range(3)] if has_prompt else []
+    n = 12 if name == "llama-server with verbose" else 3
+    assert found == prompt + [(n + i, "unknown", 10 + i) for i in range(4)]
+    assert store.runs[0]["source"]["engine"] == engine
+    assert summary(store, 0)["predicted_n"] == 4 and len(store.rounds) == 0
+    assert summary(store, 0).get("draft_n") == (12 if "speculation" in name else None)
+    assert not rules(store)
+    export_csv(store, tmp_path / "trace")
+    assert tokens(open_trace(tmp_path / "trace"), "pos", "kind", "token_id") == found
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_triage_names_the_first_token_that_differs(name: str) -> None:
+    make, _, _ = REPLIES[name]
+    plain, other = filled(make([10, 11, 12, 13])), filled(make([10, 11, 99, 13]))
+    again = triage(RunRef(plain, 0), RunRef(filled(make([10, 11, 12, 13])), 0))
+    assert again.verdict == SAME
+    (pair,) = triage(RunRef(plain, 0), RunRef(other, 0)).pairs
+    assert pair.n_same == 2 and pair.a is not None and pair.b is not None
+    assert (pair.a.token_id, pair.b.token_id, pair.a.round) == (12, 99, None)
+
+
+def streamed(step: Callable[[int], dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*(step(i) for i in range(4)), last]
+
+
+def vllm_chunk(i: int) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": "abcd"[i]}, "token_ids": [10 + i]}
+    first = {"prompt_token_ids": [1, 2, 3]} if not i else {}
+    return {"id": "x", "choices": [{**choice, "finish_reason": None}], **first}
+
+
+def sglang_chunk(i: int, *, is_whole: bool = True) -> dict[str, Any]:
+    start = 0 if is_whole else i
+    about = {"id": "s", "prompt_tokens": 3, "completion_tokens": i + 1}
+    about["finish_reason"] = {"type": "stop"} if i == 3 else None
+    return {"text": "abcd"[start : i + 1], "output_ids": [*range(10 + start, 11 + i)]} | {
+        "meta_info": about
+    }
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+STREAMS: dict[str, list[dict[str, Any]]] = {
+    "vllm": [
+        *streamed(vllm_chunk, {"id": "x", "choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        {"id": "x", "choices": [], "usage": USAGE},
+    ],
+    "sglang": [sglang_chunk(i) for i in range(4)],
+    "sglang in parts": [sglang_chunk(i, is_whole=False) for i in range(4)],
+    "llama-server without timings": streamed(
+        lambda i: {
+            "content": "abcd"[i],
+            "tokens": [10 + i],
+            "stop": False,
+            "tokens_predicted": i + 1,
+            "tokens_evaluated": 3,
+        },
+        {"content": "", "tokens": [], "stop": True, "tokens_predicted": 4, "tokens_evaluated": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", ["lines", "list", "events"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_ids_of_a_stream_without_rounds(name: str, kept: str) -> None:
+    store = filled(KEPT[kept](STREAMS[name]))
+    emitted = [one for one in tokens(store, "kind", "pos", "token_id") if one[0] == "unknown"]
+    assert emitted == [("unknown", 3 + i, 10 + i) for i in range(4)]
+    assert "".join(text for (text,) in tokens(store, "text")) == "abcd"
+    assert summary(store, 0)["predicted_n"] == 4 and not rules(store)
+
+
+# -- only a text -------------------------------------------------------------------------------
+
+OLLAMA = {"model": "qwen3", "created_at": "2026-11-27T00:00:00Z"}
+OLLAMA_END = {
+    "done": True,
+    "done_reason": "stop",
+    "prompt_eval_count": 3,
+    "prompt_eval_duration": 20_500_000,
+    "eval_count": 4,
+    "eval_duration": 80_000_000,
+}
+
+
+def test_ollama_counts_and_times() -> None:
+    parts = [{**OLLAMA, "response": one, "done": False} for one in "abcd"]
+    store = filled(lines(*parts, {**OLLAMA, "response": "", **OLLAMA_END}))
+    figures = summary(store, 0)
+    assert (figures["predicted_n"], figures["prompt_n"]) == (4, None)
+    assert figures["predicted_ms"] == 80.0 and figures["prompt_ms"] == 20.5
+    assert tokens(store, "token_id", "text") == [(None, one) for one in "abcd"]
+    whole = {**OLLAMA, "message": {"role": "assistant", "content": "abcd"}, **OLLAMA_END}
+    store = filled(whole)
+    assert summary(store, 0)["predicted_n"] == 4 and not len(store.tokens)
+    assert store.runs[0]["requests"][0]["text"] == "abcd"
+    assert store.runs[0]["source"]["engine"] == "ollama"
+
+
+def openai(text: str, **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}}
+    return {
+        "id": "chatcmpl-9",
+        "object": "chat.completion",
+        "choices": [{**choice, "finish_reason": "stop"}],
+        "usage": USAGE,
+        **more,
+    }
+
+
+def test_lm_studio_says_how_fast() -> None:
+    stats = {"tokens_per_second": 50.0, "time_to_first_token": 0.1, "generation_time": 0.08}
+    store = filled(openai("abcd", stats=stats, model_info={"arch": "qwen3"}))
+    figures = summary(store, 0)
+    assert figures["predicted_per_second"] == 50.0 and figures["predicted_ms"] == 80.0
+    assert figures["predicted_n"] == 4 and figures.get("draft_n") is None
+    assert store.runs[0]["source"]["engine"] == "lm-studio"
+
+
+def test_texts_are_compared_where_no_tokens_are_known() -> None:
+    runs = [RunRef(filled(openai(text)), 0) for text in ("abcd", "abcd", "abxd")]
+    assert triage(runs[0], runs[1]).verdict == SAME
+    found = triage(runs[0], runs[2])
+    assert found.verdict == UNKNOWN and "After 2 equal characters" in found.pairs[0].reason
+    asked = {"request": {"messages": [{"role": "user", "content": "x"}], "temperature": 0.8}}
+    drawn = [RunRef(filled({**asked, "reply": openai(text)}), 0) for text in ("abcd", "abxd")]
+    assert triage(*drawn).verdict == DRAWN
+    assert drawn[0].facts.requests[0].messages == [{"role": "user", "content": "x"}]
+
+
+def test_pieces_of_probabilities_are_tokens_where_they_are_all_of_the_text() -> None:
+    content = [{"token": one, "logprob": -0.5, "top_logprobs": []} for one in ("ab", "c", "d", "e")]
+    body = openai("abcde")
+    body["choices"][0]["logprobs"] = {"content": content}
+    assert [text for (text,) in tokens(filled(body), "text")] == ["ab", "c", "d", "e"]
+    body["choices"][0]["logprobs"] = {"content": content[1:]}  # of some tokens only
+    assert not len(filled(body).tokens)
+
+
+def test_several_answers_have_the_prompt_and_no_sum_in_common() -> None:
+    body = vllm([10, 11])
+    second = {"index": 1, "text": "xyz", "finish_reason": "stop", "token_ids": [20, 21, 22]}
+    body["choices"].append(second)
+    body["usage"]["completion_tokens"] = 5
+    store = filled(body)
+    assert [one["told"]["predicted_n"] for one in store.runs[0]["requests"]] == [2, 3]
+    assert store.runs[0]["stops"] == ["limit", "stop"]
+    body["choices"] = [dict(one, token_ids=None) for one in body["choices"]]
+    assert summary(filled(body), 0)["predicted_n"] is None
+
+
+def test_replies_with_and_without_speculation_in_one_file() -> None:
+    spec = vllm([10, 11], metrics={"speculative_decoding": counted(6)}) | {"id": "other"}
+    store = filled(lines(vllm([10, 11]), spec))
+    assert [one["told"]["num_draft_tokens"] for one in store.runs[0]["requests"]] == [None, 12]
+    assert summary(store, 0)["draft_n"] is None if "draft_n" in summary(store, 0) else True
+
+
+@pytest.mark.parametrize(
+    "data", ['{"choices": [', '{"object": "list", "data": []}', "[]", '{"error": {"message": "x"}}']
+)
+def test_what_is_no_reply_is_refused(data: str) -> None:
+    with pytest.raises(TraceFileError) as raised:
+        fill(TraceStore(), data.encode(), "file")
+    assert raised.value.remedy and raised.value.message.startswith("file")
+
+
+def test_an_error_in_place_of_the_end_is_told() -> None:
+    store = filled(sse(*chat()[:-1], {"error": {"code": 500, "message": "out of memory"}}))
+    (finding,) = recorded(store)
+    assert finding.rule == "stream-cut" and "out of memory" in finding.message
+
+
+# -- cases that were reported ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("06-timings-alone/timings.json", (400, 374, 339, 0)),
+        ("06-timings-alone/pasted.txt", (400, 374, 339, 0)),
+        ("08-replies-in-one-piece/llama-plain-reply.json", (32, None, None, 32)),
+        ("08-replies-in-one-piece/llama-mtp-reply.json", (40, 63, 17, 40)),
+        ("08-replies-in-one-piece/vllm-plain.json", (4, None, None, 8)),
+        ("08-replies-in-one-piece/vllm-spec.json", (4, 129, 10, 8)),
+        ("08-replies-in-one-piece/sglang-plain.json", (64, None, None, 3)),
+        ("08-replies-in-one-piece/sglang-spec.json", (64, 69, 41, 3)),
+        ("18-chunks-as-json-lines/same.sse", (18, 17, 11, 18)),
+        ("18-chunks-as-json-lines/chunks.jsonl", (18, 17, 11, 18)),
+        ("18-chunks-as-json-lines/chunks.json", (18, 17, 11, 18)),
+    ],
+)
+def test_reported_files(path: str, told: tuple[int | None, ...]) -> None:
+    file = CASES / path
+    if not file.is_file():
+        pytest.skip("the cases are not here")
+    store = TraceStore()
+    assert import_file(store, file) == [0]
+    figures = summary(store, 0)
+    names = ("predicted_n", "draft_n", "draft_n_accepted")
+    assert (*(figures.get(name) for name in names), len(store.tokens)) == told
+    assert not rules(store)
+    assert bool(len(store.rounds)) == path.startswith("18")
