@@ -314,8 +314,6 @@ def turn_facts(turn: Turn) -> Iterator[str]:
         return
     yield reused_text(record)
     yield from processed_lines(record)
-    if turn.given:
-        yield f"among these {turn.given:,} of the recorded answer before, which were not written"
     if turn.rewritten_at is not None:
         yield (
             f"the text so far has other tokens from {turn.rewritten_at:,} on than were written: "

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
 from engine.decode.held_sequences import n_common
-from engine.errors import OptionError
+from engine.errors import ChatTemplateError, OptionError
 from engine.options import Prompt, RunOptions
-from engine.run import Auditor
+from engine.run import Auditor, Run
 from engine.trace.facts import TurnFacts
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.decode.held_sequences import PromptCache
-    from engine.run import Run
     from engine.session import Session
 
 _NOTHING_WRITTEN = 1
@@ -70,7 +71,7 @@ class Conversation:
         """Begin a turn after another one (None: as a first turn).
 
         To edit a turn, begin one with other messages after its parent. answer: what was answered,
-        if the model is not to write; its tokens are then processed with the next turn. One
+        if the model is not to write; its tokens come into memory as if it had written them. One
         sequence is decoded; options.parallel says how many texts are kept in memory. audit:
         makes what checks the run. Raises OptionError for a turn that is not there or has no answer
         yet, and what Session.start and ChatTemplate.render raise.
@@ -78,8 +79,11 @@ class Conversation:
         tree = self.tree
         before, starts = self._before(tree, parent), [t.start for t in tree.path(parent) if t.start]
         prompt = self._rendering.behind(before, messages, starts)
+        memorise = None
         if answer is not None:
             options = replace(options, n_predict=_NOTHING_WRITTEN)
+            written = self._rendering.answer([*before, *messages], answer, prompt)
+            memorise = partial(self._memorise, prompt, written, options)
         number = max(tree.turns, default=-1) + 1
         auditor = audit([prompt], options) if audit else None
         run = self._session.start([prompt], options, self._trace, self._cache, audit=auditor)
@@ -93,9 +97,17 @@ class Conversation:
             is_chat=self._rendering.is_chat,
             start=prompt.message_starts[-1] if prompt.message_starts else 0,
             rewritten_at=self._rewritten_at(parent, prompt),
-            given=self._given(tree, parent, prompt),
         )
-        return TurnRun(run, prompt, self._tokens, number)
+        if answer is not None:
+            self._tokens[number] = [*prompt.tokens, *written]
+        return TurnRun(run, prompt, self._tokens, number, memorise)
+
+    def _memorise(self, prompt: Prompt, written: Sequence[int], options: RunOptions) -> Run | None:
+        """A run without a trace that puts a recorded answer after its prompt into memory."""
+        if not written or self._cache is None:
+            return None
+        text = replace(prompt, tokens=(*prompt.tokens, *written), n_written=len(written))
+        return self._session.start([text], options, None, self._cache)
 
     def _before(self, tree: TurnTree, parent: int | None) -> list[Message]:
         if parent is None:
@@ -117,28 +129,29 @@ class Conversation:
         n = n_common(tokens, prompt.tokens)
         return n if n < len(tokens) else None
 
-    def _given(self, tree: TurnTree, parent: int | None, prompt: Prompt) -> int:
-        """Tokens of a prompt that are the recorded answer of the turn before."""
-        turn = None if parent is None else tree.turns[parent]
-        if turn is None or not turn.is_recorded or turn.record is None or not prompt.message_starts:
-            return 0
-        return max(0, prompt.message_starts[-1] - turn.record.n_prompt)
-
 
 class TurnRun:
-    """The run of a turn; at its end the answer is noted next to the messages."""
+    """The run of a turn; at its end the answer is noted next to the messages, and a recorded one
+    comes into memory: memorise makes the run that puts it there."""
 
     def __init__(
-        self, run: Run, prompt: Prompt, written: dict[int, list[int]], number: int
+        self,
+        run: Run,
+        prompt: Prompt,
+        written: dict[int, list[int]],
+        number: int,
+        memorise: Callable[[], Run | None] | None = None,
     ) -> None:
         self.run, self.run_id, self.trace = run, run.run_id, run.trace
         self.number = number
         self.prompt, self._written = prompt, written
+        self._memorise = memorise
+        self._answering: Run | None = None
 
     @property
     def done(self) -> bool:
         """Whether the turn has ended."""
-        return self.run.done
+        return self.run.done and self._memorise is None and self._answering is None
 
     @property
     def emitted(self) -> list[list[int]]:
@@ -152,17 +165,27 @@ class TurnRun:
 
     def step(self) -> bool:
         """One round (Run.step)."""
-        try:
-            return self.run.step()
-        finally:
-            self._close()
+        return self._go(Run.step)
 
     def advance(self) -> bool:
         """Several rounds (Run.advance)."""
+        return self._go(Run.advance)
+
+    def _go(self, go: Callable[[Run], bool]) -> bool:
+        if self._answering is not None:
+            if not go(self._answering):
+                self._answering = None
+            return not self.done
         try:
-            return self.run.advance()
+            go(self.run)
+        except BaseException:
+            self._memorise = None
+            raise
         finally:
             self._close()
+        if self.run.done and self._memorise is not None:
+            self._answering, self._memorise = self._memorise(), None
+        return not self.done
 
     def cancel(self, seq_id: int) -> None:
         """End the turn (Run.cancel)."""
@@ -170,6 +193,10 @@ class TurnRun:
 
     def stop(self) -> None:
         """End the turn now; what was written is its answer."""
+        self._memorise = None
+        if self._answering is not None:
+            self._answering.stop()
+            self._answering = None
         self.run.stop()
         self._close()
 
@@ -220,6 +247,27 @@ class Rendering:
             return self._session.prompt("".join(map(content_of, messages)))
         return self._session.prompt(chat.render(list(messages), **self._values))
 
+    def answer(self, said: Sequence[Message], answer: Message, prompt: Prompt) -> tuple[int, ...]:
+        """Tokens that a recorded answer to a prompt had when it was written, without the one that
+        ended it: as the template shows the newest answer where that goes on from the prompt, else
+        its thinking and its content as they are. said: all messages before it."""
+        text, chat = _as_written(answer), self._session.chat
+        if self.is_chat and chat is not None:
+            values = self._values | {"add_generation_prompt": False}
+            try:
+                shown = chat.render([*said, answer], **values)
+            except ChatTemplateError:
+                shown = ""
+            thinking = str(answer.get("reasoning_content") or "")
+            if shown.startswith(prompt.text) and thinking.strip() in shown[len(prompt.text) :]:
+                text = shown[len(prompt.text) :]
+        tokens = self._session.prompt(prompt.text + text).tokens
+        n = len(prompt.tokens)
+        if tokens[:n] != prompt.tokens:  # a token lies across the place where the answer begins
+            tokens, n = tuple(self._session.tokenizer.encode(text, parse_special=True)), 0
+        ends = self._session.tokenizer.eog_ids
+        return tuple(takewhile(lambda token: token not in ends, tokens[n:]))
+
     def behind(
         self, before: Sequence[Message], said: Sequence[Message], starts: Sequence[int]
     ) -> Prompt:
@@ -231,3 +279,9 @@ class Rendering:
         start = n_common(self.prompt(before).tokens, prompt.tokens)
         earlier = (at for at in starts if at < start)
         return replace(prompt, message_starts=(*earlier, start))
+
+
+def _as_written(answer: Message) -> str:
+    """What a model wrote for an answer, as far as its parts tell."""
+    thinking, text = answer.get("reasoning_content"), content_of(answer)
+    return f"<think>\n{thinking}\n</think>\n\n{text}" if thinking else text

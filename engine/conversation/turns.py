@@ -29,8 +29,7 @@ class Turn:
     is_recorded: whether the answer was given, not written here. is_chat: whether a chat template
     made the prompt. start: where the tokens of its messages begin in its prompt. rewritten_at:
     where the prompt parts from the tokens of the turn before, although its text goes on from
-    there; None where it does not, or those are unknown. given: tokens that are the recorded
-    answer of the turn before, which a server would have written and not processed.
+    there; None where it does not, or those are unknown.
     record: what the prompt found in memory, None until it is looked at.
     """
 
@@ -44,7 +43,6 @@ class Turn:
     is_chat: bool
     start: int
     rewritten_at: int | None
-    given: int
     record: PromptReuseRecord | None
 
     @property
@@ -133,7 +131,6 @@ def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
         turn.is_chat,
         turn.start,
         turn.rewritten_at,
-        turn.given,
         next(iter(facts.prompt_reuse or ()), None),
     )
 
@@ -176,8 +173,8 @@ class CheckpointHistory:
         found, marks = cls(), dict[int, CheckpointMark]()
         for run_id, facts in list(runs.items()):
             for record in facts.prompt_reuse or () if run_id <= last_run else ():
-                if record.slot != slot:
-                    continue
+                if record.slot != slot or facts.attachment is not None:
+                    continue  # another slot, or another engine's
                 if record.n_held == 0:  # a new memory
                     marks = {}
                 found.n_erased += len(record.erased)

@@ -157,17 +157,17 @@ class HeldSequences:
     def part_end(self, prompt: Prompt, n_done: int) -> int:
         """Where the part of a prompt that starts at token n_done ends: at the next place that
         wants a checkpoint, else at the end of the prompt."""
-        n_prompt = len(prompt.tokens)
+        n_all, n_prompt = len(prompt.tokens), len(prompt.tokens) - prompt.n_written
         if not self._makes_any:
-            return n_prompt
+            return n_all
         places = cuts(n_prompt, self._n_ubatch, prompt.message_starts)
-        return next((at for at in places if at > n_done), n_prompt)
+        return next((at for at in places if at > n_done), n_all)
 
     def checkpoint(self, seq: int, prompt: Prompt, n_done: int) -> int:
         """Save the state after n_done tokens of a prompt if that place is worth it; bytes."""
         kept = self.checkpoints[seq]
         if not self._makes_any or not kept.wants(
-            n_done, len(prompt.tokens), self._n_ubatch, prompt.message_starts
+            n_done, len(prompt.tokens) - prompt.n_written, self._n_ubatch, prompt.message_starts
         ):
             return 0
         save = self.memory.save(seq, self._device)

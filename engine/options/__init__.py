@@ -229,9 +229,11 @@ class Prompt:
     """One sequence to continue, already tokenised. `text` is what a reader sees for it.
 
     message_starts: indices of the tokens with which a user's messages start, as far as known: good
-    places for context checkpoints.
+    places for context checkpoints. n_written: tokens at its end that take the place of an answer:
+    no context checkpoint is made in them.
     """
 
     tokens: tuple[int, ...]
     text: str = ""
     message_starts: tuple[int, ...] = ()
+    n_written: int = 0

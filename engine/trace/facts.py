@@ -122,7 +122,6 @@ class TurnFacts(Struct, frozen=True):
     is_chat: bool = False
     start: Count = 0
     rewritten_at: Count | None = None
-    given: Count = 0
 
 
 class WrongRow(Struct, frozen=True):

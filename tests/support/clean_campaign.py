@@ -45,7 +45,13 @@ from engine.trace.store import TraceStore
 from tests.support import clean_settings
 from tests.support.clean_settings import MODES, Drafted, opened, pick, prompt_for
 
-TRUE = ("concurrency-lost", "drafter-mute", "n-min-never-met", "degenerate-repetition")
+TRUE = (
+    "concurrency-lost",
+    "drafter-mute",
+    "n-min-never-met",
+    "degenerate-repetition",
+    "prompt-processed-again",
+)
 """Findings above info that are true of settings and models that are played."""
 
 

@@ -41,7 +41,7 @@ MODELS = {
     "tokens": "qwen4exp-b-qsa-f32",
     "dense": "qwen3-f-f32",
 }
-TRUE = ("concurrency-lost", "drafter-mute", "checkpoint-dominates")
+TRUE = ("concurrency-lost", "drafter-mute", "checkpoint-dominates", "prompt-processed-again")
 """Findings above info that are true of what is played."""
 _SCRIPT = [1, 0, 3, 2, 4]
 _SAMPLERS = {

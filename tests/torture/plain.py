@@ -11,7 +11,7 @@ from engine.run import Run
 from engine.session import Session
 from engine.trace.store import TraceStore
 
-TRUE = ("concurrency-lost", "n-min-never-met", "drafter-mute")
+TRUE = ("concurrency-lost", "n-min-never-met", "drafter-mute", "prompt-processed-again")
 """Findings above info that are true of settings that are played."""
 
 

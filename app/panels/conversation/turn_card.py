@@ -165,8 +165,6 @@ def fact_lines(turn: Turn) -> list[str]:
     if record is None:
         return ["not measured what was reused"]
     lines = [reused_text(record), *processed_lines(record)]
-    if turn.given:
-        lines.append(f"{turn.given:,} of these are the recorded answer before")
     if turn.rewritten_at is not None:
         lines.append(
             f"the history reads differently from token {turn.rewritten_at:,} on than it was "

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.analysis.findings import (
+    acceptance,
     audit,
     cells,
     cost,
@@ -26,8 +27,9 @@ from engine.analysis.findings import (
     snapshots,
     states,
 )
-from engine.analysis.findings.rule import FOLLOWS, INFO, PARTS, SEVERITIES, Rule
+from engine.analysis.findings.rule import ACCEPTANCE, FOLLOWS, INFO, PARTS, SEVERITIES, Rule
 from engine.analysis.findings.run_rows import ExaminedRun
+from engine.foreign_numbers import COUNT
 from engine.trace.store import TraceStore
 
 RULES: dict[str, Rule] = {
@@ -48,6 +50,7 @@ RULES: dict[str, Rule] = {
         crosstalk,
         sampling,
         drafting,
+        acceptance,
         repetition,
         cost,
         observed,
@@ -154,6 +157,8 @@ def _causes(cause: Finding, finding: Finding) -> bool:
 def _since(finding: Finding) -> tuple[int, int, int]:
     place = PARTS.index(RULES[finding.rule].part)
     number = -1 if finding.round is None else finding.round
+    if PARTS[place] == ACCEPTANCE:  # counted to the end
+        number = COUNT
     return number, place, list(RULES).index(finding.rule)
 
 

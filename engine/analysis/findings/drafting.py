@@ -53,11 +53,16 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     n_min = run.option("spec", "n_min")
     named = {seq for seq, _ in _never_drafted(run)} if n_min else set()
+    looks_up = not set(run.drafters).intersection(model_drafters())
+    if run.facts.options is None and not (rounds["num_draft_tokens"] > 0).any():
+        return  # another engine's: never-drafts
     for seq, rows in rounds.by_sequence(run.is_later):
         silent = rounds["num_draft_tokens"][rows] == 0
         edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
         starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
+        if looks_up and not silent.all():
+            continue  # what recurs rarely is found rarely
         if seq in named or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from engine.analysis.findings.rule import ERROR, WARNING, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
 
 
-def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+def observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
     """The first of a run's reported findings of a rule for each sequence."""
+    found: dict[int | None, RuleHit] = {}
+    for one in run.facts.observed_findings or ():
+        if one.rule == rule:
+            hit = RuleHit(one.round, one.seq_id, one.message, one.evidence)
+            found.setdefault(one.seq_id, hit)
+    yield from found.values()
 
-    def check(run: ExaminedRun) -> Iterator[RuleHit]:
-        found: dict[int | None, RuleHit] = {}
-        for one in run.facts.observed_findings or ():
-            if one.rule == rule:
-                hit = RuleHit(one.round, one.seq_id, one.message, one.evidence)
-                found.setdefault(one.seq_id, hit)
-        yield from found.values()
 
-    return check
+def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+    return partial(observed_hits, rule=rule)
 
 
 RULES = (

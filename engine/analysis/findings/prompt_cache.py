@@ -4,11 +4,14 @@ turns, and what drafters hold of the slot.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 
+from engine.analysis.findings.observed import observed_hits
 from engine.analysis.findings.rule import CACHE, DRAFTS, ERROR, WARNING, Rule, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
-from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource
+from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
 def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -87,7 +90,83 @@ def _drafter_carried(run: ExaminedRun) -> Iterator[RuleHit]:
             break
 
 
+_LEAST_AGAIN = 32
+"""Tokens that are not worth a word."""
+
+
+def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
+    """As a server's log or replies said, else by what our own engine noted."""
+    said = list(observed_hits(run, "prompt-processed-again"))
+    yield from said
+    named = {hit.seq_id for hit in said}
+    if run.facts.prompt_reuse is None:
+        yield from (hit for hit in _repeated(run) if hit.seq_id not in named)
+    for record in () if named else run.facts.prompt_reuse or ():
+        lost = [part for part in record.parts if part.why in _LOST]
+        n = sum(part.stop - part.start for part in lost)
+        if n < max(_LEAST_AGAIN, record.n_common // 4):
+            continue
+        held = ", ".join(f"{at:,}" for at, _ in record.held) or "none"
+        yield RuleHit(
+            None,
+            record.seq_id,
+            f"{record.n_common:,} of the prompt's {record.n_prompt:,} tokens were in memory, "
+            f"{record.n_reused:,} were reused and {n:,} processed again, because "
+            f"{lost[0].why.sentence}.",
+            f"memory held {record.n_held:,} tokens, context checkpoints at {held}",
+        )
+
+
+def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
+    """Requests to a server that begin with the messages of an earlier one, and took little of its
+    prompt from the cache. The server alone knows why."""
+    known: dict[str, tuple[int, int]] = {}
+    for number, one in enumerate(run.facts.requests or ()):
+        cached, processed = (one.told.get(name) for name in ("cache_n", "prompt_n"))
+        keys, digest = [], hashlib.sha256()
+        for message in one.messages:
+            digest.update(json.dumps(message, sort_keys=True).encode())
+            keys.append(digest.hexdigest())
+        if not keys or cached is None or processed is None:
+            continue
+        n = int(cached + processed)
+        earlier = next((known[key] for key in reversed(keys) if key in known), None)
+        known[keys[-1]] = number, n
+        if earlier is None or one.settings.get("cache_prompt") is False:
+            continue
+        again = min(earlier[1], n) - int(cached)
+        if again < max(2 * _LEAST_AGAIN, earlier[1] // 2):
+            continue
+        yield RuleHit(
+            None,
+            next(iter(one.seq_ids), None),
+            f"Request {number + 1} begins with the messages of request {earlier[0] + 1}, whose "
+            f"prompt had {earlier[1]:,} tokens; of its own {n:,} tokens {int(cached):,} were "
+            "reused.",
+            f"about {again:,} tokens processed again; the server's log says why",
+        )
+
+
+_LOST = (
+    WhyProcessed.BEHIND_CHECKPOINT,
+    WhyProcessed.NO_CHECKPOINT,
+    WhyProcessed.EVICTED,
+    WhyProcessed.OFF,
+)
 RULES = (
+    Rule(
+        "prompt-processed-again",
+        WARNING,
+        "Prompt processed again",
+        "Memory held the beginning of the prompt, and it was processed once more: recurrent states "
+        "and sliding windows cannot go back, so a prompt that parts from the old text goes on from "
+        "a context checkpoint before that place, or from the start.",
+        "Usual causes: a chat template that leaves out the thinking of earlier turns, a client "
+        "that changes earlier messages, too few context checkpoints (--ctx-checkpoints), "
+        "another prompt in the slot (--slot-prompt-similarity, id_slot). Keep the text before the "
+        "newest message as it was.",
+        _processed_again,
+    ),
     Rule(
         "checkpoint-boundary",
         ERROR,

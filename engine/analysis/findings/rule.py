@@ -30,7 +30,7 @@ class RuleHit:
     evidence: str
 
 
-CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS = PARTS = (
+CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS, ACCEPTANCE = PARTS = (
     "cache",
     "pass",
     "logits",
@@ -38,10 +38,12 @@ CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS = PARTS = (
     "sampler",
     "memory",
     "drafts",
+    "acceptance",
 )
 """Where a fault may be, in the order of a round: a pass starts at a place and gives logits, tokens
-are chosen, and the sampler and memory are left after those that were accepted."""
-_TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS)
+are chosen, and the sampler and memory are left after those that were accepted. Acceptance is
+counted over all rounds, and what is wrong anywhere before lowers it."""
+_TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS, ACCEPTANCE)
 FOLLOWS: dict[str, tuple[str, ...]] = {
     CACHE: (CACHE, *_TEXT),
     PASS: _TEXT,
@@ -49,7 +51,8 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     SAMPLER: (SAMPLER, *_TEXT),
     TOKENS: (SAMPLER, *_TEXT),
     MEMORY: _TEXT,
-    DRAFTS: (DRAFTS,),
+    DRAFTS: (DRAFTS, ACCEPTANCE),
+    ACCEPTANCE: (),
 }
 """What a fault in a part goes on to spoil, from its round on."""
 

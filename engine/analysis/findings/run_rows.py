@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.analysis.acceptance.counts import draft_counts
+from engine.analysis.acceptance.shapes import Shape, shapes
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, noise_bound, types_text
 from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
@@ -165,6 +167,15 @@ class ExaminedRun:
         """Names of the drafters, as options or the server of another engine have them."""
         types = self.option("spec", "types") or self.facts.speculative_types or ()
         return [name for name in types if name != "none"]
+
+    @cached_property
+    def acceptance_shapes(self) -> list[Shape]:
+        """What is conspicuous in the acceptance of its drafts, unless it was scripted."""
+        is_given = self.facts.synthetic or self.facts.draft_accept is not None
+        if is_given or (self.lane and not self.drafts):
+            return []
+        found = draft_counts(self.facts, self.rounds, self.is_later, self.drafters)
+        return [shape for counts in found for shape in shapes(counts)]
 
     @cached_property
     def drafts(self) -> bool:

@@ -19,10 +19,12 @@ from engine.observe.files.records.request import RecordedRequest, merged, sum_fi
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound, ServerLog
 from engine.observe.rounds.log_lines import texts_of
+from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, path_name
 from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.writer import RunSource, TraceWriter
@@ -202,6 +204,8 @@ def _write_sums(
     requests: Sequence[LogRequest],
     file: str,
 ) -> int:
+    facts = RunFacts(_facts(server, file) | {"attachment": "log"})
+    note_prompts(facts, enumerate((one.prompt for one in requests), len(before)))
     return write_requests(
         store,
         [*before, *(sums_of(request, server) for request in requests)],
@@ -209,7 +213,7 @@ def _write_sums(
         file,
         {},
         version=server.build,
-        facts=_facts(server, file) | {"attachment": "log"},
+        facts=facts,
         about=[*({} for _ in before), *map(_about, requests)],
     )
 
@@ -247,6 +251,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
     source = RunSource(ENGINE, server.build)
     writer = TraceWriter.begin(store, source, facts, columns=LOG_COLUMNS)
     sums = [sums_of(one, server) for one in server.requests]
+    note_prompts(writer.facts, enumerate(one.prompt for one in server.requests))
     for seq_id, (request, told) in enumerate(zip(server.requests, sums, strict=True)):
         has_rows = bool(request.rounds or request.first)
         figures = told.figures()

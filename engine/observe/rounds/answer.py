@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.foreign_numbers import is_whole
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
+from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken, StreamRounds
@@ -208,6 +209,7 @@ class Answer:
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None
+        self._sums: LogJoin | None = None
         self._is_apart = False
 
     @property
@@ -287,6 +289,13 @@ class Answer:
             join = self._run.new_join() if self._zero_ms is None else None
             if join is not None and self._told is not None:
                 join.take_sums(self._told)
+                self._sums = join
+
+    @property
+    def logged_prompt(self) -> LoggedPrompt | None:
+        """What the server's log tells of the prompt."""
+        join = self._join or self._sums
+        return join.prompt if join is not None else None
 
     @property
     def emitted(self) -> EmittedTokens:

@@ -31,6 +31,7 @@ from engine.observe.rounds.log_lines import (
     may_have_stamp,
     microseconds,
 )
+from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 
 MOST_REQUESTS = 1 << 16
 MOST_ROUNDS = 1 << 22
@@ -174,6 +175,8 @@ class LogRequest:
     is_over: bool = False
     is_broken: bool = False
     """Some entry of it cannot be read: nothing after that is."""
+    prompt: LoggedPrompt | None = None
+    """What its prompt found in the slot, as far as logged."""
 
     def is_closed(self, index: int) -> bool:
         """Whether a round is complete with all its tokens."""
@@ -226,6 +229,7 @@ class ServerLog:
         """A line that may go on in the next one."""
         self._candidates: list[tuple[int, str]] = []
         """Lines about drafted tokens that are not read yet."""
+        self._prompts = PromptLog()
         self._slots: dict[int, _Slot] = {}
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
@@ -349,7 +353,9 @@ class ServerLog:
                 self._of_server(line, us, message)
                 return self
             number, task = int(found[1]), int(found[2])
+            said = message[found.end() :] if is_slots else message
             if task < 0:
+                self._prompts.take(number, task, said)
                 self._clock.mark(us, message)
             else:
                 if task > COUNT:
@@ -358,8 +364,9 @@ class ServerLog:
                     return self._reader.restarted(self).add(line, time, message, is_head)
                 slot = self._slot(number, task)
                 self._last_us = us
+                prompt = self._prompts.take(number, task, said)
+                slot.request.prompt = prompt or slot.request.prompt
                 if not slot.request.is_broken:
-                    said = message[found.end() :] if is_slots else message
                     self._of_slot(line, us, slot, said)
         except OutOfRangeError as error:
             self._bad(line, str(error))
@@ -405,6 +412,7 @@ class ServerLog:
         return STAMP.search(message, 0, LONGEST_LINE) if may_have_stamp(message) else None
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
+        self._prompts.server(message)
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
         elif "called impl" in message and (found := _IMPL.search(message)) is not None:

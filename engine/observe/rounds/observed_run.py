@@ -27,6 +27,7 @@ from engine.observe.rounds.counters import (
 )
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
 from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
@@ -269,6 +270,7 @@ class ObservedRun:
         self.release(math.inf)
         if self._log is not None:
             self._writer.facts.add_to("observed_findings", *self._log.unread)
+        note_prompts(self._writer.facts, ((one.seq_id, one.logged_prompt) for one in self._answers))
         if self._writer.facts.model is None:
             named = (answer.known.get("model") for answer in self._answers)
             if names := list(dict.fromkeys(filter(None, named))):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound
+from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 
@@ -69,6 +70,11 @@ class LogJoin:
         return waiting
 
     @property
+    def prompt(self) -> LoggedPrompt | None:
+        """What the log tells of the prompt."""
+        return self._request.prompt if self._request is not None else None
+
+    @property
     def is_found(self) -> bool:
         """Whether the log has the request."""
         return self._request is not None
@@ -78,6 +84,7 @@ class LogJoin:
         for i, request in self._free():
             if _has_sums(request, told):
                 self._taken.add(i)
+                self._request = request
                 return
 
     def _free(self) -> Iterator[tuple[int, LogRequest]]:

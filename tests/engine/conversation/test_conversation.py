@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.analysis.findings.check import find
 from engine.conversation.conversation import Rendering
 from engine.conversation.turns import CheckpointHistory, TurnTree, conversations
 from engine.errors import OptionError
+from engine.gguf.chat import ChatTemplate
 from engine.options import ROLLBACK_POLICIES, CacheOptions, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.prompt_reuse import ReuseSource, WhyProcessed, processed_lines, reused_text
@@ -85,7 +87,7 @@ def test_what_a_turn_says_of_itself():
     assert TurnTree.of(trace.runs, 7).turns == {}
 
 
-def test_an_answer_that_is_given_is_processed_with_the_next_turn():
+def test_an_answer_that_is_given_is_in_memory_as_if_it_had_been_written():
     held, _ = conversation(demo())
     options = options_of("draft-mtp")
     answer = {"role": "assistant", "content": " Yes, said the fox."}
@@ -93,8 +95,57 @@ def test_an_answer_that_is_given_is_processed_with_the_next_turn():
     assert first.turn.answer == answer and first.turn.is_recorded
     assert len(first.emitted[0]) == 1
     second = finish(held.start(said(" And then"), 0, options)).turn
-    assert 0 < second.given < second.record.n_prompt - second.record.n_reused
+    n_answer = len(demo().prompt(answer["content"]).tokens)
+    assert second.record.n_held == first.turn.record.n_prompt + n_answer
+    assert (second.record.n_reused, second.record.n_again) == (second.record.n_held, 0)
+    assert [one.n_tokens for one in second.record.created]  # and none within the answer
+    assert all(n <= first.turn.record.n_prompt for n, _ in first.turn.record.held)
     assert held.tree.messages(0)[-1] == answer
+
+
+THINKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "A:{% if loop.last or keep %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}\n{% else %}U:{{ m.content }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}"
+)
+"""Leaves out the thinking of all answers but the newest."""
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_template_that_strips_thinking_has_its_price(monkeypatch, keeps):
+    opened = demo()
+    monkeypatch.setattr(opened, "chat", ChatTemplate(THINKS, None, None))
+    held, _ = conversation(opened, is_chat=True, template_values={"keep": keeps})
+    options = options_of(n_ubatch=64, n_batch=64)
+    thinking = "The fox is quick and the dog is lazy, so it jumps. " * 4
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": thinking}
+    first = finish(held.start(said(LONG), None, options, answer)).turn
+    second = finish(held.start(said("And then?"), 0, options)).turn
+    record, n_prompt = second.record, first.record.n_prompt
+    n_thinking = len(opened.tokenizer.encode(thinking))
+    assert record.n_held > n_prompt + n_thinking
+    found = [one.rule for one in find(held._trace, [second.run_id])]
+    if keeps:
+        assert record.n_common == record.n_held and record.n_again == 0
+        assert "prompt-processed-again" not in found
+    else:
+        assert n_prompt - 2 <= record.n_common < n_prompt + 4
+        assert record.n_again > 0 and second.rewritten_at == record.n_common
+        assert record.parts[0].why is WhyProcessed.BEHIND_CHECKPOINT
+
+
+def test_an_answer_that_the_template_does_not_show_is_taken_as_it_is():
+    opened = SimpleNamespace(
+        chat=SimpleNamespace(render=lambda *_, **__: "something else"),
+        prompt=demo().prompt,
+        tokenizer=demo().tokenizer,
+    )
+    rendering = Rendering(opened, is_chat=True)
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Well"}
+    written = rendering.answer(said("a"), answer, demo().prompt("a\n"))
+    text = demo().tokenizer.decode(written)
+    assert text == "<think>\nWell\n</think>\n\nYes."
 
 
 def test_reasons_where_no_checkpoint_serves():

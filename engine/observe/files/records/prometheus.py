@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 
 from engine.errors import TraceFileError
@@ -26,6 +27,8 @@ _PER_POS = "num_accepted_tokens_per_pos"
 _SERIES = re.compile(
     rf"(vllm|llamacpp):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
+_TOKENS = {"vllm:generation_tokens": "vllm", "llamacpp:tokens_predicted": "llamacpp"}
+"""Emitted tokens, of all requests, with and without drafts."""
 _GAUGES = {
     "spec_accept_length": "mean_acceptance_length",
     "spec_accept_rate": "draft_acceptance_rate",
@@ -39,6 +42,8 @@ _SIGN = re.compile(
 _EXACT = {"vllm": COUNT, "llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
+
+_EMITTED = "emitted"
 
 _Counters = dict[str, dict[int, float]]
 
@@ -93,6 +98,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
         )
     found: dict[tuple[str, str], _Counters] = {}
+    emitted: dict[tuple[str, str], float] = {}
     try:
         samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
     except (ValueError, KeyError, IndexError, RecursionError) as error:
@@ -102,21 +108,30 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     for sample in samples:
         gauge = sample.name.removeprefix("sglang:")
         if gauge in _GAUGES and gauge != sample.name and is_real(sample.value, LARGEST):
-            whose = ", ".join(f"{k} {v}" for k, v in sorted(sample.labels.items()))
+            whose = _labels_text(sample.labels)
             found.setdefault(("sglang", whose), defaultdict(dict))[gauge][-1] = sample.value
             continue
         match = _SERIES.fullmatch(sample.name)
         if match is None:
+            engine = _TOKENS.get(sample.name.removesuffix("_total"))
+            if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):
+                emitted[engine, _labels_text(sample.labels)] = float(sample.value)
             continue
         labels = dict(sample.labels)
         position = labels.pop("position", None)
-        key = match[1], ", ".join(f"{k} {v}" for k, v in sorted(labels.items()))
+        key = match[1], _labels_text(labels)
         index = -1 if position is None else _position(position, sample.name, name)
         values = found.setdefault(key, defaultdict(dict))[match[2]]
         if index in values:
             raise TraceFileError(f"{name} has {sample.name} twice in one scrape.", _REMEDY)
         values[index] = _value(sample.value, sample.name, name)
+    for key in found.keys() & emitted.keys():
+        found[key][_EMITTED][-1] = emitted[key]
     return found
+
+
+def _labels_text(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(labels.items()))
 
 
 def _value(value: float, series: str, file: str) -> float:
@@ -151,7 +166,7 @@ def _difference(
     if fell:  # another process of the server: the first scrape is not of the same counters
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"
-    most = max((last[name][index] for name, index in series), default=0.0)
+    most = max((last[name][i] for name, i in series if name != _EMITTED), default=0.0)
     exact = most < _EXACT[engine]
     if not exact:
         found.record["rounded"] = f"counters from {_EXACT[engine]:,} on have six digits"
@@ -163,6 +178,8 @@ def _difference(
     for name, field in _COUNTERS.items():
         setattr(found, field, count(name))
         found.record[name] = count(name)
+    if (emitted := count(_EMITTED)) is not None:
+        found.timings["predicted_n"] = emitted
     positions = sorted(last[_PER_POS])
     found.per_pos = [count(_PER_POS, i) or 0 for i in range(max(positions, default=-1) + 1)]
     found.record[_PER_POS] = list(found.per_pos)

@@ -8,6 +8,7 @@ import pytest
 from engine.analysis.findings.check import RULES, find
 from engine.analysis.findings.rule import SEVERITIES
 from engine.options import MAX_REPLAYS
+from engine.trace.prompt_reuse import ProcessedPart, PromptReuseRecord, ReuseSource, WhyProcessed
 from engine.trace.store import TraceStore
 from tests.support.round_rows import GREEDY, SPEC, add_draft, add_round, found, new_run
 from tests.support.trace_builder import sample_trace
@@ -479,3 +480,46 @@ def test_a_neighbour_changes_the_logits_of_a_lane(other: float) -> None:
             diverges(store, run_id, 1, nmse if seq else 1e-9, seq_id=seq)
     rows = [(f.run_id, f.seq_id, f.round) for f in found(store, "unified-kv-crosstalk")]
     assert rows == [(2, 1, 1)] * (other < 0.1)
+
+
+def test_a_prompt_processed_again_by_this_engine(store: TraceStore) -> None:
+    def hits(n_reused: int, why: WhyProcessed) -> list[str]:
+        parts = [ProcessedPart(n_reused, 900, why), ProcessedPart(900, 950, WhyProcessed.DIFFERS)]
+        record = PromptReuseRecord(0, 0, 950, 1000, 900, n_reused, ReuseSource.NOTHING, parts)
+        record.note(store.runs[0])
+        return [f.message for f in found(store, "prompt-processed-again")]
+
+    (message,) = hits(0, WhyProcessed.NO_CHECKPOINT)
+    assert "900 of the prompt's 950 tokens were in memory, 0 were reused and 900" in message
+    assert len(hits(300, WhyProcessed.BEHIND_CHECKPOINT)) == 1
+    assert hits(880, WhyProcessed.BEHIND_CHECKPOINT) == []  # the nearest checkpoint is near
+    assert hits(0, WhyProcessed.DIFFERS) == []
+
+
+@pytest.mark.parametrize(
+    ("cached", "settings", "n_hits"), [(0, {}, 1), (0, {"cache_prompt": False}, 0), (1180, {}, 0)]
+)
+def test_replies_that_reuse_little_of_a_repeated_history(
+    cached: int, settings: dict[str, bool], n_hits: int
+) -> None:
+    said = [{"role": "user", "content": "a"}]
+    more = [*said, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    other = [{"role": "user", "content": "z"}]
+    store, zeros = TraceStore(), {"prompt_ms": 1.0, "predicted_n": 4, "predicted_ms": 1.0}
+    store.begin_run(
+        {
+            "requests": [
+                {
+                    "seq_ids": [i],
+                    "messages": messages,
+                    "settings": settings,
+                    "told": {"cache_n": n, "prompt_n": 1200 - n, **zeros},
+                }
+                for i, (messages, n) in enumerate([(said, 0), (other, 0), (more, cached)])
+            ]
+        }
+    )
+    hits = found(store, "prompt-processed-again")
+    assert len(hits) == n_hits
+    if hits:
+        assert hits[0].seq_id == 2 and "messages of request 1" in hits[0].message

@@ -1,0 +1,1 @@
+"""Acceptance of drafts as counts, and the shapes in it that have a cause."""

@@ -1,0 +1,457 @@
+"""Shapes of acceptance that a broken drafter leaves and a weak one does not.
+
+Every shape is a share near chance where another group of the same run has a good one, and is taken
+for one only if counts as uneven are unlikely by chance (binomial tail or Fisher's exact test, the
+level divided by the number of places looked at). A share alone is never enough: hard text, long
+drafts and weak drafters lower it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.analysis.acceptance.counts import DraftCounts
+from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, wilson
+from engine.trace.records import MISSING
+
+ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (
+    "acceptance-zero",
+    "acceptance-one-slot",
+    "acceptance-zero-from",
+    "acceptance-after-partial",
+    "acceptance-falls-with-depth",
+    "acceptance-first-only",
+    "acceptance-cliff",
+    "acceptance-always",
+)
+LEAST = 32
+"""Drafts below which nothing is said."""
+_CHANCE = 0.03
+"""Share of first tokens that a drafter without any knowledge may get right."""
+_WEAK = 0.12
+"""Share that a weak drafter on hard text still has."""
+_LEVEL, _STRICT = 1e-3, 1e-5
+_LEAST_LOOKUPS = 192
+_LEAST_ALWAYS = 400
+_Z = 3.0
+_BINS = 64
+_LEAST_REQUESTS, _LEAST_SUMS = 12, 3
+_MOST_SLOPES = 64
+"""Sequences of a run that are looked at for one, the longest."""
+
+
+class Shape(NamedTuple):
+    """What was found: the rule's id, the first round and the sequence concerned (None: all), a
+    sentence, and the counts after it."""
+
+    rule: str
+    round: int | None
+    seq_id: int | None
+    message: str
+    evidence: str
+
+
+def shapes(counts: DraftCounts) -> Iterator[Shape]:
+    """What the drafts of one drafter show, the likeliest explanation of each part of them."""
+    if counts.looks_up:
+        yield from _zero(counts)
+        return
+    if found := list(_zero(counts)):
+        yield from found
+        return
+    # of requests without slots the last ones may be at chance, not single ones
+    if not counts.is_by_round and (found := list(_zero_from(counts))):
+        yield from found
+        return
+    slots = list(_one_slot(counts))
+    yield from (shape for shape, _ in slots)
+    for _, low in slots:
+        counts = counts.only(counts.slot != low)
+    if counts.n.sum() < LEAST:
+        return
+    if found := list(_zero_from(counts)):
+        yield from found
+        return
+    if not (found := list(_after_partial(counts))):
+        found = list(_with_depth(counts))
+    yield from found
+    yield from _cliff(counts)
+    yield from _always(counts)
+
+
+# -- the whole ---------------------------------------------------------------------------------
+
+
+def _zero(counts: DraftCounts) -> Iterator[Shape]:
+    n, k = int(counts.n.sum()), int(counts.first.sum())
+    if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
+        return
+    yield Shape(
+        ZERO,
+        None,
+        None,
+        f"{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than chance.",
+        f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
+        f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
+    )
+
+
+def _is_zero(n: int, k: int, level: float = _LEVEL) -> bool:
+    return k <= _CHANCE * n and binomial_at_most(k, n, _WEAK if k else 0.15) < level
+
+
+# -- slots and sequences -----------------------------------------------------------------------
+
+
+def _one_slot(counts: DraftCounts) -> Iterator[tuple[Shape, int]]:
+    """Slots that are at chance while the others are not, each with its number."""
+    slots, at = np.unique(counts.slot, return_inverse=True)
+    if len(slots) < 2 or len(np.unique(counts.setting)) > 1:
+        return
+    n = np.bincount(at, counts.n).astype(np.int64)
+    k = np.bincount(at, counts.first).astype(np.int64)
+    low = (n >= LEAST) & (k <= 0.1 * n)
+    others = ~low & (n >= LEAST)
+    if not low.any() or not others.any():
+        return
+    other_n, other_k = int(n[others].sum()), int(k[others].sum())
+    share = wilson(other_k, other_n, -_Z)
+    if other_k < 0.4 * other_n:
+        return
+    for i in np.flatnonzero(low):
+        n_low, k_low = int(n[i]), int(k[i])
+        level = _STRICT / len(slots)
+        if (
+            binomial_at_most(k_low, n_low, 0.4 * share) > level
+            or fisher_less(k_low, n_low, other_k, other_n) > level
+        ):
+            continue
+        mine = at == i
+        seqs = np.unique(counts.seq[mine])
+        is_one = len(seqs) == 1 and np.array_equal(seqs, slots[i : i + 1])
+        what = f"sequence {slots[i]}" if is_one else f"slot {slots[i]}"
+        shape = Shape(
+            ONE_SLOT,
+            int(counts.at[mine][0]) if counts.is_by_round else None,
+            int(seqs[0]) if len(seqs) == 1 else None,
+            f"In {what} {_share(k_low, n_low)} drafts had their first token accepted, in the "
+            f"others {_share(other_k, other_n)}.",
+            f"{what}: {_tokens(counts.only(mine))}; others: {_tokens(counts.only(others[at]))}",
+        )
+        yield shape, int(slots[i])
+
+
+# -- along the run -----------------------------------------------------------------------------
+
+
+def _zero_from(counts: DraftCounts) -> Iterator[Shape]:
+    """At chance from a round or position on: of all sequences together, else of single ones."""
+    by_time = np.arange(len(counts.n))
+    places = {"round": (by_time, _change(counts, by_time))}
+    if (counts.pos != MISSING).all():
+        by_pos = np.lexsort((counts.at, counts.pos))
+        places["position"] = by_pos, _change(counts, by_pos)
+    kind, (order, best) = max(places.items(), key=lambda item: item[1][1][1])
+    if best[0]:
+        yield _zero_from_shape(counts, order, best[0], kind, None)
+        return
+    sequences = counts.by_sequence()
+    for mine in sequences if len(sequences) > 1 else ():
+        order = np.arange(len(mine.n))
+        if start := _change(mine, order, len(sequences))[0]:
+            yield _zero_from_shape(mine, order, start, "round", int(mine.seq[0]))
+
+
+def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[int, float]:
+    """Where in this order drafts begin to fail, and by how much that explains them better than one
+    share for all; 0 for nowhere."""
+    n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
+    n_all, k_all = int(n[-1]), int(k[-1])
+    gains = _log_likelihood(n, k) + _log_likelihood(n_all - n, k_all - k)
+    split = int(np.argmax(gains))
+    gain = float(gains[split] - _log_likelihood(np.array(n_all), np.array(k_all)))
+    n_before, k_before = int(n[split]), int(k[split])
+    n_after, k_after = n_all - n_before, k_all - k_before
+    share = k_before / n_before
+    least = 1 if counts.is_by_round else _LEAST_SUMS
+    if (
+        n_after < LEAST
+        or not least <= split + 1 <= len(n) - least
+        or share < 0.2
+        or k_after > _CHANCE * n_after
+        or share < 5 * k_after / n_after
+        or binomial_at_most(k_after, n_after, _WEAK) > _LEVEL / (10 * n_looks)
+        or fisher_less(k_after, n_after, k_before, n_before) > _STRICT / (len(n) * n_looks)
+    ):
+        return 0, 0.0
+    if counts.is_by_round:  # the same sequences did well before, not others on easier text
+        rows = order[: split + 1]
+        rows = rows[np.isin(counts.seq[rows], counts.seq[order[split + 1 :]])]
+        if counts.first[rows].sum() < 0.2 * len(rows) or len(rows) < LEAST // 2:
+            return 0, 0.0
+    return split + 1, gain
+
+
+def _zero_from_shape(
+    counts: DraftCounts, order: np.ndarray, start: int, kind: str, seq: int | None
+) -> Shape:
+    row = order[start]
+    later = np.zeros(len(order), bool)
+    later[order[start:]] = True
+    before, after = counts.only(~later), counts.only(later)
+    at, pos = int(counts.at[row]), int(counts.pos[row])
+    where = f"position {pos:,}" if kind == "position" else f"round {at:,}"
+    if not counts.is_by_round:
+        where = f"{pos:,} tokens of prompt" if kind == "position" else f"{counts.unit} {at + 1:,}"
+    elif kind == "round" and pos != MISSING and len(np.unique(counts.seq)) == 1:
+        where += f" (position {pos:,})"
+    of = "" if seq is None else f"In sequence {seq}, from"
+    return Shape(
+        ZERO_FROM,
+        at if counts.is_by_round else None,
+        seq,
+        f"{of or 'From'} {where} on {_first(after)} drafts{_by(counts)} had their first token "
+        f"accepted, before it {_first(before)}.",
+        f"from there on {_tokens(after)}; before {_tokens(before)}",
+    )
+
+
+def _after_partial(counts: DraftCounts) -> Iterator[Shape]:
+    """Near chance in the round after a partial acceptance, or after any rejection."""
+    if not counts.is_by_round:
+        return
+    order = np.lexsort((counts.at, counts.seq))
+    seq, right = counts.seq[order], counts.first[order] > 0
+    drafted, accepted = counts.drafted[order], counts.accepted[order]
+    has_before = np.concatenate([[False], seq[1:] == seq[:-1]])
+    full = np.roll(accepted == drafted, 1)
+    partial = np.roll((accepted > 0) & (accepted < drafted), 1) & has_before
+    rejected = ~full & has_before
+    # in hard text drafts fail in a row, so what came two rounds before counts as well
+    first_of = rejected & np.roll(has_before & full, 1)
+    for low, other, sharp, what in (
+        (partial, has_before & ~partial, partial, "a partial acceptance"),
+        (rejected, has_before & full, first_of, "a rejection"),
+    ):
+        n, k = int(low.sum()), int(right[low].sum())
+        n_other, k_other = int(other.sum()), int(right[other].sum())
+        n_sharp, k_sharp = int(sharp.sum()), int(right[sharp].sum())
+        if (
+            n < LEAST // 2
+            or n_other < LEAST // 2
+            or n_sharp < 5
+            or k > 0.25 * n
+            or k_sharp > 0.35 * n_sharp
+            or k_other < 0.35 * n_other
+        ):
+            continue
+        share = wilson(k_other, n_other, -2)
+        if (
+            binomial_at_most(k, n, 0.6 * share) > _STRICT
+            or fisher_less(k, n, k_other, n_other) > _STRICT
+            or fisher_less(k_sharp, n_sharp, k_other, n_other) > 0.01
+        ):
+            continue
+        rows = order[low]
+        yield Shape(
+            AFTER_PARTIAL,
+            int(counts.at[rows].min()),
+            None,
+            f"After {what} {_share(k, n)} drafts{_by(counts)} had their first token accepted, "
+            f"otherwise {_share(k_other, n_other)}.",
+            f"rounds after it: {_tokens(counts.only(_mask(rows, len(order))))}; in all "
+            f"{_tokens(counts)}",
+        )
+        return
+
+
+def _mask(rows: np.ndarray, n: int) -> np.ndarray:
+    found = np.zeros(n, bool)
+    found[rows] = True
+    return found
+
+
+def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
+    """Steadily worse with the position: a slope that explains more than a few steps do, as easy
+    and hard text would make them."""
+    if (counts.pos == MISSING).any():
+        return
+    sequences = [counts]
+    if counts.is_by_round:
+        sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
+    falls = [fall for one in sequences[:_MOST_SLOPES] if (fall := _fall(one)) is not None]
+    if not falls:
+        return
+    clear = [one for one in falls if one.gain > 12 and one.over_steps > -2 and one.is_large]
+    if not clear or sum(one.is_falling for one in falls) < 0.9 * len(falls):
+        return
+    steepest = max(clear, key=lambda one: one.gain)
+    mine = next(one for one in sequences if one.seq[0] == steepest.seq)
+    order = np.argsort(mine.pos, kind="stable")
+    parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
+    several = len(sequences) > 1
+    yield Shape(
+        WITH_DEPTH,
+        int(mine.at[0]) if counts.is_by_round else None,
+        steepest.seq if several else None,
+        f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
+        f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
+        "by quarters "
+        + ", ".join(
+            f"{part.accepted.sum() / part.drafted.sum():.2f} ("
+            f"{'positions' if counts.is_by_round else 'prompts of'} {part.pos.min():,} to "
+            f"{part.pos.max():,})"
+            for part in parts
+        )
+        + (f"; {len(clear)} of {len(sequences)} sequences" if several else ""),
+    )
+
+
+class _Fall(NamedTuple):
+    """A logistic slope of acceptance over positions. gain: log-likelihood beyond a constant;
+    over_steps: beyond the best three steps. begin, end: fitted shares."""
+
+    seq: int
+    gain: float
+    over_steps: float
+    begin: float
+    end: float
+
+    @property
+    def is_falling(self) -> bool:
+        return self.end < self.begin
+
+    @property
+    def is_large(self) -> bool:
+        return self.begin >= 0.3 and self.end <= 0.5 * self.begin
+
+
+def _fall(counts: DraftCounts) -> _Fall | None:
+    """The slope of one sequence, or over requests; None where there are too few."""
+    least = 3 * LEAST if counts.is_by_round else _LEAST_REQUESTS
+    if len(counts.n) < least or counts.pos.min() == counts.pos.max():
+        return None
+    order = np.argsort(counts.pos, kind="stable")
+    x, k = counts.pos[order].astype(float), counts.accepted[order].astype(float)
+    n = np.minimum(k + counts.n[order], counts.drafted[order])  # tokens that were judged
+    x = (x - x.mean()) / x.std()
+    weights = np.zeros(2)
+    design = np.stack([np.ones_like(x), x])
+    for _ in range(25):
+        p = 1 / (1 + np.exp(-(weights @ design)))
+        curve = design * (n * p * (1 - p)) @ design.T + 1e-6 * np.eye(2)
+        weights = np.clip(weights + np.linalg.solve(curve, design @ (k - n * p)), -20, 20)
+    p = np.clip(1 / (1 + np.exp(-(weights @ design))), 1e-9, 1 - 1e-9)
+    likelihood = float((k * np.log(p) + (n - k) * np.log1p(-p)).sum())
+    spread = 1.0
+    if not counts.is_by_round:  # requests differ by more than their counts
+        spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))
+    edge = max(1, len(p) // 20)
+    return _Fall(
+        int(counts.seq[0]),
+        (likelihood - float(_log_likelihood(n.sum(), k.sum()))) / spread,
+        likelihood - _best_steps(n, k) if counts.is_by_round else 0.0,
+        float(p[edge]),
+        float(p[-1 - edge]),
+    )
+
+
+def _best_steps(n: np.ndarray, k: np.ndarray, n_steps: int = 3) -> float:
+    """Log-likelihood of the best split into parts of one share each, over bins."""
+    edges = np.linspace(0, len(n), min(_BINS, len(n) // 8) + 1).astype(int)
+    n, k = (np.concatenate([[0.0], one.cumsum()])[edges] for one in (n, k))
+    best = _log_likelihood(n, k)
+    for _ in range(n_steps - 1):
+        part = _log_likelihood(
+            np.maximum(n[:, None] - n[None, :], 0), np.maximum(k[:, None] - k[None, :], 0)
+        )
+        part[n[:, None] < n[None, :]] = -np.inf
+        best = np.maximum(best, (part + best[None, :]).max(axis=1))
+    return float(best[-1])
+
+
+def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Of k successes in n at their own share."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wins = np.where(k > 0, k * np.log(k / n), 0.0)
+        losses = np.where(n > k, (n - k) * np.log1p(-k / n), 0.0)
+    return np.asarray(wins + losses)
+
+
+# -- along the draft ---------------------------------------------------------------------------
+
+
+def _cliff(counts: DraftCounts) -> Iterator[Shape]:
+    """The first index of a draft from which on acceptance falls far more than from any before."""
+    reached, passed = counts.reached, counts.passed
+    shares = [k / n if n else math.nan for n, k in zip(reached, passed, strict=True)]
+    for i in range(1, len(reached)):
+        n, k = int(reached[i]), int(passed[i])
+        n_before, k_before = int(reached[i - 1]), int(passed[i - 1])
+        if n < LEAST // 2 or n_before < LEAST:
+            return
+        share, usual = k / n, k_before / n_before
+        drop = share / usual if usual else 1.0
+        before = shares[i - 1] / shares[i - 2] if i > 1 and shares[i - 2] else 1.0
+        level = _LEVEL / i
+        at_chance = _is_zero(n, k, level) and binomial_at_most(k, n, 0.35 * usual) < 0.01
+        falls = (
+            drop < 0.35
+            and drop < 0.6 * before
+            and binomial_at_most(k, n, 0.45 * wilson(k_before, n_before, -2)) < level
+        )
+        if usual < 0.15 or not (at_chance or falls):
+            continue
+        evidence = "by index, of those that came so far: " + ", ".join(
+            f"{a:,} of {b:,}" for a, b in list(zip(passed, reached, strict=True))[: i + 4]
+        )
+        if i == 1 and k <= 0.05 * n:
+            what = f"Only the first token of drafts{_by(counts)} is ever accepted"
+            said = f"{_share(k_before, n_before)} times, the second {_share(k, n)} times"
+            yield Shape(FIRST_ONLY, None, None, f"{what}: {said}.", evidence)
+        else:
+            yield Shape(
+                CLIFF,
+                None,
+                None,
+                f"Acceptance{_by(counts)} falls off after {i} drafted token{'s' * (i > 1)}: index "
+                f"{i - 1} is accepted in {_share(k_before, n_before)}, index {i} in "
+                f"{_share(k, n)}.",
+                evidence,
+            )
+        return
+
+
+def _always(counts: DraftCounts) -> Iterator[Shape]:
+    drafted, accepted = int(counts.drafted.sum()), int(counts.accepted.sum())
+    if accepted == drafted >= _LEAST_ALWAYS:
+        yield Shape(
+            ALWAYS,
+            None,
+            None,
+            f"All of {drafted:,} drafted tokens{_by(counts)} were accepted.",
+            f"{int(counts.n.sum()):,} drafts without a rejection",
+        )
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _share(k: int, n: int) -> str:
+    return f"{k:,} of {n:,}"
+
+
+def _first(counts: DraftCounts) -> str:
+    return _share(int(counts.first.sum()), int(counts.n.sum()))
+
+
+def _tokens(counts: DraftCounts) -> str:
+    return f"{_share(int(counts.accepted.sum()), int(counts.drafted.sum()))} drafted tokens"
+
+
+def _by(counts: DraftCounts) -> str:
+    return f" of {counts.drafter}" if counts.drafter else ""

@@ -1,0 +1,385 @@
+"""What a llama-server's log tells of each prompt: what its slot held, what was common, reused and
+processed, and which context checkpoint was there or missing.
+
+Wordings of builds from b6500 on. At default verbosity newer builds say only how similar the chosen
+slot is, with three digits; then what is common is known to within those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, real, whole
+from engine.trace.facts import RunFacts
+from engine.trace.prompt_reuse import (
+    ProcessedPart,
+    PromptReuseRecord,
+    ReuseSource,
+    SavedCheckpoint,
+    WhyProcessed,
+)
+
+RULE = "prompt-processed-again"
+_BEGINNINGS = (
+    "selected slot by",
+    "new prompt",
+    "n_past =",
+    "forcing full",
+    "restored context",
+    "erased invalidated",
+    "erasing old",
+    "created context",
+    "cached n_tokens",
+    "n_tokens =",
+    "prompt eval time",
+    "       eval time",
+    "stop processing",
+)
+"""Of the messages that are looked at."""
+_SELECTED = re.compile(
+    r"selected slot by (LCP similarity|LRU)(?:, sim_best = ([\d.]+) .{0,40}?f_keep = ([\d.]+))?"
+)
+_PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
+_COMMON = re.compile(
+    r"n_past = (\d+), slot\.prompt\.tokens\.size\(\) = (\d+), .{0,60}?pos_min = (-?\d+)"
+    r"(?:, n_swa = (\d+))?"
+)
+_CHECKPOINT = re.compile(r"\(pos_min = -?\d+, pos_max = (-?\d+)(?:, n_tokens = (\d+))?")
+_SIZE = re.compile(r"size = ([\d.]+) MiB")
+_CACHED = re.compile(r"(?:cached )?n_tokens = (\d+), memory_seq_rm|cached n_tokens = (\d+)")
+_PROCESSED = re.compile(r"prompt eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) tokens")
+_WRITTEN = re.compile(r"\s{0,40}+eval time\s{0,40}+=\s{0,40}+[\d.]+ ms /\s{0,40}+(\d+) tokens")
+_RELEASED = re.compile(r"stop processing: n_tokens = (\d+), truncated = (\d)")
+_MOST_CHECKPOINTS = 128
+"""Of a slot."""
+_MOST_ENTRIES = 1 << 16
+"""Checkpoints that are kept of a log, all requests together."""
+_MOST_FINDINGS = 8
+_DIGIT = 0.0005
+"""By how much a share with three digits may be off."""
+_LEAST_AGAIN = 32
+"""Tokens that are not worth a word: a template's end, the last token."""
+
+
+@dataclass(slots=True)
+class LoggedPrompt:
+    """One request. Checkpoints by the tokens they cover; None: not logged. by: how the slot was
+    chosen. similarity: of the prompt and of the slot's text the shares that are common, with three
+    digits. held: checkpoints of the slot when the prompt came. before: tokens of the prompt that
+    the slot had answered before."""
+
+    slot: int
+    by: str = ""
+    similarity: tuple[float, float] | None = None
+    n_prompt: int | None = None
+    n_held: int | None = None
+    n_common: int | None = None
+    pos_min: int | None = None
+    n_swa: int = 0
+    is_forced: bool = False
+    restored: int | None = None
+    cached: int | None = None
+    processed: int | None = None
+    prompt_ms: float | None = None
+    written: int | None = None
+    before: int | None = None
+    held: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    erased: list[int] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    created: list[SavedCheckpoint] = field(default_factory=list)
+
+    @property
+    def n_reused(self) -> int | None:
+        """Tokens that needed no processing."""
+        if self.cached is not None:
+            return self.cached
+        known = self.n_prompt is not None and self.processed is not None
+        return max((self.n_prompt or 0) - (self.processed or 0), 0) if known else None
+
+    def common(self) -> tuple[int, int] | None:
+        """The least and the most tokens that may be common with what the slot held."""
+        if self.n_common is not None:
+            return self.n_common, self.n_common
+        if not self.n_held:
+            return None if self.n_held is None else (0, 0)
+        if self.n_reused == self.n_held:  # nothing had to be undone
+            return self.n_held, self.n_held
+        if self.similarity is None or self.n_prompt is None:
+            return None
+        least, most = 0.0, float(min(self.n_prompt, self.n_held))
+        for share, n in zip(self.similarity, (self.n_prompt, self.n_held), strict=True):
+            least, most = max(least, (share - _DIGIT) * n), min(most, (share + _DIGIT) * n)
+        return (max(0, round(least)), round(most)) if least <= most + 1 else None
+
+
+class PromptLog:
+    """Reads the messages of slots."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, LoggedPrompt]] = {}
+        """By slot its newest task."""
+        self._chosen: dict[int, re.Match[str]] = {}
+        self._released: dict[int, tuple[int | None, int | None]] = {}
+        """By slot the tokens that it holds, and those of the last prompt."""
+        self._empty: int | None = None
+        """Tokens that slots hold at first, if the log begins with the server."""
+        self._room = _MOST_ENTRIES
+        self._kept: dict[int, list[int]] = {}
+        self._gone: dict[int, list[int]] = {}
+
+    def take(self, slot: int, task: int, said: str) -> LoggedPrompt | None:
+        """A message of a slot, task -1 while it has none; returns the prompt that it is about.
+        Raises OutOfRangeError."""
+        if not said.startswith(_BEGINNINGS):
+            return None
+        if (found := _SELECTED.match(said)) is not None:
+            self._chosen.pop(slot, None)
+            self._chosen[slot] = found
+        if task < 0:
+            return None
+        newest, prompt = self._prompts.get(slot, (-1, None))
+        if prompt is None or newest != task:
+            prompt = self._begin(slot)
+            self._prompts[slot] = task, prompt
+        self._of_prompt(prompt, said)
+        return prompt
+
+    def server(self, said: str) -> None:
+        """A message without a slot: the slot chosen last may get another text from the cache."""
+        if "found better prompt" in said and self._chosen:
+            slot = next(reversed(self._chosen))
+            self._released[slot] = None, None
+            for known in (self._kept, self._gone):
+                known.pop(slot, None)
+        elif "model loaded" in said:
+            self._empty = 0
+
+    def _begin(self, slot: int) -> LoggedPrompt:
+        held, before = self._released.get(slot, (self._empty, None))
+        found = LoggedPrompt(slot, n_held=held, before=before)
+        found.held = list(self._kept.get(slot, ()))
+        found.gone = list(self._gone.get(slot, ()))
+        if (chosen := self._chosen.pop(slot, None)) is not None:
+            found.by = chosen[1]
+            if chosen[3]:
+                found.similarity = min(real(chosen[2]), 1.0), min(real(chosen[3]), 1.0)
+        return found
+
+    def _of_prompt(self, prompt: LoggedPrompt, said: str) -> None:
+        if (found := _PROMPT.match(said)) is not None:
+            prompt.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
+        elif (found := _COMMON.match(said)) is not None:
+            prompt.n_common = whole(found[1], MOST_TOKENS)
+            prompt.n_held = whole(found[2], MOST_TOKENS)
+            prompt.pos_min = -1 if found[3].startswith("-") else whole(found[3])
+            prompt.n_swa = whole(found[4] or "0")
+        elif said.startswith("forcing full"):
+            prompt.is_forced = True
+        elif (found := _CACHED.match(said)) is not None:
+            if prompt.cached is None:  # later parts of the prompt say it again
+                prompt.cached = whole(found[1] or found[2], MOST_PROMPT_TOKENS)
+        elif (found := _PROCESSED.match(said)) is not None:
+            prompt.prompt_ms, n = real(found[1]), whole(found[2], MOST_PROMPT_TOKENS)
+            prompt.processed = n
+            if prompt.n_prompt is None and prompt.cached is not None:
+                prompt.n_prompt = prompt.cached + n
+        elif (found := _WRITTEN.match(said)) is not None:
+            prompt.written = whole(found[1], MOST_TOKENS)
+        elif (found := _RELEASED.match(said)) is not None:
+            self._released_with(prompt, whole(found[1], MOST_TOKENS), found[2] == "0")
+        elif (found := _CHECKPOINT.search(said)) is not None and "checkpoint" in said:
+            self._checkpoint(prompt, said, found)
+
+    def _released_with(self, prompt: LoggedPrompt, n_tokens: int, is_whole: bool) -> None:
+        """The slot is done; the newest token is not in it."""
+        if prompt.n_prompt is None and is_whole and prompt.written is not None:
+            prompt.n_prompt = max(n_tokens - prompt.written + 1, prompt.processed or 0)
+        self._released[prompt.slot] = n_tokens, prompt.n_prompt
+
+    def _checkpoint(self, prompt: LoggedPrompt, said: str, found: re.Match[str]) -> None:
+        last = -1 if found[1].startswith("-") else whole(found[1], MOST_TOKENS)
+        n = whole(found[2], MOST_TOKENS) if found[2] else last + 1
+        self._room -= 1
+        if self._room < 0:
+            return
+        kept = self._kept.setdefault(prompt.slot, [])
+        if said.startswith("created"):
+            size = _SIZE.search(said)
+            n_bytes = round(real(size[1], 1 << 30) * 2**20) if size else 0
+            if len(kept) < _MOST_CHECKPOINTS and len(prompt.created) < _MOST_CHECKPOINTS:
+                kept.append(n)
+                prompt.created.append(SavedCheckpoint(n, n, n_bytes))
+            return
+        if said.startswith("restored"):
+            prompt.restored = n
+            return
+        if n in kept:
+            kept.remove(n)
+        lost = prompt.erased if said.startswith("erased") else prompt.evicted
+        gone = self._gone.setdefault(prompt.slot, [])
+        for one in (lost, gone) if lost is prompt.evicted else (lost,):
+            if len(one) < _MOST_CHECKPOINTS:
+                one.append(n)
+
+
+def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | None]]) -> None:
+    """Put what prompts found into the facts of a run, of each sequence. Of many that were processed
+    again the largest are found one by one."""
+    again: list[tuple[int, dict[str, Any]]] = []
+    n_prompts = 0
+    for seq_id, prompt in prompts:
+        if prompt is None:
+            continue
+        n_prompts += 1
+        if (record := reuse_record(prompt, seq_id)) is not None:
+            facts.add_to("prompt_reuse", asdict(record))
+        if (finding := reuse_finding(prompt, seq_id)) is not None:
+            again.append(finding)
+    again.sort(key=lambda one: -one[0])
+    shown = sorted(again[:_MOST_FINDINGS], key=lambda one: int(one[1]["seq_id"]))
+    if len(again) > _MOST_FINDINGS:
+        total = sum(n for n, _ in again)
+        sentence = (
+            f"{len(again):,} of {n_prompts:,} requests processed text again that their slot held, "
+            f"{total:,} tokens in all."
+        )
+        whole_log = {"rule": RULE, "message": sentence, "evidence": "the largest follow"}
+        shown.insert(0, (total, whole_log))
+    facts.add_to("observed_findings", *(finding for _, finding in shown))
+
+
+def reuse_record(prompt: LoggedPrompt, seq_id: int) -> PromptReuseRecord | None:
+    """What one prompt found, as far as the log leaves no choice; else None."""
+    common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
+    if common is None or common[0] != common[1] or reused is None or n is None or reused > n:
+        return None
+    n_common = min(common[0], n)
+    until = max(min(n_common, n - 1), reused)
+    usable = [at for at in prompt.erased if reused < at <= n_common]
+    parts = []
+    if reused < until:
+        parts.append(ProcessedPart(reused, until, _why(prompt, n_common, bool(usable))))
+    why = WhyProcessed.NEW if n_common == prompt.n_held else WhyProcessed.DIFFERS
+    if n_common >= n:
+        why = WhyProcessed.LAST
+    elif not prompt.n_held:
+        why = WhyProcessed.FIRST
+    source = ReuseSource.NOTHING
+    if reused:
+        source = ReuseSource.CELLS if n_common < (prompt.n_held or 0) else ReuseSource.LIVE
+    if reused and prompt.restored is not None:
+        source = ReuseSource.CHECKPOINT
+    return PromptReuseRecord(
+        seq_id,
+        prompt.slot,
+        n,
+        prompt.n_held or 0,
+        n_common,
+        reused,
+        source,
+        [*parts, ProcessedPart(until, n, why)],
+        depth=max((prompt.n_held or 0) - until, 0),
+        checkpoint=prompt.restored if reused else None,
+        created=prompt.created,
+        evicted=prompt.evicted,
+        erased=prompt.erased,
+        usable=usable,
+    )
+
+
+def _why(prompt: LoggedPrompt, n_common: int, is_erased: bool) -> WhyProcessed:
+    if is_erased:
+        return WhyProcessed.ERASED
+    if prompt.restored is not None:
+        return WhyProcessed.BEHIND_CHECKPOINT
+    if any(at <= n_common for at in prompt.gone + prompt.evicted):
+        return WhyProcessed.EVICTED
+    return WhyProcessed.NO_CHECKPOINT
+
+
+def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> tuple[int, dict[str, Any]] | None:
+    """How many tokens of a prompt were processed again that the slot held, and the finding as a
+    run keeps it; None without."""
+    common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
+    if common is None or reused is None or n is None:
+        return None
+    n_common = min(common[0], n - 1)
+    again = n_common - reused
+    if again < max(_LEAST_AGAIN, n_common // 4):
+        return None
+    about = "" if common[0] == common[1] else "at least "
+    processed = n - reused
+    ms = "" if prompt.prompt_ms is None else f" in {prompt.prompt_ms:,.0f} ms"
+    message = (
+        f"Request {seq_id + 1} has {about}{n_common:,} of its {n:,} tokens in common with what "
+        f"slot {prompt.slot} held, and {reused:,} were reused: {processed:,} were processed{ms}, "
+        f"{about}{again:,} of them again, {_because(prompt, n_common, reused)}."
+    )
+    notes = [f"the slot held {prompt.n_held or 0:,} tokens", *_places(prompt, n_common)]
+    if prompt.by:
+        notes.append(f"chosen by {prompt.by}")
+    if prompt.pos_min is not None:
+        notes.append(f"pos_min {prompt.pos_min:,}, n_swa {prompt.n_swa:,}")
+    notes += _checkpoints(prompt)
+    evidence = "; ".join(notes)
+    return again, {"rule": RULE, "seq_id": seq_id, "message": message, "evidence": evidence}
+
+
+def _because(prompt: LoggedPrompt, n_common: int, reused: int) -> str:
+    memory = "the recurrent state"
+    if prompt.n_swa > 1:
+        memory = f"attention with a sliding window of {prompt.n_swa:,}"
+    if not prompt.is_forced and prompt.restored is None:
+        return "and the log does not say why"
+    first = f"because {memory} cannot go back to token {n_common:,} and "
+    usable = [at for at in prompt.erased if reused < at <= n_common]
+    if usable:
+        return f"{first}a context checkpoint of {max(usable):,} tokens was erased that was usable"
+    if prompt.restored is not None:
+        return f"{first}the nearest context checkpoint is that of {prompt.restored:,} tokens"
+    if lost := [at for at in prompt.gone + prompt.evicted if at <= n_common]:
+        return f"{first}the context checkpoint of {max(lost):,} tokens had made room for others"
+    others = sorted({*prompt.held, *prompt.erased})
+    if not others:
+        return f"{first}there is no context checkpoint at or before it in the log"
+    return (
+        f"{first}no context checkpoint lay at or before it (the nearest, of {others[0]:,} tokens, "
+        f"at position {others[0] - 1:,}, lies after it"
+        + (" and was erased)" if others[0] in prompt.erased else ")")
+    )
+
+
+def _places(prompt: LoggedPrompt, n_common: int) -> list[str]:
+    """Where the texts part."""
+    if prompt.before is None or not prompt.n_held or n_common >= prompt.n_held - 1:
+        return []
+    if n_common >= prompt.before - 1:
+        where = (
+            f"{max(n_common - prompt.before, 0):,} tokens into the answer of the request before: a "
+            "chat template that leaves out thinking, or a client that changes answers"
+        )
+    else:
+        where = (
+            f"at token {n_common:,} of the request before, which had {prompt.before:,}: an earlier "
+            "message or the system prompt has changed"
+        )
+    return [f"the texts part {where}"]
+
+
+def _checkpoints(prompt: LoggedPrompt) -> list[str]:
+    found = []
+    for what, places in (
+        ("held", prompt.held),
+        ("made room", prompt.evicted),
+        ("erased", prompt.erased),
+        ("saved", [one.n_tokens for one in prompt.created]),
+    ):
+        if places:
+            shown = ", ".join(f"{n:,}" for n in sorted(places)[:8])
+            more = f" and {len(places) - 8} more" if len(places) > 8 else ""
+            found.append(f"context checkpoints {what}: {shown}{more}")
+    return found
