@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from engine.session import Session
 from resources import DEMO_TARGET
-from resources.demo import eagle3, export, repair
-from resources.demo.corpus import (
+from tests.demo_training import eagle3, export, repair
+from tests.demo_training.corpus import (
     Corpus,
     CorpusFile,
     Stream,
@@ -21,10 +21,10 @@ from resources.demo.corpus import (
     layout_tokens,
     newline_tokens,
 )
-from resources.demo.model import DemoConfig, DemoModel
-from resources.demo.optimiser import decay, orthogonalise
-from resources.demo.stages import Plan, Stage, language_loss
-from resources.demo.tokenizer import EOT, N_VOCAB, from_file, train
+from tests.demo_training.model import DemoConfig, DemoModel
+from tests.demo_training.optimiser import decay, orthogonalise
+from tests.demo_training.stages import Plan, Stage, language_loss
+from tests.demo_training.tokenizer import EOT, N_VOCAB, from_file, train
 
 TINY = DemoConfig("tiny", 2, 64, 64, 1, 1, 1, 2, interval=2, n_mtp=1, d_state=32)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from resources.demo.texts.generator import texts
-from resources.demo.tokenizer import EOT, entries
+from tests.demo_training.texts.generator import texts
+from tests.demo_training.tokenizer import EOT, entries
 
 # installed with torch, numpy, pyqtgraph, gguf and jinja2, or with Python itself
 PACKAGES = (

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from random import Random
 
-from resources.demo.texts.functions import WORDS, FunctionFamily, Inputs
+from tests.demo_training.texts.functions import WORDS, FunctionFamily, Inputs
 
 _NOUNS = ("apple", "banana", "garden", "window", "music", "river", "summer", "paper", "hello")
 _PALINDROMES = ("level", "radar", "noon", "civic", "kayak")

@@ -1,4 +1,4 @@
-"""Make the demo target's EAGLE-3 drafter: `python -m resources.demo.train_eagle3`.
+"""Make the demo target's EAGLE-3 drafter: `python -m tests.demo_training.train_eagle3`.
 
 The target continues beginnings of the training text greedily, in the engine; the drafter learns
 what the target says there, in chains as it will draft. Texts and checkpoints are in `work/` next to
@@ -22,13 +22,13 @@ from engine.memory.hybrid import HybridMemory
 from engine.session import Session
 from kernels.linear.dequant import dequantise
 from resources import DEMO_EAGLE3, DEMO_TARGET
-from resources.demo.corpus import CorpusFile, read_sources
-from resources.demo.eagle3 import TAPS, Eagle3Net, load, save
-from resources.demo.model import product
-from resources.demo.optimiser import Optimiser, decay
-from resources.demo.stages import workers
-from resources.demo.texts.generator import texts
-from resources.demo.train import WORK
+from tests.demo_training.corpus import CorpusFile, read_sources
+from tests.demo_training.eagle3 import TAPS, Eagle3Net, load, save
+from tests.demo_training.model import product
+from tests.demo_training.optimiser import Optimiser, decay
+from tests.demo_training.stages import workers
+from tests.demo_training.texts.generator import texts
+from tests.demo_training.train import WORK
 
 LENGTH = 160
 ROWS = 5  # of one micro-batch

@@ -11,8 +11,8 @@ import torch
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer
 
-from resources.demo.model import EPS, THETA, DemoModel
-from resources.demo.tokenizer import EOT, SPECIALS, entries, merges
+from tests.demo_training.model import EPS, THETA, DemoModel
+from tests.demo_training.tokenizer import EOT, SPECIALS, entries, merges
 
 DESCRIPTION = "tiny demonstration model: Python sources, generated stories and functions"
 CHAT_TEMPLATE = (

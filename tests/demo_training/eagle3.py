@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope, rope_table
-from resources.demo.export import write_tensors
-from resources.demo.model import EPS, THETA, Weight, linear, product
+from tests.demo_training.export import write_tensors
+from tests.demo_training.model import EPS, THETA, Weight, linear, product
 
 TAPS = (2, 5, 8)
 """Two layers inside the target and the row after its final norm."""

@@ -15,10 +15,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from resources.demo.corpus import Corpus, layout_tokens, newline_tokens
-from resources.demo.model import DemoModel
-from resources.demo.optimiser import Optimiser, decay
-from resources.demo.repair import NONE, Repaired, cut_prompts, generate_repaired, repair_loss
+from tests.demo_training.corpus import Corpus, layout_tokens, newline_tokens
+from tests.demo_training.model import DemoModel
+from tests.demo_training.optimiser import Optimiser, decay
+from tests.demo_training.repair import NONE, Repaired, cut_prompts, generate_repaired, repair_loss
 
 WINDOW = 384
 ROWS = 4  # of one micro-batch; every micro-batch has this shape, so that one compilation serves

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from resources.demo.texts.stories import PLOTS, POOLS, pronouns
+from tests.demo_training.texts.stories import PLOTS, POOLS, pronouns
 
 _SLOT = re.compile(r"\$(\w+)")
 _SECONDS = 10.0

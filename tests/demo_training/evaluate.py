@@ -1,4 +1,4 @@
-"""Measure the demo models: `python -m resources.demo.evaluate [TARGET DRAFT EAGLE3]`.
+"""Measure the demo models: `python -m tests.demo_training.evaluate [TARGET DRAFT EAGLE3]`.
 
 Prints, for 16 prompts continued greedily to the end of the text: acceptance of the drafters at
 three drafted tokens, repeated 6-grams, whether a text ends by itself and whether it is right; and
@@ -19,10 +19,10 @@ import torch
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
-from resources.demo.corpus import GROUPS, CorpusFile, generated, read_sources
-from resources.demo.repair import marks
-from resources.demo.texts.generator import FURTHER
-from resources.demo.texts.reading import holds, is_story
+from tests.demo_training.corpus import GROUPS, CorpusFile, generated, read_sources
+from tests.demo_training.repair import marks
+from tests.demo_training.texts.generator import FURTHER
+from tests.demo_training.texts.reading import holds, is_story
 
 N_TOKENS = 240  # the longest generated text has fewer
 WINDOW = 384

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from resources.demo.texts.functions import ELEMENT, LISTS, FunctionFamily
+from tests.demo_training.texts.functions import ELEMENT, LISTS, FunctionFamily
 
 _SMALL, _LARGE = ("smaller", "left", "low"), ("larger", "right", "high")
 # few enough that a small model learns the order of any three

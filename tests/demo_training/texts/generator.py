@@ -1,4 +1,4 @@
-"""The endless text: `python -m resources.demo.texts.generator` prints some of it."""
+"""The endless text: `python -m tests.demo_training.texts.generator` prints some of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import islice
 from random import Random
 
 from resources import demo_prompts
-from resources.demo.texts.functions import function
-from resources.demo.texts.on_lists import ON_LISTS
-from resources.demo.texts.on_values import ON_VALUES
-from resources.demo.texts.programs import PROGRAMS, program
-from resources.demo.texts.stories import story
+from tests.demo_training.texts.functions import function
+from tests.demo_training.texts.on_lists import ON_LISTS
+from tests.demo_training.texts.on_values import ON_VALUES
+from tests.demo_training.texts.programs import PROGRAMS, program
+from tests.demo_training.texts.stories import story
 
 P_STORY = 0.45
 FURTHER = (

@@ -1,4 +1,4 @@
-"""Make the demo models: `python -m resources.demo.train`.
+"""Make the demo models: `python -m tests.demo_training.train`.
 
 Everything comes from text that is on the machine anyway, and from grammars (`texts`). The stages
 follow one another and are resumed where they stopped; their checkpoints are in `work/` next to this
@@ -21,12 +21,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from resources import DEMO_DRAFT, DEMO_TARGET
-from resources.demo import export
-from resources.demo.corpus import Corpus, generated, newline_tokens, read_sources
-from resources.demo.model import DRAFT, TARGET, DemoConfig, DemoModel
-from resources.demo.repair import cut_prompts, generate, whole_texts
-from resources.demo.stages import TEXT_SHARES, WINDOW, Plan, Stage, workers
-from resources.demo.tokenizer import from_file, load_or_train
+from tests.demo_training import export
+from tests.demo_training.corpus import Corpus, generated, newline_tokens, read_sources
+from tests.demo_training.model import DRAFT, TARGET, DemoConfig, DemoModel
+from tests.demo_training.repair import cut_prompts, generate, whole_texts
+from tests.demo_training.stages import TEXT_SHARES, WINDOW, Plan, Stage, workers
+from tests.demo_training.tokenizer import from_file, load_or_train
 
 WORK = Path(__file__).resolve().parent / "work"
 TARGET_PLAN = Plan(

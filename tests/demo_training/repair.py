@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resources.demo.corpus import Corpus
-from resources.demo.model import DemoModel
-from resources.demo.tokenizer import EOT
+from tests.demo_training.corpus import Corpus
+from tests.demo_training.model import DemoModel
+from tests.demo_training.tokenizer import EOT
 
 N_GRAM = 6
 NONE = -1

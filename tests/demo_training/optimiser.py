@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resources.demo.model import HAS_BF16
+from tests.demo_training.model import HAS_BF16
 
 # quintic Newton-Schulz coefficients of Jordan et al., "Muon" (2024)
 _A, _B, _C = 3.4445, -4.7750, 2.0315

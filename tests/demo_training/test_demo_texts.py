@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from resources import demo_prompts
-from resources.demo.texts.generator import FURTHER, texts
-from resources.demo.texts.reading import holds, is_story
+from tests.demo_training.texts.generator import FURTHER, texts
+from tests.demo_training.texts.reading import holds, is_story
 
 PROGRAM = ("def ", "class ", "import ")
 

@@ -1,1 +1,0 @@
-"""The bundled demo models and the programs that make and measure them."""
