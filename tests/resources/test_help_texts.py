@@ -24,8 +24,8 @@ FOREIGN_OPTIONS = {
     "--per-request-spec-decode-metrics",
     # pytest, bench of the window and of kernels, campaigns
     *("--only", "--pairs", "--readme", "--seed", "--minutes"),
-    # bootstrap's own tools, pip and cmake in the recipe of a server; flags of compilers
-    *("-mno-amx-tile", "-e", "--no-binary", "--no-deps"),
+    # bootstrap's own tools, pip, curl and cmake in the recipe of a server; flags of compilers
+    *("-mno-amx-tile", "-e", "--no-binary", "--no-deps", "-v"),
 }
 """Options on these pages that are not the program's."""
 
