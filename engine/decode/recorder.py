@@ -129,8 +129,7 @@ class Recorder:
         clock: PhaseClock,
         told: Mapping[str, Any] | None = None,
     ) -> None:
-        """Close a round: token, memory and round rows of its sequences, one at least. Files are
-        looked at when rows are written.
+        """Close a round: token, memory and round rows of its sequences, one at least.
 
         Without a memory, as of another program, nothing is observed of it but what it reports:
         columns of every row.
@@ -142,6 +141,8 @@ class Recorder:
         self._elapsed_ms += (now - self._resumed) * 1e3
         self._resumed = now
         number, n = rounds[0].number, len(rounds)
+        if self._files:
+            self._files.note(self.facts, number)
         self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
         traffic = self._traffic(memory.recurrent, n) if memory else []
@@ -178,8 +179,6 @@ class Recorder:
             round_.target = target
         self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting = self._waiting, []
-        if self._files and waiting and self._last_round is not None:
-            self._files.note(self.facts, self._last_round)
         rows: NewRows = defaultdict(list)
         for add in waiting:
             add(rows)

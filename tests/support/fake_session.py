@@ -51,6 +51,11 @@ class FakeInfo:
     llama_cpp: str = "partial rollback"
     kv_bytes_per_token: int = 1000
     mtp_kv_bytes_per_token: int = 0
+    cell: tuple[int, int] = (128, 128)
+    mtp_cell: tuple[int, int] = (0, 0)
+    draft_head_bytes: int = 0
+    has_llama_cpp_planes: bool = True
+    tokenizer: str = "gpt2 (qwen35), 4,096 tokens"
     state_bytes: int = 500_000
     log_bytes_per_token: int = 125_000
     loaded_bytes: dict[str, int] = field(

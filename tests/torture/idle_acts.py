@@ -191,7 +191,7 @@ ACTS: dict[str, _Act] = {
         _tune,
         "EstimateSpeeds",
         (
-            "app.engine_thread.jobs.files:estimate",
+            "app.engine_thread.jobs.judging:estimate",
             "engine.analysis.what_if.recorded:RecordedRounds.of",
             "engine.analysis.what_if.costs:RoundCosts.measured",
             "app.trace_models.tune_surface:surface",

@@ -191,17 +191,17 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "an export drops the last row": (
         "trace",
         words(
-            "engine.trace.export:_write",
-            "rows = {name: len(table) for",
-            "rows = {name: max(0, len(table) - 1) for",
+            "engine.trace.export:_write_tables",
+            "rows |= {name: len(table) for",
+            "rows |= {name: max(0, len(table) - 1) for",
         ),
     ),
     "an export ends after 300 rows": (
         "kill",
         words(
-            "engine.trace.export:_write",
-            "rows = {name: len(table) for",
-            "rows = {name: min(300, len(table)) for",
+            "engine.trace.export:_write_tables",
+            "rows |= {name: len(table) for",
+            "rows |= {name: min(300, len(table)) for",
         ),
     ),
     "1 MiB is leaked per run": ("endure", around("engine.session:Session.start", _leaks(2**20))),

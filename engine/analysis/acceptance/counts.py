@@ -82,7 +82,9 @@ def draft_counts(
 
     is_later: rounds after the prompt, bool [n]. drafters: the run's, for rounds that name none.
     """
-    requests = [one for one in facts.get("requests") or () if isinstance(one, dict)]
+    requests = [
+        one for one in facts.pick("requests").values() for one in one or () if isinstance(one, dict)
+    ]
     slots = dict(_slots(facts, requests))
     names = ", ".join(drafters)
     settings = {seq: _setting(one) for one in requests for seq in _seq_ids(one)}

@@ -126,7 +126,7 @@ def _replayed(
     known: ObservedRun | None,
     vocabulary: Tokenizer | None,
 ) -> ObservedRun:
-    said = capture.facts.get("captured_from")
+    said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}

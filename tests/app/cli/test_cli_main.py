@@ -79,7 +79,9 @@ def test_quick_commands_import_neither_torch_nor_qt(python: Python) -> None:
     assert done.returncode == 0, done.stderr
 
 
-WITHOUT_A_MODEL = ("observe", "import", "export", "rescore", "triage", "check-rollback", "help")
+WITHOUT_A_MODEL = (
+    *("observe", "import", "export", "rescore", "triage", "check-rollback", "conform", "help"),
+)
 """Subcommands that take no model of their own."""
 
 

@@ -92,6 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "info": lambda w: ["info", w.model],
     "info, json": lambda w: ["info", w.model, "--json"],
+    "conform": lambda w: ["conform", HOSTILE],
     "info, unknown architecture": lambda w: ["info", w.named(".odd")],
     "tokenize": lambda w: ["tokenize", w.model, HOSTILE],
     "tokenize, json": lambda w: ["tokenize", w.model, HOSTILE, "--json"],
@@ -194,7 +195,8 @@ STATUS = {
         ("run, unknown drafter", "compare, lane", "compare, scenario", "memory, no script"), (2,)
     ),
     **dict.fromkeys(("tune, drafter", "demo-path", "help", "window", "window, folder"), (2,)),
-    **dict.fromkeys(("bench, against", "bench, compare", "info, unknown architecture"), (1, 2)),
+    **dict.fromkeys(("bench, against", "bench, compare"), (1, 2)),
+    "conform": (2,),
 }
 
 
@@ -333,7 +335,7 @@ def test_what_clients_of_the_proxy_ask_and_get(
 def test_faults_and_the_words_of_libraries_are_filtered_too(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_file(*_: object) -> None:
+    def open_file(*_: object, **__: object) -> None:
         sys.stderr.write(HOSTILE)
         sys.stderr.writelines([HOSTILE, "\n"])
         raise RuntimeError(HOSTILE)

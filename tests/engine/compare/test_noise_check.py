@@ -85,7 +85,8 @@ def mask_shows_the_next_token(patch: Patch) -> None:
 
         return visible
 
-    wrapped(patch, CellTable, "visible", make)
+    for name in ("visible", "seen"):  # by position, and by cell where cells are in order
+        wrapped(patch, CellTable, name, make)
 
 
 def windows_show_the_next_token(patch: Patch) -> None:
@@ -161,7 +162,8 @@ def prompts_see_the_next_token(patch: Patch) -> None:
 
         return visible
 
-    wrapped(patch, CellTable, "visible", make)
+    for name in ("visible", "seen"):
+        wrapped(patch, CellTable, name, make)
 
 
 COPIES = "noise-beyond-rounding"

@@ -13,7 +13,7 @@ from engine.options import RunOptions, SpecOptions
 from engine.trace.facts import RequestFacts, RunFacts, TurnFacts, problems, recorded_options
 
 ROOT = Path(__file__).parents[3]
-OF_EXPERIMENTS = ("reader.py", "writer.py", "table.py", "suite_results.py", "results.py")
+OF_EXPERIMENTS = ("reader.py", "writer.py", "table.py", "suite.py", "results.py")
 """Facts there are those of an experiment's results, texts by name, and no run's."""
 UNTYPED = re.compile(r"\bfacts(\.get\(|\[)")
 

@@ -77,10 +77,10 @@ def write_requests(
         "observed_findings": [
             *(_contradiction(i, r) for i, r in enumerate(requests) if r.contradictions),
             *_unread(left_out),
+            *more.pop("observed_findings", []),
         ],
         "derived": sorted({name for request in requests for name in request.derived}),
     }
-    facts["observed_findings"] += more.pop("observed_findings", [])
     if unknown:
         facts |= {"unknown": dict(unknown)}
     if models:

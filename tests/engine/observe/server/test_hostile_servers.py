@@ -116,7 +116,9 @@ def test_stop_ends_a_run_whatever_the_server_sends(
     has_events = name in ("flood", "silent after its events", "dripped body", "pings")
     advance_until(run, lambda: n_emitted(run) >= 20 or not has_events)
     run.stop()
-    assert run.done and not run.errors and not recorded(run.trace)
+    assert run.done and not run.errors
+    # a flood of equal rounds may have a shape of acceptance
+    assert not [found for found in recorded(run.trace) if not found.rule.startswith("acceptance-")]
     assert run.trace.runs[run.run_id]["stops"] == ["stopped"]
     assert server.of("/completion")[0].left.wait(20), "the server was left"
 
