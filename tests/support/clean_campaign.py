@@ -51,6 +51,7 @@ TRUE = (
     "n-min-never-met",
     "degenerate-repetition",
     "prompt-processed-again",
+    "acceptance-zero",  # of a drafter with random weights
 )
 """Findings above info that are true of settings and models that are played."""
 

@@ -11,7 +11,13 @@ from engine.run import Run
 from engine.session import Session
 from engine.trace.store import TraceStore
 
-TRUE = ("concurrency-lost", "n-min-never-met", "drafter-mute", "prompt-processed-again")
+TRUE = (
+    "concurrency-lost",
+    "n-min-never-met",
+    "drafter-mute",
+    "prompt-processed-again",
+    "acceptance-zero",  # of a drafter with random weights
+)
 """Findings above info that are true of settings that are played."""
 
 
