@@ -13,6 +13,7 @@ from app.cli.output import SIGNALS, Interrupted, on_signal, signals_wait
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_waits_for_what_is_written(number: int) -> None:
     written: list[int] = []
+    by_starter = signal.signal(number, signal.SIG_DFL)  # nohup ignores one of them
     before = [signal.getsignal(each) for each in SIGNALS]
 
     def write() -> None:
@@ -25,6 +26,7 @@ def test_a_signal_waits_for_what_is_written(number: int) -> None:
     assert written == [-1], "the outer handler had nothing to do"
     assert ended.value.status == 128 + number
     assert [signal.getsignal(each) for each in SIGNALS] == before
+    signal.signal(number, by_starter)
 
 
 def test_without_a_signal_nothing_ends() -> None:
