@@ -54,7 +54,7 @@ class ErrorCatcher:
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
         with suppress(OSError):
-            folder.resolve().mkdir(parents=True, exist_ok=True)
+            Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
         self._crash_path = folder / f"crash-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self._crash_lock: QLockFile | None = None
         self._on_error = on_error

@@ -358,7 +358,7 @@ def data_folder() -> Path:
 def unwritable(folder: Path) -> str:
     """Why a folder takes no files, in a sentence; empty if it does. It is made if it is missing."""
     try:
-        folder.resolve().mkdir(parents=True, exist_ok=True)
+        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))  # a full disk takes names, but no content
     except OSError as error:

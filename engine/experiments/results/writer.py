@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class ResultsWriter:
         self.path = folder / RESULTS_FILE
         try:
             # a link to a folder that is not there yet is followed too
-            folder.resolve().mkdir(parents=True, exist_ok=True)
+            Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists() or self.path.stat().st_size == 0
             if not is_new and not is_database(self.path):
                 raise schema.not_ours(self.path)
