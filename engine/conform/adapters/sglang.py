@@ -39,6 +39,16 @@ class _Snapshots:
     def state(self, sequence: int) -> torch.Tensor:
         return self.pool[1 + sequence].float().transpose(-1, -2)
 
+    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        """One call of the kernel; keep: the committed state stays, as in a verify pass."""
+        raise NotImplementedError
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=True)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, keep=False)
+
 
 class _Delta(_Snapshots):
     """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
@@ -71,12 +81,6 @@ class _Delta(_Snapshots):
         assert isinstance(o, torch.Tensor)
         return o.view(n, self.shape.n_heads, self.shape.d_v)
 
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=True)
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=False)
-
 
 class _DeltaUpdate(_Snapshots):
     """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
@@ -97,12 +101,6 @@ class _DeltaUpdate(_Snapshots):
         )
         assert isinstance(o, torch.Tensor)
         return o[0]
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=True)
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=False)
 
 
 class _Replay:
@@ -203,12 +201,6 @@ class _ReplayOfChannels(_Snapshots):
         assert isinstance(o, torch.Tensor)
         return o.view(n, self.shape.n_heads, self.shape.d_v)
 
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=True)
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=False)
-
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         module = self.package.module(f"{_LINEAR}.kda_replayssm_spec_decode")
         module.commit_kda_replayssm_spec(
@@ -246,12 +238,6 @@ class _Mamba2(_Snapshots):
             cache_steps=self.shape.n_tokens if keep else None,
         )
         return out.view(-1, heads, d)
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=True)
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=False)
 
 
 class _Conv:

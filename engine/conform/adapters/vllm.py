@@ -51,6 +51,16 @@ class _Paged:
         """Blocks [sequences, 1] for a step without drafts: read and written in place."""
         return torch.stack([self.table[s, self.column(s)] for s in rows.sequences]).view(-1, 1)
 
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        """One call of the kernel; accepted: None for a step without drafts."""
+        raise NotImplementedError
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.run(rows, self.without_drafts(rows), None)
+
 
 class _Delta(_Paged):
     """fused_recurrent_gated_delta_rule_fwd, one gate per head."""
@@ -67,12 +77,6 @@ class _Delta(_Paged):
             num_accepted_tokens=accepted,
         )
         return o[0]
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, self.without_drafts(rows), None)
 
 
 class _DeltaGates(_Delta):
@@ -138,12 +142,6 @@ class _Mamba2(_Paged):
             cu_seqlens=rows.starts if accepted is not None else None,
         )
         return out
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, self.without_drafts(rows), None)
 
 
 class _Conv:
