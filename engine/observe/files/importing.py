@@ -14,8 +14,8 @@ from engine.observe.files.line_logs import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
-from engine.observe.rounds.log import has_entries
 from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
+from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
