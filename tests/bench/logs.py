@@ -35,10 +35,11 @@ class _Clock:
         return f"{rest // 60}.{rest % 60:02}.{ms:03}.{part:03} {level} "
 
 
-def _sums(clock: _Clock, slot: int, task: int, chance: random.Random, n: int) -> Iterator[str]:
+def _sums(
+    clock: _Clock, slot: int, task: int, chance: random.Random, n: int, drafts: tuple[int, int]
+) -> Iterator[str]:
     head = f"slot print_timing: id {slot:2} | task {task} | "
-    ms, drafted = 30.5 * n, n
-    accepted = chance.randrange(drafted // 4, drafted)
+    ms, (accepted, drafted) = 30.5 * n, drafts
     prompt = chance.randrange(20, 4000)
     yield (
         f"{clock(20)}{head}prompt eval time = {prompt * 1.5:10.2f} ms / {prompt:5} tokens "
@@ -82,14 +83,19 @@ def _light(chance: random.Random) -> Iterator[str]:
                 f"{clock(10)}slot launch_slot_: id {slot:2} | task {task + slot} | processing "
                 "task, is_child = 0"
             )
+        sums = [[1, 0, 0], [1, 0, 0]]
         for _ in range(600):
             slot, drafted = chance.randrange(2), chance.choice((3, 3, 3, 2, 16))
+            accepted = chance.randrange(drafted + 1)
+            sums[slot] = [
+                a + b for a, b in zip(sums[slot], (accepted + 1, accepted, drafted), strict=True)
+            ]
             yield (
                 f"{clock(3000)}slot   operator(): id {slot:2} | task {task + slot} | accepted "
-                f"{chance.randrange(drafted + 1):2}/{drafted:2} draft tokens"
+                f"{accepted:2}/{drafted:2} draft tokens"
             )
-        for slot in (0, 1):
-            yield from _sums(clock, slot, task + slot, chance, 600)
+        for slot, (n, *drafts) in enumerate(sums):
+            yield from _sums(clock, slot, task + slot, chance, n, (drafts[0], drafts[1]))
         task += 2
 
 
@@ -110,7 +116,9 @@ def _default(chance: random.Random) -> Iterator[str]:
                 f"{clock(3_000_000)}slot print_timing: id  0 | task {task} | n_gen = {part:6}, tg "
                 f"= {31.44:6.2f} t/s, tg_3s = {31.75:6.2f} t/s"
             )
-        yield from _sums(clock, 0, task, chance, n)
+        drafted = 2 * (n // 4)
+        drafts = chance.randrange(drafted // 4, drafted), drafted
+        yield from _sums(clock, 0, task, chance, n, drafts)
         yield f"{clock(10)}srv  update_slots: all slots are idle"
         yield (
             f"{clock(50)}srv  log_server_r: done request: POST /v1/chat/completions 127.0.0.1 200"
@@ -131,7 +139,8 @@ def _verbose(chance: random.Random) -> Iterator[str]:
             stamp, _, said = line.partition(" ")
             is_whole = stamp.count(".") == 3 and "initializing" not in said[:60]
             yield f"{clock(120, said[:1])}{said[2:]}" if is_whole else line
-        lines = [one for one in lines if "llama_server: initializing" not in one]
+        if not n:  # what a server says when it starts is not said again
+            lines = lines[next(i for i, one in enumerate(lines) if "launch_slot_" in one) :]
         n += 1
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
 from operator import ge
 from typing import Any, TypeAlias
 
@@ -456,6 +457,8 @@ def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:
     """Lines of an engine that follow each other, as one."""
     if len(lines) == 1 and isinstance(lines[0], RecordedRequest):
         return lines[0]
+    if (found := _plain_sums(label, lines)) is not None:
+        return found
     requests = [
         one if isinstance(one, RecordedRequest) else _plain_interval(label, one) for one in lines
     ]
@@ -463,14 +466,30 @@ def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:
 
 
 def _plain_interval(label: str, line: tuple[Any, ...]) -> RecordedRequest:
-    place = ", ".join(filter(None, (label, time_of(line[0]))))
-    if len(line) == 2:
-        found = RecordedRequest("sglang", place, stop="interval")
-        found.given = line[1]
+    found = _plain_sums(label, [line])
+    assert found is not None
+    return found
+
+
+def _plain_sums(label: str, lines: Sequence[_Line]) -> RecordedRequest | None:
+    """Lines without more than counts, or averages, as one; None for others."""
+    first = lines[0]
+    kinds = {len(one) if isinstance(one, tuple) else 0 for one in lines}
+    if not isinstance(first, tuple) or len(kinds) > 1:
+        return None
+    place = ", ".join(filter(None, (label, time_of(first[0])))) + " and after" * (len(lines) > 1)
+    names = {name for one in lines for name in one[1]} if len(first) == 2 else set()  # type: ignore[index]
+    if names:
+        found = RecordedRequest("sglang", place, stop="interval", n_merged=len(lines))
+        for name in sorted(names):
+            values = [one[1][name] for one in lines if name in one[1]]  # type: ignore[index]
+            found.given[name] = sum(values) / len(values)
         return found
-    found = RecordedRequest("vllm", place, stop="interval")
-    _, found.num_accepted_draft_tokens, found.num_draft_tokens, found.per_pos = line
-    found.num_spec_steps = line[2] // len(line[3])
+    _, accepted, drafted, per_pos = zip(*lines, strict=True)
+    found = RecordedRequest("vllm", place, stop="interval", n_merged=len(lines))
+    found.num_accepted_draft_tokens, found.num_draft_tokens = sum(accepted), sum(drafted)
+    found.num_spec_steps = sum(n // len(one) for n, one in zip(drafted, per_pos, strict=True))
+    found.per_pos = [sum(one) for one in zip_longest(*per_pos, fillvalue=0)]
     return found
 
 

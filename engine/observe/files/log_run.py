@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import RecordedRequest, merged, sum_figures
@@ -32,7 +33,7 @@ from engine.trace.writer import RunSource, TraceWriter
 
 SHAPE = "llama-server-log"
 ENGINE = "llama-server"
-_PIECE = 1 << 20
+_PIECE = 1 << 22
 _RATIO = 0.01
 """By how much the ratio that a line has may differ from that of its counts: only its digits."""
 
@@ -281,6 +282,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
         together = {name: v for name, v in sum_figures(sums).items() if v is not None}
         writer.set_facts(told=together)
     writer.end(["end" if request.is_over else "lost" for request in server.requests])
+    record_findings(store, [writer.run_id])
     return writer.run_id
 
 

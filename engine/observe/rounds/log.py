@@ -794,6 +794,8 @@ class LogReader:
         """Servers whose newest line may go on in the next one."""
         self._readings: dict[bytes, Reading] = {}
         """By shape."""
+        self._kinds: dict[tuple[Any, ...], Reading] = {}
+        """The same by their keys."""
 
     def feed(self, text: str) -> None:
         """More of the log, cut anywhere. Raises TraceFileError for more than a trace can hold."""
@@ -839,12 +841,13 @@ class LogReader:
                 continue
             self._lines.last = self._stream_before(block, readings, i, placed)
             self._lines.number = before + i
-            self._place(lines[i], block.shapes[i])
+            self._place(lines[i], None if reading is not None else block.shapes[i])
             while self._is_waiting and i + 1 < len(lines):
                 i += 1
                 self._place(lines[i], None)
             if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
                 self._readings.clear()
+                self._kinds.clear()
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
@@ -950,7 +953,8 @@ class LogReader:
         if reading is not None:
             if len(self._readings) >= MOST_SHAPES:
                 self._readings.clear()
-            self._readings[shape] = reading
+                self._kinds.clear()
+            self._readings[shape] = self._kinds.setdefault(reading.key, reading)
 
     def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:
         """How lines of another engine's shape are read."""
@@ -975,6 +979,8 @@ class LogReader:
             return None
         if whose == "free" and saying is None:
             whose, head = "nothing", ()
+        if whose == "nothing":
+            time = None
         reading = Reading(line, whose, saying, stream, is_own=self._lines.is_own)
         if saying is not None:
             reading.handler = getattr(ServerLog, f"on_{saying[0]}")

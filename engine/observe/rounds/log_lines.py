@@ -284,8 +284,8 @@ class LogLines:
 
     def _cut(self, lines: list[str]) -> list[str]:
         whole = "\n".join(lines)
-        if (plain := without_colours(whole)) is not whole:
-            lines = plain.split("\n")
+        if "\x1b" in whole or "[0m" in whole:
+            lines = [without_colours(line) for line in lines]
         if self._end == "\r\n" and "\r" in whole:
             lines = [line.removesuffix("\r") for line in lines]
         if not self._has_learned:

@@ -15,7 +15,8 @@ import numpy as np
 from engine.observe.rounds.log_words import Saying, Value
 
 Place: TypeAlias = tuple[int, int]
-"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on."""
+"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
+bytes before the end of the line."""
 _Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
 """The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
 MOST_SHAPES = 1 << 16
@@ -25,6 +26,7 @@ FEW = 16
 """Lines of a shape in a block that are not worth columns."""
 _MOST_DIGITS = 15
 """Of a number that float64 has exactly."""
+_AT_END = -2
 _NUMBER = re.compile(rb"[0-9]+")
 _DIGITS = np.full(256, 0, bool)
 _DIGITS[48:58] = True
@@ -58,6 +60,13 @@ class Reading:
         self.same: list[tuple[int, int]] = []
         """Numbers by which another server would be named, which have to stay as they are."""
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Readings with equal ones are the same."""
+        of_time, of_stream = (self.time, self.times), (self.stream, self.is_own, self.prefix)
+        what = self.whose, self.name, self.kind
+        return what, of_time, of_stream, tuple(self.columns), tuple(self.same)
+
     def place(self, line: str, at: int) -> Place | None:
         """Where a character is, in every line of the shape; None within a number."""
         byte = at if line.isascii() else len(line[:at].encode())
@@ -80,7 +89,11 @@ class Reading:
             if first is None or last is None:
                 return False
             inside = tuple(range(first[0] + 1, last[0] + 1))
-            if most is not None:
+            if most is None:
+                inside = ()
+                if last[0] == len(self.numbers) - 1:  # alike, whatever numbers are in the text
+                    last = _AT_END, len(line.encode()) - len(line[: at + end].encode())
+            else:
                 text = line[at + begin : at + end]
                 is_plain = re.fullmatch(
                     r"[0-9]+" if isinstance(most, int) else r"[0-9]+(?:\.[0-9]+)?", text
@@ -184,7 +197,8 @@ class Block:
         is_last[:-1] &= ~is_digit[1:]
         self._text = np.concatenate([text, np.zeros(_MOST_DIGITS, np.uint8)])
         self._begins, self._ends = np.flatnonzero(is_first), np.flatnonzero(is_last) + 1
-        self._lines = np.concatenate([[0], np.flatnonzero(text == 10)[:-1] + 1])
+        self._line_ends = np.flatnonzero(text == 10)
+        self._lines = np.concatenate([[0], self._line_ends[:-1] + 1])
         self._first = np.searchsorted(self._begins, self._lines)
 
     def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,6 +217,8 @@ class Block:
 
     def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
         number, after = place
+        if number == _AT_END:
+            return self._line_ends[rows] - after
         return (self._lines[rows] if number < 0 else self._ends[self._first[rows] + number]) + after
 
     def times(self, reading: Reading, rows: np.ndarray) -> np.ndarray:
