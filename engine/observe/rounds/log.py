@@ -403,8 +403,8 @@ class ServerLog:
         """A token was sampled."""
         if self.is_light:
             self.is_light = False
-            for one in self.requests:
-                one.unfold()
+            for earlier in self.requests:
+                earlier.unfold()
         request, token = slot.request, (id_, text)
         self._learn(id_, text)
         if number <= request.last_n:
@@ -868,13 +868,13 @@ class LogReader:
             if len(those) < FEW:
                 continue
             rows = np.array(those)
-            is_light = reading.whose == "slot" and (reading.name, reading.kind) == ("accepted", "")
-            if not (
-                is_light and self._has_batches and light.add(block, reading, rows, self._lines)
-            ):
-                is_other = reading.whose == "other" and self._others is not None
-                name = self._others.source if is_other else self._lines.name
-                values.update(block.rows(reading, rows, name))
+            is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
+            if is_light and light.add(block, reading, rows, self._lines.source):
+                continue
+            is_other = reading.whose == "other" and self._others is not None
+            names: OtherLines | LogLines | None = self._others if is_other else self._lines
+            assert names is not None
+            values.update(block.rows(reading, rows, names.source))
         return values, light
 
     def _say(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
@@ -926,7 +926,7 @@ class LogReader:
         for at in range(i - 1, placed, -1):
             one = readings[at]
             if one is not None and one.is_own:
-                found = block.streams(one, np.array([at]), self._lines.name)
+                found = block.streams(one, np.array([at]), self._lines.source)
                 return found if isinstance(found, str) else found[0]
         return self._lines.last
 
@@ -990,7 +990,7 @@ class LogReader:
             reading.add(line, start, head)
             and (saying is None or reading.add(line, start + at, saying[2]))
             and reading.set_time(line, time)
-            and reading.set_prefix(line, self._lines.prefix, self._lines.name)
+            and reading.set_prefix(line, self._lines.prefix, self._lines.source)
         )
         return reading if is_known else None
 
