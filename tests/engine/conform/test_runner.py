@@ -10,6 +10,7 @@ from engine.conform import report, runner
 from engine.conform.checks import check
 from engine.conform.packages import Package
 from engine.errors import KernelPackageError
+from engine.report.markdown import markdown
 from resources import help_page
 
 ADAPTER = '''
@@ -75,7 +76,7 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     assert {o.check: o.passed for o in seen} == {"depths": True, "no-drafts": False, "repeat": True}
     lost = next(o for o in seen if not o.passed)
     assert lost.faults[0].cause == "crash"
-    text = report.markdown(seen, "my kernel", "my_kernel.py:adapter")
+    text = markdown(report.report(seen, "my kernel", "my_kernel.py:adapter", "cpu"))
     assert "| adapter conv | ok |" in text
     suite = ElementTree.fromstring(report.junit(seen, "my kernel", "my_kernel.py:adapter"))
     assert suite.get("failures") == "1"
