@@ -12,7 +12,17 @@ from app.cli.output import is_terminal, print_json, print_line, print_lines, sho
 from engine.errors import OptionError
 from engine.files import written_whole
 
-_CHECKS = ("depths", "lengths", "subsets", "no-drafts", "rounds", "repeat", "batch", "drift")
+_CHECKS = (
+    "depths",
+    "lengths",
+    "subsets",
+    "no-drafts",
+    "rounds",
+    "repeat",
+    "batch",
+    "drift",
+    "cost",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(report.lines(outcomes, args.target))
         where = "on CUDA" if device == "cuda" else "on the CPU"
         print_line()
-        print_line(f"{title}: {len(outcomes)} checks {where}, {n_failed} failed")
+        print_line(f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed")
     return int(n_failed > 0)
 
 

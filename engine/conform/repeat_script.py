@@ -1,4 +1,4 @@
-"""A script that plays one fault again without this program: a Python archive for whoever wrote the
+"""A script that plays one fault again without this program: a Python archive for the author of the
 kernel, which needs torch and triton alone."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from engine.files import written_whole
 
 _FILES = (
     *("__init__.py", "errors.py", "size_text.py", "conform/__init__.py"),
-    *(f"conform/{name}.py" for name in ("cases", "causes", "checks", "packages", "reference")),
-    *(f"conform/{name}.py" for name in ("runner", "subject")),
+    *(f"conform/{name}.py" for name in ("cases", "causes", "checks", "cost", "packages")),
+    *(f"conform/{name}.py" for name in ("reference", "runner", "subject")),
     *(f"conform/adapters/{name}.py" for name in ("__init__", "fla", "sglang", "vllm")),
 )
 _MAIN = '''"""Plays one check of a kernel again and prints what differs: {kernel}, {check}: {cause}.

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from engine.conform.causes import CAUSES
 from engine.conform.checks import CHECKS, Fault
-from engine.conform.runner import Outcome
+from engine.conform.runner import COST, Outcome
 from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
 
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
@@ -24,6 +24,11 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
         yield ""
         yield from paragraph(fault)
         yield f"  again: {again(fault, target)}"
+    if costs := _costs(outcomes):
+        yield ""
+        yield costs.title
+        for label, *figures in costs.rows:
+            yield f"{label:<{width}}" + "".join(f"{figure:>11}" for figure in figures)
 
 
 def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) -> Report:
@@ -40,20 +45,47 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
         parts += error_plots(fault)
         parts.append(CodeSample(again(fault, target)))
         sections.append(Section(f"{fault.kernel}: {fault.cause}", parts))
-    return Report(title, f"{len(outcomes)} checks {where}, {n_failed} failed.", sections)
+    if costs := _costs(outcomes):
+        sections.append(Section("Cost", [costs]))
+    n_checks = len(judged(outcomes))
+    return Report(title, f"{n_checks} checks {where}, {n_failed} failed.", sections)
 
 
 def error_plots(fault: Fault) -> list[Plot]:
     """Relative error by row of the pass, or of the state by the depth that it is compared with."""
     made = []
-    for title, first, errors in (
-        ("Error of the output of each row", 0, fault.row_errors),
-        ("Distance of the state from that after each number of rows", 0, fault.depth_errors),
+    for title, errors in (
+        ("Error of the output of each row", fault.row_errors),
+        ("Distance of the state from that after each number of rows", fault.depth_errors),
     ):
         if errors:
-            names = [str(first + i) for i in range(len(errors))]
+            names = [str(i) for i in range(len(errors))]
             made.append(Plot("columns", title, names, {"relative error": list(errors)}))
     return made
+
+
+def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The checks, without what only measures."""
+    return [outcome for outcome in outcomes if outcome.check != COST]
+
+
+def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
+    """Bytes of a verify pass, and its time where it was measured."""
+    title = "A verify pass of 64 sequences of 4 tokens, 32 heads of 128 (windows: 8,192 channels)"
+    heads = ["kernel", "least MiB", "ms", "of a copy"]
+    rows = []
+    for outcome in outcomes:
+        if outcome.figures:
+            ms, share = (outcome.figures.get(name) for name in ("ms", "copy_share"))
+            rows.append(
+                [
+                    _label(outcome),
+                    f"{outcome.figures['bytes'] / 2**20:.1f}",
+                    "n/a" if ms is None else f"{ms:.3f}",
+                    "n/a" if share is None else f"{share:.0%}",
+                ]
+            )
+    return ReportTable(heads, rows, title) if rows else None
 
 
 def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
@@ -61,10 +93,10 @@ def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
     suite = ElementTree.Element(
         "testsuite",
         name=title,
-        tests=str(len(outcomes)),
+        tests=str(len(judged(outcomes))),
         failures=str(sum(not o.passed for o in outcomes)),
     )
-    for outcome in outcomes:
+    for outcome in judged(outcomes):
         case = ElementTree.SubElement(
             suite,
             "testcase",

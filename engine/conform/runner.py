@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +20,12 @@ from typing import Any
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.checks import CHECKS, Fault, check, smallest
+from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 
+COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
@@ -32,13 +34,15 @@ _MOST_SHRINK_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One check of one kernel: its faults, and the seconds that it took."""
+    """One check of one kernel: its faults, and the seconds that it took. Of COST, which cannot
+    fail, `figures` (engine.conform.cost)."""
 
     kernel: str
     recurrence: str
     check: str
     faults: tuple[Fault, ...]
     seconds: float
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -92,7 +96,7 @@ def own_kernel(target: str) -> Kernel:
         ) from error
     fields = {
         field: getattr(make, field)
-        for field in ("ring", "least_d", "equal_lengths", "grouped", "square", "dtypes")
+        for field in ("ring", "log", "least_d", "equal_lengths", "grouped", "square", "dtypes")
         if hasattr(make, field)
     }
     recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
@@ -154,7 +158,7 @@ def run(
     seed: int,
     device: str,
     only: Sequence[str] = (),
-    checks: Sequence[str] = CHECKS,
+    checks: Sequence[str] = (*CHECKS, COST),
     limit_s: float = 120.0,
     at_once: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
@@ -238,7 +242,10 @@ class _Child:
             faults = tuple(map(_fault, answer["faults"]))
             self.left.remove(answer["check"])
             self._since = time.monotonic()
-            yield Outcome(self.kernel, self.recurrence, answer["check"], faults, answer["seconds"])
+            yield Outcome(
+                self.kernel, self.recurrence, answer["check"], faults, answer["seconds"],
+                answer["figures"],
+            )  # fmt: skip
 
     def over(self) -> bool:
         """Whether the process has ended or is past its limit."""
@@ -283,10 +290,15 @@ def _in_child(
     with _imports(name, place) as package:
         for one in checks.split(","):
             began = time.monotonic()
-            faults = _checked(found, package, recurrence, one, int(seed), device)
+            faults, figures = [], {}
+            if one == COST:
+                figures = measure(found, package, recurrence, device)
+            else:
+                faults = _checked(found, package, recurrence, one, int(seed), device)
             line = {
                 "check": one,
                 "faults": [asdict(fault) for fault in faults],
+                "figures": figures,
                 "seconds": time.monotonic() - began,
             }
             answers.write(json.dumps(line) + "\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from engine.conform import report, runner
 from engine.conform.checks import check
+from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
 from engine.errors import KernelPackageError
 from engine.report.markdown import markdown
@@ -69,6 +71,22 @@ def test_an_adapter_of_the_user_passes_all_checks(tmp_path):
     seen = outcomes(tmp_path, "pass", runner.CHECKS)
     assert [o.check for o in seen] == list(runner.CHECKS)
     assert all(o.passed for o in seen)
+
+
+def test_the_cost_is_counted_in_bytes():
+    kernels = {k.name: k for k in runner.kernels("draftscope", "")}
+    slots, log = kernels["gated_delta_slots"], kernels["gated_delta_log"]
+    shape = replace(cost_shape(slots, "gdn"), n_sequences=1, n_tokens=4)
+    state, row, output = 32 * 128 * 128, 2 * 16 * 128 + 32 * 128 + 2 * 32, 32 * 128
+    assert least_bytes(slots, shape) == 4 * (5 * state + 4 * (row + output))
+    assert least_bytes(log, shape) == 4 * (state + 4 * (2 * row + output))
+    (seen,) = runner.run(
+        "draftscope", "", seed=1, device="cpu", only=["causal_conv_slots"], checks=[runner.COST]
+    )
+    assert seen.passed
+    assert seen.figures == {"bytes": 4 * 64 * 8192 * (8 + 3 + 7)}
+    assert "36.0" in "\n".join(report.lines([seen], "draftscope"))
+    assert 'tests="0"' in report.junit([seen], "", "")
 
 
 def test_a_kernel_that_dies_costs_its_check(tmp_path):
