@@ -133,3 +133,31 @@ def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):
     (tmp_path / "my_kernel.py").write_text(text)
     with pytest.raises(KernelPackageError, match=words):
         runner.open_target(target)
+
+
+MAMBA = """
+import torch
+import torch.nn.functional as F
+
+def selective_state_update(
+    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
+):
+    slots = state_batch_indices.long()
+    dt = F.softplus(dt + dt_bias)
+    B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], 1)[:, :, None] for t in (B, C))
+    new = state[slots].float() * torch.exp(dt[..., None] * A) + (dt * x)[..., None] * B
+    state[slots] = new.to(state.dtype)
+    return (new * C).sum(-1) + D * x
+"""
+
+
+def test_a_kernel_of_one_token_is_played_row_by_row(tmp_path):
+    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text('__version__ = "2.3.2.post1"\n')
+    (folder / "selective_state_update.py").write_text(MAMBA)
+    name, place, version = runner.open_target(str(tmp_path))
+    assert (name, version) == ("mamba_ssm", "2.3.2.post1")
+    seen = list(runner.run(name, place, seed=2, device="cpu", at_once=1))
+    assert len(seen) == len(runner.CHECKS) + 1
+    assert all(outcome.passed for outcome in seen), [o.faults for o in seen if o.faults]
