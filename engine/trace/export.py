@@ -30,6 +30,7 @@ from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.trace.typed_json import strict_json
 from engine.version import version
+from kernels.processor import processor_name
 
 SESSION_FILE = "session.json"
 COLUMNS_FILE = "columns.csv"
@@ -363,5 +364,6 @@ def _environment() -> dict[str, Any]:
         "torch": str(torch.__version__) if torch is not None else None,
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": processor_name(),
         "cpu_count": os.cpu_count(),
     }
