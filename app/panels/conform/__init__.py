@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _HINT = "Wheel or folder of vLLM, SGLang or flash-linear-attention, or FILE.py:FUNCTION"
 _FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
+_SAME = 10_000
+"""Any size, given to both sides of the splitter."""
 _FIRST = (
     "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
@@ -152,6 +154,7 @@ class ConformView(QWidget):
         parts.addWidget(self.grid)
         parts.addWidget(below)
         parts.setChildrenCollapsible(False)
+        parts.setSizes([_SAME, _SAME])
         whole = QVBoxLayout(self)
         whole.setContentsMargins(8, 4, 8, 4)
         whole.setSpacing(4)
@@ -217,7 +220,7 @@ class ErrorPlot(PlotSurface):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__("0.000", parent)
         self.setFont(figures_font())
-        self.setMinimumHeight(8 * self.fontMetrics().height())
+        self.setMinimumHeight(10 * self.fontMetrics().height())
         self._bars = pg.BarGraphItem(x=[], height=[], width=0.8)
         self.addItem(self._bars)
         self._errors = np.empty(0)
