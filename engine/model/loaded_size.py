@@ -33,7 +33,8 @@ _KEPT = (
     "ssm_ba.",
     "ffn_gate_inp",
     "ple_conv1d.",
-    "indexer.",
+    "indexer",
+    "_fn.",
     "_norm",
 )
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")

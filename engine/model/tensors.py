@@ -35,6 +35,7 @@ def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Sh
     within = _Within(prefix, present)
     if config.mtp and index >= config.n_layer:
         shapes = config.mtp.shapes(config.n_embd, config.n_vocab, within)
+        shapes |= config.trunk.mtp_shapes(config.n_embd, within)
     else:
         shapes = config.blocks[index].shapes(config.n_embd, within)
         shapes |= config.trunk.block_shapes(index, config.n_embd, within)

@@ -9,6 +9,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.limits import (
+    INCOMPLETE,
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -77,6 +78,17 @@ def model_config(
         n_unused_mtp=sizes.n_mtp - sizes.has_mtp,
         **others,
     )
+
+
+def hold_to_own_head(file: GgufFile) -> None:
+    """Raise UnsupportedModelError for a trunk without an output matrix, where the embedding cannot
+    stand in for it."""
+    if "output.weight" not in file.tensors and not is_mtp_file(file):
+        raise UnsupportedModelError(
+            f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
+            "output.weight is missing.",
+            INCOMPLETE,
+        )
 
 
 def is_mtp_file(file: GgufFile) -> bool:

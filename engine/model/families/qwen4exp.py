@@ -9,10 +9,10 @@ import math
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, heads, model_config
+from engine.model.families.common import CommonSizes, common_sizes, heads, is_mtp_file, model_config
 from engine.model.families.qwen import read_delta_net, read_mixture, recurrent_schedule
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, REMEDY, count, each
-from engine.model.parts import BlockParts
+from engine.model.parts import BlockParts, MtpParts
 from engine.model.parts.attention import SparseAttentionPart
 from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
 from engine.model.parts.trunks import HyperConnections
@@ -28,9 +28,11 @@ _MOST_TOKENS = 1 << 24
 def read_qwen4exp(file: GgufFile) -> ModelConfig:
     """Qwen3.8-Flash-Next."""
     arch = file.architecture
-    sizes = common_sizes(file)
+    sizes = common_sizes(file, runs_mtp=True)
     n = sizes.n_blocks
     recurrent = recurrent_schedule(file, n)
+    if recurrent[sizes.n_layer :] and "qwen4exp.attention.recurrent_layers" not in file.metadata:
+        recurrent[sizes.n_layer :] = [False] * sizes.n_mtp
     attending = [i for i, flag in enumerate(recurrent) if not flag]
     n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
     rope = RopeConfig.from_gguf(file, head_dim)
@@ -44,7 +46,11 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
     delta_net = read_delta_net(file, legacy=False, sigmoid_gate=True) if any(recurrent) else None
     n_streams = count(file, f"{arch}.hyper_connection.count", low=2, high=_MOST_STREAMS)
     rank = count(file, f"{arch}.hyper_connection.low_rank")
-    layer, ngrams = _ngrams(file, sizes, recurrent, n_streams)
+    if sizes.has_mtp and recurrent[sizes.n_layer]:
+        what = f"block {sizes.n_layer}, the MTP block, does not attend"
+        raise ModelFileError(file.path, f"key {arch}.attention.recurrent_layers", what, REMEDY)
+    # the table of n-grams is the trunk's, and not in the file of an MTP block
+    layer, ngrams = (-1, None) if is_mtp_file(file) else _ngrams(file, sizes, recurrent, n_streams)
     mixture = read_mixture(file)
     blocks = []
     for i, ratio in enumerate(ratios):
@@ -65,6 +71,7 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
         file,
         sizes,
         blocks=tuple(blocks),
+        mtp=MtpParts(blocks[sizes.n_layer]) if sizes.has_mtp else None,
         rope=rope,
         output_norm=None,
         trunk=HyperConnections(n_streams, rank, ngrams),
