@@ -76,6 +76,8 @@ SPLITTINGS = {
     "lfm2": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     "falcon-h1": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     "pixtral": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    "glm4": Splitting((_LLAMA3,), whole_words=True),
+    "glm5": Splitting((_LLAMA3,), whole_words=True),
     "dbrx": Splitting((_LLAMA3,)),
     "bailingmoe2": Splitting((_pattern(r"\p{L}", breaks=r"\s*[\r\n]"),)),
     "kimi-k2": Splitting((_kimi(),), by_rank=True),

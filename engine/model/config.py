@@ -46,6 +46,12 @@ class ModelConfig:
         return int(self.mtp is not None)
 
     @property
+    def n_handed(self) -> int:
+        """Numbers in the row that the MTP block is handed of a token: that after the final norm, or
+        the raw streams of the trunk."""
+        return self.trunk.n_handed * self.n_embd
+
+    @property
     def all_blocks(self) -> tuple[BlockParts, ...]:
         """The trunk's blocks and the MTP block after them, as files number them."""
         return (*self.blocks, self.mtp.block) if self.mtp else self.blocks

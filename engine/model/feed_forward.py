@@ -23,6 +23,7 @@ from kernels.moe import (
     SWIGLU,
     Activation,
     Choice,
+    clamped_swiglu_activation,
     experts,
     route,
     route_biased,
@@ -30,7 +31,7 @@ from kernels.moe import (
     swiglu_within,
 )
 from kernels.norm import rms_norm
-from kernels.pointwise import add, output_gate, relu2, situ, swiglu
+from kernels.pointwise import add, clamped_swiglu, output_gate, relu2, situ, swiglu
 
 
 class MixtureOfExperts:
@@ -173,7 +174,7 @@ def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
         return swiglu
     if isinstance(gating, SituPart):
         return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
-    return partial(swiglu, limit=gating.limit)
+    return partial(clamped_swiglu if gating.before else swiglu, limit=gating.limit)
 
 
 def activation(gating: Gating | None) -> Activation:
@@ -182,4 +183,5 @@ def activation(gating: Gating | None) -> Activation:
         return SWIGLU
     if isinstance(gating, SituPart):
         return situ_activation(gating.beta, gating.linear_beta)
-    return swiglu_within(gating.limit)
+    of_limit = clamped_swiglu_activation if gating.before else swiglu_within
+    return of_limit(gating.limit)

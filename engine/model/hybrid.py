@@ -25,14 +25,14 @@ from kernels.pointwise import multiply
 
 class TrunkOutput(NamedTuple):
     """Result of one forward pass over a ubatch. logits: f32 [n_outputs, n_vocab]. rows: of all
-    tokens, [n_seqs, n_seq_tokens, n_embd]."""
+    tokens, [n_seqs, n_seq_tokens, n_handed]."""
 
     logits: torch.Tensor
     rows: TargetRows
 
     @property
     def hidden(self) -> torch.Tensor:
-        """f32 [n_seqs, n_seq_tokens, n_embd], after the final norm."""
+        """f32 [n_seqs, n_seq_tokens, n_handed]: see engine.model.layers.StepOutput."""
         return self.rows.hidden
 
 
@@ -85,8 +85,8 @@ class HybridModel:
 
     @torch.inference_mode()
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, n_vocab] of hidden rows f32 [n, n_embd], which are after the final norm."""
-        return self._output.scaled(self._output.projection(hidden, invariant=False))
+        """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""
+        return self._output.logits(hidden, invariant=False)
 
     @torch.inference_mode()
     def forward(

@@ -33,8 +33,10 @@ _KEPT = (
     "ssm_ba.",
     "ffn_gate_inp",
     "ple_conv1d.",
-    "indexer.",
+    "indexer",
+    "_fn.",
     "_norm",
+    "hnorm",
 )
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 

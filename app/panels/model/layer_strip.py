@@ -120,6 +120,7 @@ LAYER_KINDS = {
     "attention": LayerKind("A", "attention", "attention"),
     "sparse attention": LayerKind("B", "attention", "block-sparse attention"),
     "latent attention": LayerKind("L", "latent", "latent attention (MLA)"),
+    "sparse latent attention": LayerKind("P", "latent", "latent attention sparse by pooled keys"),
     "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
     "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
     "mtp": LayerKind("M", "mtp", "MTP head"),

@@ -47,6 +47,11 @@ _SHORTER = {
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
+_UNROUNDED_OF = {
+    "glm5-next": ("hc_", "indexer", "ssm_f_", "ssm_g_", "ssm_beta", "attn_kv_a_mqa", "attn_k_b")
+}
+_NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
+"""What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
 _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
 
 
@@ -70,9 +75,12 @@ def tensor_type(
     blocks.
     """
     kept = len(shape) == 1 or not name.endswith(".weight") or is_norm(name)
-    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in _UNROUNDED):
+    unrounded = _UNROUNDED + _UNROUNDED_OF.get(config.architecture, ())
+    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in unrounded):
         return Quant.F32
     kind = _wanted(name, shape, config, mix, tied)
+    if any(word in name for word in _NOT_BELOW_Q8_0.get(config.architecture, ())):
+        kind = Quant.BF16 if mix == "bf16" else Quant.Q8_0
     return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 

@@ -236,6 +236,7 @@ RANDOM_FAMILIES = {
     "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
     "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
     "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),
+    "glm5-next": RandomFamily(KDA_SIZES["glm5-next"], add_kda_keys, tied=False),
     **{arch: RandomFamily(sizes, add_mamba_keys) for arch, sizes in MAMBA_SIZES.items()},
 }
 """By architecture; sizes of qwen35 with a mixture of experts are qwen35moe."""

@@ -70,10 +70,11 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     )
 
 
-def expert_scores(file: GgufFile) -> str:
-    """What a router makes of its logits: "softmax" or "sigmoid"."""
+def expert_scores(file: GgufFile, default: int | None = None) -> str:
+    """What a router makes of its logits: "softmax" or "sigmoid". default: the number without the
+    key; None where it is required."""
     key = f"{file.architecture}.expert_gating_func"
-    number = count(file, key, low=0)
+    number = count(file, key, default, low=0)
     if number not in _SCORES:
         raise UnsupportedModelError(
             f"{file.path.name}: {key} is {number}, a router that does not run here.",

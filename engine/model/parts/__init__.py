@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 _N_BYTES = 4
 """Of a number: states and attention cells are float32, whatever the mode of the projections."""
@@ -154,22 +154,36 @@ class BlockParts:
 class TrunkPart(Protocol):
     """How the blocks of the trunk are joined."""
 
+    @property
+    def n_handed(self) -> int:
+        """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
+        final norm."""
+
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors outside the blocks, under their full names."""
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of trunk block `index` other than those of its parts, named within the block."""
 
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """The same of the MTP block, other than those that MtpParts names or in their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResidualStream:
     """Each block adds to one stream; its norms are those that BlockParts names."""
+
+    n_handed: ClassVar[int] = 1
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""
         return {}
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """None."""
+        return {}
+
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""
         return {}
 

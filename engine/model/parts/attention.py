@@ -64,7 +64,8 @@ class AttentionPart:
 
 
 INDEX_ROW = "index"
-"""Name of the further row of a cell: the token's key of the indexer, neither normed nor roped."""
+"""Name of the further row of a cell: the token's key of the indexer, neither normed nor roped, or
+its key and gate side by side where keys are pooled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +159,55 @@ class LatentAttentionPart:
     def cells(self) -> CellSize:
         """See engine.model.parts.MixerPart: the latent is key and value, stored once."""
         return CellSize(1, self.n_latent + self.n_rope, 0, first_turned=self.n_latent)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledIndexer:
+    """Chooses among pools of tokens. n_head, dim: its queries. ratio: tokens of a pool. n_pools:
+    how many are chosen. eps: of the keys' LayerNorm."""
+
+    n_head: int
+    dim: int
+    ratio: int
+    n_pools: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLatentAttentionPart(LatentAttentionPart):
+    """Latent attention whose queries see the pools of tokens that an indexer chooses, and the tail.
+
+    chooses: whether it has an indexer of its own that is used; else what the last layer before it
+    that has one chose.
+    """
+
+    indexer: PooledIndexer = PooledIndexer(1, 1, 1, 1, 0.0)
+    chooses: bool = True
+
+    @property
+    def kind(self) -> str:
+        """See engine.model.parts.MixerPart."""
+        return "sparse latent attention"
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        n_head, dim, ratio = self.indexer.n_head, self.indexer.dim, self.indexer.ratio
+        assert self.q_rank is not None  # the indexer's queries come from the same bottleneck
+        own: Shapes = {
+            "indexer.attn_q_b.weight": (n_head * dim, self.q_rank),
+            "indexer.attn_k.weight": (dim, n_embd),
+            "indexer.k_norm.weight": (dim,),
+            "indexer.k_norm.bias": (dim,),
+            "indexer.proj.weight": (n_head, n_embd),
+            "indexer_compressor_gate.weight": (dim, n_embd),
+            "indexer_compressor_ape.weight": (ratio, dim),
+        }
+        return {
+            **LatentAttentionPart.shapes(self, n_embd, present),
+            **(own if self.chooses else only_present(own, present)),
+        }
+
+    def cells(self) -> CellSize:
+        """See engine.model.parts.MixerPart."""
+        further = ((INDEX_ROW, 2 * self.indexer.dim),) if self.chooses else ()
+        return LatentAttentionPart.cells(self)._replace(further=further)

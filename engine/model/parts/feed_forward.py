@@ -18,9 +18,11 @@ class SituPart:
 
 @dataclass(frozen=True, slots=True)
 class ClampPart:
-    """SwiGLU whose factors are cut off at a limit (kernels.pointwise.swiglu)."""
+    """SwiGLU whose factors are cut off at a limit, the gate after silu (kernels.pointwise.swiglu)
+    or before it (clamped_swiglu)."""
 
     limit: float
+    before: bool = False
 
 
 Gating = SituPart | ClampPart
