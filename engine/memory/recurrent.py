@@ -94,6 +94,9 @@ class SnapshotPolicy(ABC):
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * n_seqs
         self._pending = [0] * n_seqs
+        # of each sequence's oldest snapshot, tokens that its states have seen: as many as it is of,
+        # or more where it was read for a shorter text
+        self._n_seen = [0] * n_seqs
         self._storage: list[torch.Tensor] = []
         self._again: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
@@ -158,6 +161,12 @@ class SnapshotPolicy(ABC):
         """One state in every snapshot that storage holds of a sequence: the one that the next pass
         has to start from, then others. [] for a sequence without tokens."""
 
+    def _spare(self, seq: int, n_tokens: int, depth: int) -> int:
+        """How much further back than to n_tokens tokens, `depth` tokens ago, the snapshot that was
+        taken there serves: within n_rs_seq, where rows of states go by position."""
+        n_seen = max(n_tokens, self._n_seen[seq])
+        return self.layout.n_spare(n_tokens, n_seen, self.n_rs_seq - depth)
+
     def _move_cursor(self, seq: int, depth: int) -> None:
         """Take `depth` more tokens as rolled back."""
         self._pending[seq] += depth
@@ -188,6 +197,7 @@ class SnapshotPolicy(ABC):
         self._commit(ubatch)
         self._ubatch = None
         for seq, last in zip(ubatch.seq_ids, ubatch.positions[:, -1].tolist(), strict=True):
+            self._n_seen[seq] = max(self._n_seen[seq], self._pos[seq] + 1)
             self._pos[seq], self._pending[seq] = last, 0
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
@@ -220,6 +230,7 @@ class SnapshotPolicy(ABC):
         if self._pos[src] >= 0:
             self._share(src, dst)
             self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]
+            self._n_seen[dst] = self._n_seen[src]
 
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
@@ -272,6 +283,8 @@ class SnapshotPolicy(ABC):
             of = self.layout.states
             self._put(seq, {key: of[key].stored(state) for key, state in states.items()})
             self._pos[seq] = pos
+            # what else these states have seen is not known
+            self._n_seen[seq] = pos + 1 + max(one.shape[0] for one in of.values())
 
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
         """Copy the logical states to `device` (None: where they are)."""
@@ -307,6 +320,7 @@ class SnapshotPolicy(ABC):
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * self.n_seqs
         self._pending = [0] * self.n_seqs
+        self._n_seen = [0] * self.n_seqs
         self._ubatch = None
         self._again, self._storage = self._storage[::-1], []
         self._allocate()
@@ -351,7 +365,7 @@ class SnapshotPolicy(ABC):
 
     def _clear(self, seq: int) -> None:
         self._forget(seq)
-        self._pos[seq], self._pending[seq] = -1, 0
+        self._pos[seq], self._pending[seq], self._n_seen[seq] = -1, 0, 0
 
     def _can_decode(self, ubatch: UBatch) -> bool:
         """Whether each row is of one known sequence; sequences that share a row are refused."""

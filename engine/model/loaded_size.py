@@ -37,6 +37,7 @@ _KEPT = (
     "_fn.",
     "_norm",
 )
+_IDS = "ffn_gate_tid2eid.weight"
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
@@ -79,6 +80,9 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
     total = 0
     for name, tensor in tensors.items():
         if name == TABLE or name.endswith((".scale", ".input_scale")):  # in the file; in the matrix
+            continue
+        if name.endswith(_IDS):
+            total += 8 * tensor.n_elements
             continue
         stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):

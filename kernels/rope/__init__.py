@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.functions import rows, run, start, vectors
+from kernels.llvm.functions import LANES, rows, run, start, vectors
+
+Body = Callable[..., None]
 
 
 def rope_table(
@@ -33,6 +35,15 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Dimensions from n_rot on pass through. Returns a new [B, T, H, hd]. Differentiable in x.
     """
     return _apply(x, cos, sin)
+
+
+def undo_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates heads back, of which rope turned the first numbers, and puts those last as
+    neighbours: y[hd - n_rot + 2 j] and the number after it come of x[j] and x[j + n_rot / 2].
+
+    As apply_rope otherwise, with all of its shapes.
+    """
+    return _undo(x, cos, sin)
 
 
 # Rotary position embedding pair by pair.
@@ -62,6 +73,17 @@ def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     return torch.stack(columns, -1)
 
 
+def undo_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See undo_rope."""
+    half = cos.shape[-1]
+    columns = list(x[..., 2 * half :].unbind(-1))
+    for j in range(half):
+        a, b = x[..., j], x[..., j + half]
+        cos_j, sin_j = cos[..., j].unsqueeze(-1), sin[..., j].unsqueeze(-1)
+        columns += [a * cos_j + b * sin_j, b * cos_j - a * sin_j]
+    return torch.stack(columns, -1)
+
+
 # Rotary position embedding on whole halves.
 
 
@@ -81,15 +103,33 @@ def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
+def undo_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See undo_rope."""
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = torch.stack((a * cos + b * sin, b * cos - a * sin), -1)
+    return torch.cat((rest, turned.flatten(-2)), -1)
+
+
 def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding on a CPU; torch makes the table."""
+    return _turned(_body, x, cos, sin)
+
+
+def undo_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See undo_rope."""
+    return _turned(_undo_body, x, cos, sin)
+
+
+def _turned(body: Body, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
     x, x_rows = rows(x)
     cos, cos_rows = rows(cos)
     sin, sin_rows = rows(sin)
     run(
-        _program(n_heads, head_dim, cos.shape[-1]),
+        _program(body, n_heads, head_dim, cos.shape[-1]),
         y.numel() // head_dim,
         head_dim,
         *x_rows,
@@ -101,8 +141,8 @@ def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 
 
 @functools.cache
-def _program(n_heads: int, head_dim: int, half: int) -> Program:
-    return Program(functools.partial(_body, n_heads, head_dim, half), 13)
+def _program(body: Body, n_heads: int, head_dim: int, half: int) -> Program:
+    return Program(functools.partial(body, n_heads, head_dim, half), 13)
 
 
 def _body(
@@ -131,7 +171,37 @@ def _body(
             code.store_first(rest, target + 8 * half + at, count)
 
 
+def _undo_body(
+    n_heads: int,
+    head_dim: int,
+    half: int,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """As in _body."""
+    with code.loop(first, last) as row:
+        token = row // n_heads
+        source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
+        cos, sin = start(args[4:8], token), start(args[8:12], token)
+        for at, count in vectors(code, head_dim - 2 * half):
+            rest = code.load_first(source + 8 * half + at, F32X16, count)
+            code.store_first(rest, target + at, count)
+        turned = target + 4 * (head_dim - 2 * half)
+        for at, count in vectors(code, half):
+            a, b, c, s = (
+                code.load_first(base + at, F32X16, count)
+                for base in (source, source + 4 * half, cos, sin)
+            )
+            low, high = (a * c + b * s).interleaved(b * c - a * s)
+            code.store_first(low, turned + at * 2, min(LANES, 2 * count))
+            if 2 * count > LANES:
+                code.store_first(high, turned + at * 2 + 4 * LANES, 2 * count - LANES)
+
+
 _table = pick(rope_table_naive, rope_table_with_torch)
 _apply = pick(
     apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
 )
+_undo = pick(undo_rope_naive, undo_rope_with_torch, None, undo_rope_with_llvm)

@@ -86,6 +86,41 @@ def test_rows_of_the_indexer_after_the_prompt(name, golden, reference):
             np.testing.assert_allclose(found[-len(wanted) :], wanted, rtol=0, atol=atol)
 
 
+RINGS = {"comp": ("csa ring", "hca ring"), "idx": ("lid ring",)}
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("deepseek4")])
+def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
+    arrays, model = reference(name), golden(name)
+    memory, n = NaiveMemory.for_model(model.config), int(arrays["n_prompt"])
+    model.forward(ubatch_of(arrays["tokens"][:n].tolist(), outputs=[]), memory)
+    n_seen = 0
+    for key, ring in memory.recurrent.states.items():
+        state, _ = key
+        (part,) = model.config.blocks[state.layer].mixers
+        assert isinstance(part, CompressedAttentionPart)
+        kind = next(kind for kind, names in RINGS.items() if state.name in names)
+        width = part.index_dim if kind == "idx" else part.head_dim
+        found = [_as_in_files(half, width, part.n_rot) for half in ring[0].chunk(2, -1)]
+        rows = CellRow(state.layer, INDEX_ROW) if kind == "idx" else state.layer
+        of_blocks = memory.attention.cells[rows, 0][0][-1][part.ratio - 1 :: part.ratio]
+        found.append(_as_in_files(of_blocks, width, part.n_rot))
+        for field, got in zip(("kv", "score", "rows"), found, strict=True):
+            wanted = arrays[f"{kind}_{field}_{state.layer}"]
+            atol = 3e-5 + 2e-6 * float(np.abs(wanted).max())
+            np.testing.assert_allclose(got[-len(wanted) :], wanted, rtol=0, atol=atol)
+            n_seen += 1
+    assert n_seen == sum(key.startswith(("comp_", "idx_")) for key in arrays)
+
+
+def _as_in_files(rows: torch.Tensor, width: int, n_rot: int) -> np.ndarray:
+    """Rows of heads, whose rotated numbers are halves at the beginning here, pairs at the end
+    there."""
+    heads = rows.unflatten(-1, (-1, width))
+    pairs = torch.stack((heads[..., : n_rot // 2], heads[..., n_rot // 2 : n_rot]), -1)
+    return torch.cat((heads[..., n_rot:], pairs.flatten(-2)), -1).flatten(-2).numpy()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_continuation(name, golden, reference):
     arrays, model = reference(name), golden(name)
