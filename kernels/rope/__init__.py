@@ -37,13 +37,14 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return _apply(x, cos, sin)
 
 
-def undo_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates heads back, of which rope turned the first numbers, and puts those last as
-    neighbours: y[hd - n_rot + 2 j] and the number after it come of x[j] and x[j + n_rot / 2].
+def rope_at_end(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool = False
+) -> torch.Tensor:
+    """Rotates neighbours at the end of every head, (x[hd - n_rot + 2 j], x[hd - n_rot + 2 j + 1]).
 
-    As apply_rope otherwise, with all of its shapes.
+    back: the other way round, which undoes it. Otherwise as apply_rope.
     """
-    return _undo(x, cos, sin)
+    return _at_end(x, cos, sin, back)
 
 
 # Rotary position embedding pair by pair.
@@ -73,14 +74,17 @@ def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     return torch.stack(columns, -1)
 
 
-def undo_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See undo_rope."""
-    half = cos.shape[-1]
-    columns = list(x[..., 2 * half :].unbind(-1))
+def rope_at_end_naive(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    half, sign = cos.shape[-1], -1 if back else 1
+    columns = list(x.unbind(-1))
     for j in range(half):
-        a, b = x[..., j], x[..., j + half]
-        cos_j, sin_j = cos[..., j].unsqueeze(-1), sin[..., j].unsqueeze(-1)
-        columns += [a * cos_j + b * sin_j, b * cos_j - a * sin_j]
+        at = len(columns) - 2 * (half - j)
+        a, b = x[..., at], x[..., at + 1]
+        cos_j, sin_j = cos[..., j].unsqueeze(-1), sign * sin[..., j].unsqueeze(-1)
+        columns[at], columns[at + 1] = a * cos_j - b * sin_j, b * cos_j + a * sin_j
     return torch.stack(columns, -1)
 
 
@@ -103,13 +107,15 @@ def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-def undo_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See undo_rope."""
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = torch.stack((a * cos + b * sin, b * cos - a * sin), -1)
-    return torch.cat((rest, turned.flatten(-2)), -1)
+def rope_at_end_with_torch(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    n_rot = 2 * cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), (-sin if back else sin).unsqueeze(2)
+    a, b = x[..., -n_rot:].unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((x[..., :-n_rot], turned.flatten(-2)), -1)
 
 
 def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -117,9 +123,11 @@ def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
     return _turned(_body, x, cos, sin)
 
 
-def undo_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See undo_rope."""
-    return _turned(_undo_body, x, cos, sin)
+def rope_at_end_with_llvm(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    return _turned(_back_body if back else _forth_body, x, cos, sin)
 
 
 def _turned(body: Body, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -171,7 +179,8 @@ def _body(
             code.store_first(rest, target + 8 * half + at, count)
 
 
-def _undo_body(
+def _end_body(
+    sign: int,
     n_heads: int,
     head_dim: int,
     half: int,
@@ -180,28 +189,34 @@ def _undo_body(
     first: Value,
     last: Value,
 ) -> None:
-    """As in _body."""
+    """As in _body. sign: of the sines."""
+    even, odd = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
     with code.loop(first, last) as row:
         token = row // n_heads
         source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
         cos, sin = start(args[4:8], token), start(args[8:12], token)
         for at, count in vectors(code, head_dim - 2 * half):
-            rest = code.load_first(source + 8 * half + at, F32X16, count)
-            code.store_first(rest, target + at, count)
-        turned = target + 4 * (head_dim - 2 * half)
+            code.store_first(code.load_first(source + at, F32X16, count), target + at, count)
+        source, target = (place + 4 * (head_dim - 2 * half) for place in (source, target))
         for at, count in vectors(code, half):
-            a, b, c, s = (
-                code.load_first(base + at, F32X16, count)
-                for base in (source, source + 4 * half, cos, sin)
-            )
-            low, high = (a * c + b * s).interleaved(b * c - a * s)
-            code.store_first(low, turned + at * 2, min(LANES, 2 * count))
-            if 2 * count > LANES:
-                code.store_first(high, turned + at * 2 + 4 * LANES, 2 * count - LANES)
+            low, high = min(LANES, 2 * count), max(0, 2 * count - LANES)
+            x = code.load_first(source + at * 2, F32X16, low)
+            y = x
+            if high:
+                y = code.load_first(source + at * 2 + 4 * LANES, F32X16, high)
+            a, b = x.take(even, y), x.take(odd, y)
+            c, s = (code.load_first(base + at, F32X16, count) for base in (cos, sin))
+            s = s * float(sign)
+            x, y = (a * c - b * s).interleaved(b * c + a * s)
+            code.store_first(x, target + at * 2, low)
+            if high:
+                code.store_first(y, target + at * 2 + 4 * LANES, high)
 
 
+_forth_body = functools.partial(_end_body, 1)
+_back_body = functools.partial(_end_body, -1)
 _table = pick(rope_table_naive, rope_table_with_torch)
 _apply = pick(
     apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
 )
-_undo = pick(undo_rope_naive, undo_rope_with_torch, None, undo_rope_with_llvm)
+_at_end = pick(rope_at_end_naive, rope_at_end_with_torch, None, rope_at_end_with_llvm)

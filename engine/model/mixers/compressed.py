@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import Compressor, add_at_places, first_of_block
-from kernels.rope import apply_rope, undo_rope
+from kernels.rope import rope_at_end
 from kernels.rows import join, take_rows
 
 
@@ -40,7 +41,6 @@ class CompressedAttention:
     """Attention whose keys, which are values too, are the rows of tokens in a window and the rows
     of blocks before, all of them or those that an indexer chooses.
 
-    In memory the numbers of a head that rope turns come first, as halves; the output is put back.
     The indexer stays f32 in every compute mode: rounding there flips choices.
     """
 
@@ -49,20 +49,19 @@ class CompressedAttention:
     ) -> None:
         self._part, self._layer, self._eps = part, layer, config.eps
         d, n_head = part.head_dim, part.n_head
-        order = _turned_first(d, part.n_rot)
-        rows = [weights.rows("attn_q_a.weight"), *_in_order(weights.rows("attn_kv.weight"), order)]
+        rows = [weights.rows("attn_q_a.weight"), weights.rows("attn_kv.weight")]
         self._sizes = [part.q_rank, d]
         self._rows: _BlockRows | None = None
         if part.ratio:
             self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio].name, "attn", d)
-            rows += self._rows.matrices(weights, weights.rows)
+            rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
         self._q_norm = weights.keep("attn_q_a_norm.weight")
-        self._q = weights.stack(_in_order(weights.rows("attn_q_b.weight"), order))
+        self._q = weights.project("attn_q_b.weight")
         # x / rms(x) is sqrt(d) x / |x|
         self._head_norm = torch.full((n_head, d), d**0.5, device=weights.device)
-        self._kv_norm = weights.keep("attn_kv_a_norm.weight")[order]
+        self._kv_norm = weights.keep("attn_kv_a_norm.weight")
         self._sinks = weights.keep("attn_sinks.weight")
         groups = weights.rows("attn_output_a.weight")
         self._groups = [
@@ -81,9 +80,9 @@ class CompressedAttention:
         low = rms_norm(q, self._q_norm, self._eps)
         q = self._q(low, invariant=invariant).view(*x.shape[:2], part.n_head, part.head_dim)
         q = head_norm(q, self._head_norm, self._eps * part.head_dim)
-        q = apply_rope(q, turned.cos, turned.sin)
+        q = rope_at_end(q, turned.cos, turned.sin)
         kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
-        kv = apply_rope(kv, turned.cos, turned.sin)
+        kv = rope_at_end(kv, turned.cos, turned.sin)
         if self._rows is not None:
             # a head each: the cells of all heads are one row of keys
             kv = join((kv[:, :, 0], self._rows(block[0], around))).unflatten(2, (2, -1))
@@ -91,7 +90,7 @@ class CompressedAttention:
         visible = self._visible(x, low, cells, around)
         keys = cells.k.flatten(1, 2).unsqueeze(1)
         out = attend(q, keys, keys, visible, sinks=self._sinks, invariant=invariant)
-        out = undo_rope(out, turned.cos, turned.sin).flatten(2)
+        out = rope_at_end(out, turned.cos, turned.sin, back=True).flatten(2)
         wide = out.shape[2] // part.n_groups
         low = [
             project(some, invariant=invariant)
@@ -128,18 +127,14 @@ class _BlockRows:
         width: int,
     ) -> None:
         self._key, self._ratio, self._eps = StateKey(layer, ring), part.ratio, config.eps
-        order = _turned_first(width, part.n_rot)
-        n_channels = _compressor(part, width).n_channels
-        self._order = [at + i for at in range(0, n_channels, width) for i in order]
-        self._name, self.n_inputs = name, 2 * n_channels
-        ape = weights.keep(f"{name}_compressor_ape.weight")[:, self._order]
+        self._name, self.n_inputs = name, 2 * _compressor(part, width).n_channels
+        ape = weights.keep(f"{name}_compressor_ape.weight")
         self._ape = torch.cat((torch.zeros_like(ape), ape), 1)
-        self._norm = weights.keep(f"{name}_compressor_norm.weight")[order]
+        self._norm = weights.keep(f"{name}_compressor_norm.weight")
 
-    def matrices(self, weights: Weights, take: Any) -> list[MatrixRows]:
+    def matrices(self, take: Callable[[str], MatrixRows]) -> list[MatrixRows]:
         """What makes values and scores of a row, n_inputs numbers. take: a method of weights."""
-        names = (f"{self._name}_compressor_{kind}.weight" for kind in ("kv", "gate"))
-        return [rows for name in names for rows in _in_order(take(name), self._order)]
+        return [take(f"{self._name}_compressor_{kind}.weight") for kind in ("kv", "gate")]
 
     def __call__(self, inputs: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
@@ -153,7 +148,7 @@ class _BlockRows:
         made = rms_norm(made, self._norm, self._eps).unsqueeze(2)
         first = first_of_block(around.positions, self._ratio)
         cos, sin = take_rows(of_blocks.table, first).chunk(2, -1)
-        return apply_rope(made, cos, sin)[:, :, 0]
+        return rope_at_end(made, cos, sin)[:, :, 0]
 
 
 class _Indexer:
@@ -166,12 +161,11 @@ class _Indexer:
         self._rows = _BlockRows(part, weights, config, layer, INDEX_RING, "indexer", part.index_dim)
         scale = (part.n_index_head * part.index_dim) ** -0.5
         proj = weights.numbers("indexer.proj.weight").rearranged(lambda data: [data * scale])
-        matrices = self._rows.matrices(weights, weights.numbers)
+        matrices = self._rows.matrices(weights.numbers)
         self._input = weights.stack([*proj, *matrices], compute="f32")
         self._sizes = [part.n_index_head, self._rows.n_inputs]
-        order = _turned_first(part.index_dim, part.n_rot)
-        queries = _in_order(weights.numbers("indexer.attn_q_b.weight"), order)
-        self._q = weights.stack(queries, compute="f32")
+        queries = weights.numbers("indexer.attn_q_b.weight")
+        self._q = weights.stack([queries], compute="f32")
 
     def __call__(self, x: torch.Tensor, low: torch.Tensor, around: RopeAndMemory) -> BlockScores:
         """x [B, T, n_embd], low [B, T, q_rank]; stores the tokens' rows."""
@@ -181,19 +175,5 @@ class _Indexer:
         rows = self._rows(inputs, around)
         held = around.memory.attention.update(self._row, rows.unsqueeze(2))
         q = self._q(low, invariant=invariant).view(*x.shape[:2], part.n_index_head, part.index_dim)
-        q = apply_rope(q, turned.cos, turned.sin)
+        q = rope_at_end(q, turned.cos, turned.sin)
         return BlockScores(q, weights, held.k[:, 0], part.n_blocks)
-
-
-def _turned_first(width: int, n_rot: int) -> list[int]:
-    """The numbers of a head in an order in which those that rope turns, neighbours at its end, are
-    halves at its beginning, as kernels.rope has them."""
-    first = width - n_rot
-    return [*range(first, width, 2), *range(first + 1, width, 2), *range(first)]
-
-
-def _in_order(rows: MatrixRows, order: list[int]) -> list[MatrixRows]:
-    """Rows of heads, each with its numbers in this order."""
-    return rows.rearranged(
-        lambda data: [data.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)]
-    )

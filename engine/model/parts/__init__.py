@@ -46,7 +46,8 @@ class CellSize(NamedTuple):
     if not 0, the last head is no head but the row of a block of this many tokens, which counts in
     the cell of the last of them, and which tokens outside the window see.
     further: names and lengths of further rows (CellRow), which are keys of one head.
-    first_turned: the first column of a key that rope turns.
+    first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
+    other positions.
     """
 
     n_heads: int
@@ -54,7 +55,7 @@ class CellSize(NamedTuple):
     v_dim: int
     window: int | None = None
     further: tuple[tuple[str, int], ...] = ()
-    first_turned: int = 0
+    first_turned: int | None = 0
     ratio: int = 0
 
     @property

@@ -280,7 +280,7 @@ class CompressedAttentionPart:
         """See engine.model.parts.MixerPart."""
         further = ((INDEX_ROW, self.index_dim),) if self.has_indexer else ()
         n_heads = 2 if self.ratio else 1
-        return CellSize(n_heads, self.head_dim, 0, self.window, further, ratio=self.ratio)
+        return CellSize(n_heads, self.head_dim, 0, self.window, further, None, self.ratio)
 
     def _overlap(self) -> int:
         return 2 if self.has_indexer else 1

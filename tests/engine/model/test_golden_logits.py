@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from engine.model.parts import CellRow
-from engine.model.parts.attention import INDEX_ROW, SparseLatentAttentionPart
+from engine.model.parts.attention import (
+    INDEX_ROW,
+    CompressedAttentionPart,
+    SparseLatentAttentionPart,
+)
 from engine.model.recurrence import StateKey
 from tests.support.golden_files import second_set
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -52,7 +56,9 @@ def test_logits(name, shape, golden, reference):
     assert np.median(worst) <= 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "qwen3-f-f32"])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if not name.startswith(("qwen3-f", "deepseek4"))]
+)
 def test_states_after_the_prompt(name, golden, reference):
     arrays, model = reference(name), golden(name)
     memory = NaiveMemory.for_model(model.config)
@@ -100,25 +106,15 @@ def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
         (part,) = model.config.blocks[state.layer].mixers
         assert isinstance(part, CompressedAttentionPart)
         kind = next(kind for kind, names in RINGS.items() if state.name in names)
-        width = part.index_dim if kind == "idx" else part.head_dim
-        found = [_as_in_files(half, width, part.n_rot) for half in ring[0].chunk(2, -1)]
+        found = list(ring[0].chunk(2, -1))
         rows = CellRow(state.layer, INDEX_ROW) if kind == "idx" else state.layer
-        of_blocks = memory.attention.cells[rows, 0][0][-1][part.ratio - 1 :: part.ratio]
-        found.append(_as_in_files(of_blocks, width, part.n_rot))
+        found.append(memory.attention.cells[rows, 0][0][-1][part.ratio - 1 :: part.ratio])
         for field, got in zip(("kv", "score", "rows"), found, strict=True):
             wanted = arrays[f"{kind}_{field}_{state.layer}"]
             atol = 3e-5 + 2e-6 * float(np.abs(wanted).max())
-            np.testing.assert_allclose(got[-len(wanted) :], wanted, rtol=0, atol=atol)
+            np.testing.assert_allclose(got[-len(wanted) :].numpy(), wanted, rtol=0, atol=atol)
             n_seen += 1
     assert n_seen == sum(key.startswith(("comp_", "idx_")) for key in arrays)
-
-
-def _as_in_files(rows: torch.Tensor, width: int, n_rot: int) -> np.ndarray:
-    """Rows of heads, whose rotated numbers are halves at the beginning here, pairs at the end
-    there."""
-    heads = rows.unflatten(-1, (-1, width))
-    pairs = torch.stack((heads[..., : n_rot // 2], heads[..., n_rot // 2 : n_rot]), -1)
-    return torch.cat((heads[..., n_rot:], pairs.flatten(-2)), -1).flatten(-2).numpy()
 
 
 @pytest.mark.parametrize("name", MODELS)
