@@ -107,6 +107,12 @@ class NaiveMemory:
         windows = {i: size.window for i, size in config.cells().items() if size.window}
         return cls(layout_of(config), windows)
 
+    @classmethod
+    def for_head(cls, config: ModelConfig) -> NaiveMemory:
+        """Of the MTP block, which has layer 0."""
+        size = config.mtp.block.cells() if config.mtp else None
+        return cls(windows={0: size.window} if size and size.window else {})
+
     def begin(self, ubatch: UBatch) -> None:
         self.attention.ubatch = ubatch
         for row, seq in enumerate(ubatch.seq_ids):

@@ -103,7 +103,7 @@ def test_rings_move_on_by_counts_in_memory(ops, in_place):
 def test_what_goes_by_position(ops):
     x, table = torch.randn(2, 3, 40)[..., 2:-2], torch.randn(5, 36)
     positions = torch.tensor([[0, 1, 2], [4, 5, 6]])
-    expected = x + table[[[0, 1, 2], [4, 0, 1]]]
+    expected = x + table[torch.tensor([[0, 1, 2], [4, 0, 1]])]
     assert torch.equal(ops.add_at_places(x, table, positions), expected)
     if ops is not naive:
         assert ops.ring_places(positions, 4).tolist() == [[[0], [1], [2]], [[0], [1], [2]]]
