@@ -252,12 +252,13 @@ class SnapshotPolicy(ABC):
         return self._pending[seq]
 
     def inputs(
-        self, seqs: Sequence[int], *, by_index: bool = False
+        self, seqs: Sequence[int], *, by_index: bool = False, whole: bool = False
     ) -> list[dict[StateKey, torch.Tensor]]:
         """What the next pass would start from if these sequences had one token each in it.
 
         It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
-        does in the pass. Per sequence its states, which may be views. by_index: as in `begin`.
+        does in the pass. Per sequence its states, which may be views, as far as they are needed
+        (Recurrence.needed), or whole. by_index: as in `begin`.
         """
         positions = np.array([[self._pos[seq] + 1] for seq in seqs])
         self.begin(
@@ -266,10 +267,15 @@ class SnapshotPolicy(ABC):
         )
         read = {key: self._input(key) for key in self.layout.states}
         self._ubatch = None
-        found = [{key: rows[i] for key, rows in read.items()} for i in range(len(seqs))]
-        for states, (pos,) in zip(found, positions.tolist(), strict=True):
-            if pos == 0:
-                states |= {key: torch.zeros_like(state) for key, state in states.items()}
+        found = []
+        for i, (n_tokens,) in enumerate(positions.tolist()):
+            states = {key: rows[i] for key, rows in read.items()}
+            for key, state in states.items():
+                if not n_tokens:
+                    states[key] = torch.zeros_like(state)
+                elif not whole:
+                    states[key] = self.layout.states[key].needed(state, n_tokens)
+            found.append(states)
         return found
 
     def live(self, seq: int) -> dict[StateKey, torch.Tensor]:

@@ -121,6 +121,15 @@ class Recurrence(ABC, Generic[InputsT]):
         all that is read later is the same, but for what is written before it is read."""
         return n_tokens == n_written
 
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        """A state [*shape] of n_tokens tokens with zeros in place of what will not be read again:
+        the same in every state of these tokens, whatever else it has seen."""
+        return state
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        """Rows of the last tokens in a window, oldest first, those of them that are needed."""
+        return state
+
     def stored(self, state: torch.Tensor) -> torch.Tensor:
         """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
         return state

@@ -46,12 +46,26 @@ class CompressorRing(Recurrence[CompressorInputs]):
         width = 2 * part.n_channels
         super().__init__((part.n_slots, width), [(width,), (1,)])
 
-    def serves(self, n_tokens: int, n_written: int) -> bool:
-        """See Recurrence. The rest of a block, and the block before it where blocks overlap, have
-        to be there still."""
+    def _first(self, n_tokens: int) -> int:
+        """The first token that is needed still: of the block that is not whole, or where blocks
+        overlap of the one before it."""
         ratio, n_slots = self._part.ratio, self._part.n_slots
-        needed = n_tokens // ratio * ratio - (n_slots - ratio)
-        return needed >= n_written - n_slots
+        return n_tokens // ratio * ratio - (n_slots - ratio)
+
+    def serves(self, n_tokens: int, n_written: int) -> bool:
+        return self._first(n_tokens) >= n_written - self._part.n_slots
+
+    def _slots(self, n_tokens: int, device: torch.device) -> torch.Tensor:
+        first = max(0, self._first(n_tokens))
+        return torch.arange(first, n_tokens, device=device) % self._part.n_slots
+
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        kept, slots = torch.zeros_like(state), self._slots(n_tokens, state.device)
+        kept[slots] = state[slots]
+        return kept
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return state[self._slots(n_tokens, state.device)]
 
     def into(
         self,

@@ -121,6 +121,12 @@ class StoredState(Recurrence[Any]):
     def serves(self, n_tokens: int, n_written: int) -> bool:
         return self._inner.serves(n_tokens, n_written)
 
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return self._inner.needed(state, n_tokens)
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return self._inner.in_order(state, n_tokens)
+
     def stored(self, state: torch.Tensor) -> torch.Tensor:
         return state if self._type == EXACT else rounded(state, self._type)
 

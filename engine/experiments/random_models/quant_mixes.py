@@ -49,7 +49,7 @@ _SHORTER = {
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
 _UNROUNDED_OF = {
     "deepseek4": ("hc_", "_ape."),
-    "glm5-next": ("hc_", "indexer", "ssm_f_", "ssm_g_", "ssm_beta", "attn_kv_a_mqa", "attn_k_b")
+    "glm5-next": ("hc_", "indexer", "ssm_f_", "ssm_g_", "ssm_beta", "attn_kv_a_mqa", "attn_k_b"),
 }
 _NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
 """What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
