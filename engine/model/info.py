@@ -39,7 +39,7 @@ class ModelInfo:
     loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
-    llama_cpp: what llama.cpp does to undo tokens. tokenizer: in one line.
+    llama_cpp: what llama.cpp does to undo tokens, and else. tokenizer: in one line.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
     cell, mtp_cell: the numbers of keys and of values in them. draft_head_bytes: what draft-mtp
     copies of the output head in mode q8. has_llama_cpp_planes: whether
@@ -99,6 +99,7 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
     unused = unused_blocks(config)
     loaded = {name: one for name, one in file.tensors.items() if not name.startswith(unused)}
     of_head = config.mtp.block.cells() if config.mtp else None
+    family = FAMILIES[config.architecture]
     return ModelInfo(
         architecture=config.architecture,
         name=config.name,
@@ -119,8 +120,9 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
         quant_mix=bytes_by_type(file.tensors.values()),
         loaded_bytes=loaded_bytes(loaded),
         rollback=_rollback(recurrent, state, log),
-        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state)
-        + ("; of two MTP blocks none drafts there" if n_mtp > 1 else ""),
+        llama_cpp="; ".join(
+            [llama_cpp_rollback(family.peer_planes, state), *_llama_cpp_notes(config, n_mtp)]
+        ),
         state_bytes=state,
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
@@ -128,9 +130,17 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
         cell=_numbers(config.cells().values()),
         mtp_cell=_numbers([of_head] if of_head else []),
         draft_head_bytes=draft_head_bytes(loaded) if config.mtp else 0,
-        has_llama_cpp_planes=bool(FAMILIES[config.architecture].peer_planes),
+        has_llama_cpp_planes=bool(family.peer_planes),
         tokenizer=tokenizer_line(file),
     )
+
+
+def _llama_cpp_notes(config: ModelConfig, n_mtp: int) -> list[str]:
+    of_family = FAMILIES[config.architecture].peer_notes
+    notes = of_family(config) if of_family else []
+    if n_mtp > 1:
+        notes.append(f"the trunk runs, but a context to draft with {n_mtp} MTP blocks aborts it")
+    return notes
 
 
 def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:

@@ -36,6 +36,7 @@ _KEPT = (
     "indexer",
     "_fn.",
     "_norm",
+    "hnorm",
 )
 _IDS = "ffn_gate_tid2eid.weight"
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")

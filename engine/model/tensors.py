@@ -51,7 +51,8 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     unused = unused_blocks(config)
     for block in unused:
         has_any = any(name.startswith(block) for name in file.tensors)
-        if has_any and f"{block}nextn.eh_proj.weight" not in file.tensors:
+        heads = (f"{block}nextn.{name}.weight" for name in ("eh_proj", "fc_hidden"))
+        if has_any and not any(name in file.tensors for name in heads):
             what = f"{block[:-1]} would be an MTP block, and is another"
             key = f"key {config.architecture}.nextn_predict_layers"
             raise ModelFileError(file.path, key, what, REMEDY)

@@ -279,7 +279,10 @@ def _advance_body(d: int, code: Code, args: Sequence[Value], first: Value, last:
                 code.store_first(total, target + at + 4 * d * to, count)
 
 
-_gates = pick(stream_gates_naive, stream_gates_with_torch, None, stream_gates_with_llvm)
+_TRITON = "kernels.rows.with_triton"
+_gates = pick(stream_gates_naive, stream_gates_with_torch, _TRITON, stream_gates_with_llvm)
 _gates_invariant = pick_invariant(stream_gates_with_torch, stream_gates_with_llvm)
-_weigh = pick(weigh_streams_naive, weigh_streams_with_torch, None, weigh_streams_with_llvm)
-_advance = pick(advance_streams_naive, advance_streams_with_torch, None, advance_streams_with_llvm)
+_weigh = pick(weigh_streams_naive, weigh_streams_with_torch, _TRITON, weigh_streams_with_llvm)
+_advance = pick(
+    advance_streams_naive, advance_streams_with_torch, _TRITON, advance_streams_with_llvm
+)

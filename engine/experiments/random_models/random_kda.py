@@ -114,12 +114,12 @@ def _kimi_k3(like: ModelConfig) -> ModelConfig:
     )
 
 
-def _glm5_next(like: ModelConfig) -> ModelConfig:
-    """Of the sizes of a bailingmoe3 model, whose keys are a quarter of its latent."""
+def _glm5_next(like: ModelConfig, n_pools: int) -> ModelConfig:
+    """Of the sizes of a bailingmoe3 model. n_pools: of four tokens, that a query sees."""
     kda, attention, dense, mixture = _parts(_kimi_linear(like))
     kda = replace(kda, flat_a=True, bound=_BOUND, l2_eps=1e-6)
     n_latent, n_nope = attention.n_latent, attention.n_nope
-    indexer = PooledIndexer(8, n_latent // 4, 4, n_latent // 4, 1e-6)
+    indexer = PooledIndexer(8, n_latent // 4, 4, n_pools, 1e-6)
     sparse = SparseLatentAttentionPart(
         attention.n_head, n_latent, n_nope, 0, attention.v_dim, 4 * n_nope, indexer=indexer
     )
@@ -156,7 +156,9 @@ KDA_SIZES = {
     "bailingmoe3": _LING,
     "kimi-linear": {name: _kimi_linear(like) for name, like in _LING.items()},
     "kimi-k3": {name: _kimi_k3(like) for name, like in _LING.items()},
-    "glm5-next": {name: _glm5_next(like) for name, like in _LING.items()},
+    "glm5-next": {
+        name: _glm5_next(like, 512 if name == "0.7b" else 8) for name, like in _LING.items()
+    },
 }
 """Shapes by architecture and the name of their size."""
 

@@ -81,6 +81,33 @@ def read_deepseek4(file: GgufFile) -> ModelConfig:
     )
 
 
+def deepseek4_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    parts = [
+        mixer
+        for block in config.all_blocks
+        for mixer in block.mixers
+        if isinstance(mixer, CompressedAttentionPart)
+    ]
+    part, notes = parts[0], []
+    if not any(one.has_indexer for one in parts):
+        notes.append("without a layer of ratio 4 every context aborts")
+    if part.index_dim % 64:
+        length = f"an indexer key length of {part.index_dim}"
+        notes.append(f"{length}, no multiple of 64, aborts every context")
+    notes.append("removals beyond the last ubatch are accepted, and wrong for some lengths")
+    if config.mtp is not None:
+        notes.append(
+            "0c1e57098 may hand the MTP block rows that were overwritten, b11549 hands the right "
+            "ones"
+        )
+        if part.head_dim == part.index_dim:
+            notes.append(
+                "0c1e57098 crashes with the MTP block, as heads and indexer keys are of one length"
+            )
+    return notes
+
+
 def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
     """Tokens of a block in each layer, 0 where none are compressed."""
     key = f"{file.architecture}.attention.compress_ratios"

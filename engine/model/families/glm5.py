@@ -101,6 +101,13 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
     )
 
 
+def glm5_next_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    if config.mtp is None:
+        return []
+    return ["0c1e57098 has no graph for the MTP block, b11549 drafts with it"]
+
+
 def read_sinkhorn(file: GgufFile, *, has_head: bool = False) -> SinkhornConnections:
     """The `hyper_connection` keys. has_head: see SinkhornConnections."""
     key = f"{file.architecture}.hyper_connection"

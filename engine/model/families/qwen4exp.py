@@ -9,7 +9,15 @@ import math
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, heads, is_mtp_file, model_config
+from engine.model.families.common import (
+    CommonSizes,
+    common_sizes,
+    has_block,
+    has_fork_mtp,
+    heads,
+    is_mtp_file,
+    model_config,
+)
 from engine.model.families.qwen import read_delta_net, read_mixture, recurrent_schedule
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, REMEDY, count, each
 from engine.model.parts import BlockParts, MtpParts
@@ -29,6 +37,11 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
     """Qwen3.8-Flash-Next."""
     arch = file.architecture
     sizes = common_sizes(file, runs_mtp=True)
+    if has_fork_mtp(file) and not has_block(file, 0):
+        raise UnsupportedModelError(
+            f"{file.path.name}: its MTP block has the names of a fork (nextn.fc_hidden …).",
+            "Use a file that llama.cpp b11549 or later reads: its block has nextn.eh_proj.",
+        )
     n = sizes.n_blocks
     recurrent = recurrent_schedule(file, n)
     if recurrent[sizes.n_layer :] and "qwen4exp.attention.recurrent_layers" not in file.metadata:
@@ -76,6 +89,17 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
         output_norm=None,
         trunk=HyperConnections(n_streams, rank, ngrams),
     )
+
+
+def qwen4exp_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    if config.mtp is None:
+        return []
+    notes = ["0c1e57098 does not load the MTP block, b11549 drafts with it"]
+    mixers = (mixer for block in config.all_blocks for mixer in block.mixers)
+    if len({mixer.ratio for mixer in mixers if isinstance(mixer, SparseAttentionPart)}) > 1:
+        notes.append("compress_ratios differ between layers, at which b11549 aborts")
+    return notes
 
 
 def _ngrams(
