@@ -57,7 +57,7 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
 
 def is_expanded(type: str) -> bool:
     """Whether matrices of a GGML type are expanded to f32 for mode q8."""
-    return type not in (*_INTEGER_BLOCKS, "F32")
+    return type not in (*_INTEGER_BLOCKS, "F32", "I32")
 
 
 def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:

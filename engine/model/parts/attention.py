@@ -308,10 +308,7 @@ class RingName(NamedTuple):
 
 OVERLAPPING = 4
 """The ratio of blocks that overlap."""
-RINGS = {
-    OVERLAPPING: RingName("csa ring", "compressed sparse attention"),
-    128: RingName("hca ring", "compressed attention"),
-}
+RINGS = {OVERLAPPING: RingName("csa ring", "CSA"), 128: RingName("hca ring", "HCA")}
 """By ratio; the others do not exist."""
 INDEX_RING = "lid ring"
 """Of the indexer."""
