@@ -129,11 +129,13 @@ def _rings(reader: _Reader, layout: RecurrentLayout) -> RecurrentState:
 def relative_errors(
     reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
 ) -> dict[StateKey, float]:
-    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none."""
+    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, something
+    over nothing as infinity."""
     found = {}
     for key, a in reference.items():
         error = float(np.linalg.norm(a.astype(np.float64) - others[key]))
-        found[key] = error / float(np.linalg.norm(a.astype(np.float64))) if error else 0.0
+        size = float(np.linalg.norm(a.astype(np.float64)))
+        found[key] = error / size if size else (np.inf if error else 0.0)
     return found
 
 

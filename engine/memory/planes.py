@@ -194,11 +194,11 @@ class PlaneMemory(SnapshotPolicy):
 
     def slots(self, seq: int) -> list[SnapshotSlot]:
         found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
-        idx = self._plane(seq)
+        idx, pending = self._plane(seq), self._pending[seq]
         if self.cells.tail[seq] != NONE:
-            found[idx] = SnapshotSlot(
-                idx, "pending" if self._pending[seq] else "live", found[idx].age
-            )
+            # a plane that serves for a shorter text is as good as that text's own
+            age = found[idx].age if idx == pending else pending
+            found[idx] = SnapshotSlot(idx, "pending" if pending else "live", age)
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:

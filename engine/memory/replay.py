@@ -219,7 +219,8 @@ class ReplayMemory(SnapshotPolicy):
             name = "stale" if slot > at else "fresh" if slot else "carried"
             if slot == at:
                 name = "pending" if self._pending[seq] else "live"
-            found.append(SnapshotSlot(slot, name, logged - slot))
+            age = max(logged - slot, self._pending[seq]) if slot == at else logged - slot
+            found.append(SnapshotSlot(slot, name, age))
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
