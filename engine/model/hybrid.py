@@ -76,6 +76,8 @@ class HybridModel:
         self._trunk = trunk
         self._output = output
         self._rope = rope
+        block_rope = config.block_rope
+        self._block_rope = RopeTables(block_rope, self.device) if block_rope else None
         self.files = tuple(files)
 
     @property
@@ -106,6 +108,8 @@ class HybridModel:
             file.check_whole()
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
+        if self._block_rope is not None:
+            self._block_rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
@@ -137,7 +141,17 @@ class HybridModel:
         positions: torch.Tensor,
         outputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        around = RopeAndMemory(*self._rope.at(positions), memory, self._rope.table)
+        of_blocks, block_rope = None, self._block_rope
+        if block_rope is not None:
+            of_blocks = RopeAndMemory(*block_rope.at(positions), memory, block_rope.table)
+        around = RopeAndMemory(
+            *self._rope.at(positions),
+            memory,
+            self._rope.table,
+            tokens=tokens,
+            positions=positions,
+            of_blocks=of_blocks,
+        )
         x = self._embedding(tokens)
         if self._embedding_factors is not None:
             x = multiply(x, self._embedding_factors)
