@@ -16,6 +16,7 @@ PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = SCENARIOS / "memory"
 HELP = ROOT / "help"
+SESSION_PAGE = ROOT / "session_page"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 
 
