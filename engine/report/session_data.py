@@ -65,7 +65,7 @@ NOT_OBSERVED = len(SHOWN_STATES)
 
 def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
     """Everything that the page shows of these runs. Raises OptionError for more than it can."""
-    n_tokens = sum(RunColumns(run.store, "tokens", run.run_id).n for run in runs)
+    n_tokens = _n_tokens(runs)
     if n_tokens > MOST_TOKENS:
         raise OptionError(
             f"The runs have {n_tokens:,} rows of tokens, and a page holds {MOST_TOKENS:,}.",
@@ -88,6 +88,15 @@ def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
         "candidates": has_candidates,
         "runs": found,
     }
+
+
+def fits(runs: Sequence[RunRef]) -> bool:
+    """Whether a page holds these runs."""
+    return _n_tokens(runs) <= MOST_TOKENS
+
+
+def _n_tokens(runs: Sequence[RunRef]) -> int:
+    return sum(RunColumns(run.store, "tokens", run.run_id).n for run in runs)
 
 
 class _Pieces:
@@ -327,7 +336,7 @@ def _divergence(run: RunRef) -> dict[str, Any] | None:
 
 
 def chosen_runs(store: TraceStore, run_ids: Sequence[int] = ()) -> Iterator[RunRef]:
-    """Runs of a trace, those that the user has deleted left out. run_ids: none = all.
+    """Runs of a trace, without run_ids those that have rows and that the user has not deleted.
 
     Raises OptionError for one that the trace does not have.
     """
@@ -336,6 +345,8 @@ def chosen_runs(store: TraceStore, run_ids: Sequence[int] = ()) -> Iterator[RunR
             raise OptionError(
                 f"The trace has no run {run_id}.", f"It has those from 0 to {len(store.runs) - 1}."
             )
-    for run_id, facts in store.runs.items():
-        if run_id in run_ids or (not run_ids and not (facts.library and facts.library.deleted)):
+    recorded_runs = set(np.unique(store.rounds.column("run_id")).tolist())
+    for run_id, facts in list(store.runs.items()):
+        is_deleted = facts.library is not None and facts.library.deleted
+        if run_id in run_ids if run_ids else run_id in recorded_runs and not is_deleted:
             yield RunRef(store, run_id)

@@ -38,18 +38,21 @@ _WIDEST = 8192
 _PATHS = ("seq_rm", "restore", "restore_depth", "refused")
 
 
-def write_session_page(runs: Sequence[RunRef], title: str, path: Path) -> None:
+def write_session_page(
+    runs: Sequence[RunRef], title: str, path: Path, shown: RunRef | None = None
+) -> None:
     """Write the page, in place of an earlier file. Raises OptionError without Bokeh, for too many
     tokens, and where the system does not let us write."""
-    page = session_page(runs, title)
+    page = session_page(runs, title, shown)
     with written_whole(path) as part:
         part.write_bytes(page)
 
 
-def session_page(runs: Sequence[RunRef], title: str) -> bytes:
-    """The whole page as UTF-8. Raises OptionError without Bokeh, and for too many tokens."""
+def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None) -> bytes:
+    """The whole page as UTF-8. shown: the run that it begins with, None = a lane that is compared,
+    else the first. Raises OptionError without Bokeh, and for too many tokens."""
     plots, bokeh = _plots(runs)
-    data = session_data(runs) | {"title": title}
+    data = session_data(runs) | {"title": title, "shown": shown.run_id if shown else None}
     script = (SESSION_PAGE / "page.js").read_text(encoding="utf-8")
     style = (SESSION_PAGE / "page.css").read_text(encoding="utf-8")
     body = (SESSION_PAGE / "page.html").read_text(encoding="utf-8")

@@ -616,7 +616,7 @@ function start() {
   legend("depth", [...PATHS.map((path) => [path, `path-${path}`]), ["n_rs_seq", "plot-limit"]]);
   listLanes();
   const asked = Object.fromEntries([...location.hash.matchAll(/(run|seq|round)=(\d{1,9})/g)].map((one) => [one[1], Number(one[2])]));
-  const run = data.runs.find((one) => one.id === asked.run) || data.runs.find((one) => one.divergence) || data.runs[0];
+  const run = data.runs.find((one) => one.id === (asked.run ?? data.shown)) || data.runs.find((one) => one.divergence) || data.runs[0];
   if (!run) return;
   showRun(run);
   if (run.bySeq.has(asked.seq) && asked.seq !== state.seq) showSequence(asked.seq);
