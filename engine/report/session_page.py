@@ -125,7 +125,7 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
             "Install it: pip install 'draftscope[share]'.",
         ) from error
 
-    document = Document()
+    figures: list[Any] = []
     rounds = Range1d(-1, 1, name="rounds")
 
     def plot(name: str, unit: str, x: str = "round", **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
         made.add_layout(
             Span(name=f"{name} cursor", dimension="height", location=-9, line_dash="dashed")
         )
-        document.add_root(made)
+        figures.append(made)
         return made
 
     times = ColumnDataSource({name: [] for name in ("x", *PHASES, "total")}, name="times")
@@ -192,6 +192,9 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
         source = ColumnDataSource({"x": [], "nmse": []}, name=f"lane {i}")
         lanes.scatter("x", "nmse", source=source, size=3, name=f"lane-{i}")
     lanes.add_layout(Span(name="bound", dimension="width", location=1e-30, line_dash="dashed"))
+    document = Document()
+    for made in figures:  # complete by now: whatever joins later takes a look at all of them
+        document.add_root(made)
     script = Resources(mode="inline", components=["bokeh"], minified=True).js_raw[0]
     if "</script" in script:
         raise OptionError(
