@@ -51,7 +51,7 @@ class Fork:
     n_kept: what of the round before stays of sequence seq_id, in tokens that were put out; None =
     all of it. That round then verifies no more than it has to. token: takes the place of the newest
     token of that sequence, None = none does. Raises OptionError for a round that the parent does
-    not have, TraceFileError for a parent that tells too little, is no run of this program, or began
+    not have, TraceFileError for a parent that tells too little, is not of this program, or began
     with what an earlier one had left in memory.
     """
 

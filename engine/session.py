@@ -286,6 +286,8 @@ class Session:
         """What a fork goes on with: of the parts that it begins with all those that its other
         options do not change, since these are at the right place by then."""
         first = fork.options
+        if fork.token is not None:
+            self._check_tokens([fork.token])
         if options.parallel != first.parallel:
             raise OptionError(
                 f"The run to go on from has --parallel {first.parallel}.", "Leave --parallel out."

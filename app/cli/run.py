@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         types = (*fork.options.spec.types, *options.spec.types)
         both = replace(options, spec=replace(options.spec, types=tuple(dict.fromkeys(types))))
         drafts = draft_files(args, both)
+    elif any(one is not None for one in (args.round, args.position, args.force, args.from_run)):
+        raise OptionError("There is nothing to go on from.", "Name a trace with --from.")
     elif not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
     print_notes(options)

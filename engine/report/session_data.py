@@ -336,7 +336,7 @@ def _divergence(run: RunRef) -> dict[str, Any] | None:
 
 
 def chosen_runs(store: TraceStore, run_ids: Sequence[int] = ()) -> Iterator[RunRef]:
-    """Runs of a trace, without run_ids those that have rows and that the user has not deleted.
+    """Runs of a trace, without run_ids those that the user has not deleted.
 
     Raises OptionError for one that the trace does not have.
     """
@@ -345,8 +345,7 @@ def chosen_runs(store: TraceStore, run_ids: Sequence[int] = ()) -> Iterator[RunR
             raise OptionError(
                 f"The trace has no run {run_id}.", f"It has those from 0 to {len(store.runs) - 1}."
             )
-    recorded_runs = set(np.unique(store.rounds.column("run_id")).tolist())
     for run_id, facts in list(store.runs.items()):
         is_deleted = facts.library is not None and facts.library.deleted
-        if run_id in run_ids if run_ids else run_id in recorded_runs and not is_deleted:
+        if run_id in run_ids if run_ids else not is_deleted:
             yield RunRef(store, run_id)

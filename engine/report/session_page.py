@@ -27,6 +27,7 @@ from engine.files import written_whole
 from engine.report.session_data import SHOWN_STATES, ring_images, session_data
 from engine.report.text import escape
 from engine.trace.records import PHASES
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from resources import SESSION_PAGE, THEMES
 
@@ -51,6 +52,7 @@ def write_session_page(
 def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None) -> bytes:
     """The whole page as UTF-8. shown: the run that it begins with, None = a lane that is compared,
     else the first. Raises OptionError without Bokeh, and for too many tokens."""
+    runs = [run for run in runs if RunColumns(run.store, "rounds", run.run_id).n] or runs
     plots, bokeh = _plots(runs)
     data = session_data(runs) | {"title": title, "shown": shown.run_id if shown else None}
     script = (SESSION_PAGE / "page.js").read_text(encoding="utf-8")

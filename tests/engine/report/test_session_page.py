@@ -204,7 +204,8 @@ def test_runs_are_chosen_and_too_many_tokens_are_refused(
     deleted.prompt("ab")
     deleted.plain("c")
     store.runs[3]["library"] = {"deleted": True}
-    assert [run.run_id for run in chosen_runs(store)] == [0]
+    assert [run.run_id for run in chosen_runs(store)] == [0, 1, 2]
+    assert [run["id"] for run in page_of(store).block("data")["runs"]] == [0]
     assert [run.run_id for run in chosen_runs(store, [3])] == [3]
     with pytest.raises(OptionError, match="no run 7"):
         list(chosen_runs(store, [7]))
