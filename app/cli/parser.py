@@ -33,7 +33,7 @@ SUBCOMMANDS = {
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",
-    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
+    "export": "a trace as a page that any browser opens, for Perfetto, or as AIPerf records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "demo-path": "where the bundled demo models are",

@@ -9,13 +9,13 @@ import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import run_names
-from app.trace_models.token_stream import line_text, pieces_at
 from engine.analysis.baseline import find_baseline, speed
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
+from engine.trace.token_text import line_text, pieces_at
 
 _MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
 _RESTORES = ("restore", "restore_depth")

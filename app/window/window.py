@@ -215,6 +215,7 @@ class MainWindow(QMainWindow):
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
             "file.report": self._report_shown,
+            "file.share": self._share_shown,
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -334,6 +335,7 @@ class MainWindow(QMainWindow):
             ("file.open_draft", bridge.files is not None),
             ("file.export", shown is not None and not bridge.exporting),
             ("file.report", shown is not None),
+            ("file.share", shown is not None),
             ("file.copy_text", shown is not None),
             *((name, shown is not None) for name in _NEED_RUN),
             ("file.copy_issue", shown is not None),
@@ -359,6 +361,10 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             overlay = self.feed.overlay
             self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
+
+    def _share_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.share(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.results is not None:

@@ -124,6 +124,19 @@ class TurnFacts(Struct, frozen=True):
     rewritten_at: Count | None = None
 
 
+class ForkOrigin(Struct, frozen=True):
+    """Which run of its trace a run goes on from, and where, see engine.fork. rebuilt: how its state
+    was. token: that took the place of the newest one of sequence seq_id.
+    n_kept: tokens of seq_id that stay of the round before, None = all."""
+
+    parent: Count
+    round: Count
+    rebuilt: str = ""
+    token: Count | None = None
+    seq_id: Count = 0
+    n_kept: Count | None = None
+
+
 class WrongRow(Struct, frozen=True):
     """A row of logits in its batch."""
 
@@ -368,6 +381,7 @@ class RunFacts(dict[str, Any]):
     error: str | None
     prompt_reuse: list[PromptReuseRecord] | None
     turn: TurnFacts | None
+    fork: Lenient[ForkOrigin | None]
     lane: str | None
     lane_kind: str | None
     lane_against: Count | None
