@@ -101,7 +101,7 @@ class RoundPlot(PlotSurface):
         self._range_item.hide()
         self.addItem(self._range_item, ignoreBounds=True)
         self.box.dragged.connect(self._on_dragged)
-        self._chip = Chip("→ Jump to live", theme, self)
+        self._chip = Chip("→ To the end", theme, self)
         self._chip.setToolTip(f"Follow the newest {unit} again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
