@@ -137,7 +137,8 @@ def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
     if best is None:
-        return "Tokens per round: the run was not timed"
+        why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
+        return f"Tokens per round: {why}"
     words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
     if found.current is None:
         return words
@@ -163,7 +164,7 @@ def note(found: TuneSurface) -> str:
 def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
     if found.request.run.facts.lane:
-        return " Lanes draft together: the time of drafting is left out."
+        return " Lanes share their drafts, so that they have no speed of their own."
     if found.current is None or not found.is_timed or not found.measured:
         return ""
     estimated = float(found.surface.tokens_per_second[found.current])

@@ -333,13 +333,12 @@ class AuditFacts(Struct, frozen=True):
 
 class RunNotes(Struct, frozen=True):
     """What the user and the window keep of a run. name: empty for a run that is called by its
-    number. prompt: the beginning of the first one. prompt_key: see engine.analysis.baseline."""
+    number. prompt: the beginning of the first one."""
 
     name: str = ""
     starred: bool = False
     deleted: bool = False
     prompt: str = ""
-    prompt_key: str = ""
 
 
 # -- all of them -------------------------------------------------------------------------------
@@ -364,6 +363,7 @@ class RunFacts(dict[str, Any]):
     derived: list[str] | None
     speculative_types: list[str] | None
     fidelity: FidelityFacts | None
+    plain_pairs: Lenient[list[tuple[float, float]] | None]
     banned_tokens: list[Count] | None
     environment: dict[str, Any] | None
     summary: dict[str, Any] | None
