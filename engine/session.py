@@ -18,6 +18,7 @@ from engine.batch import Span
 from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
+from engine.draft.adaptive import ADAPT_RULES, AdaptedSequences
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
@@ -244,7 +245,10 @@ class Session:
             kept = cache.keep(key, memory, drafters, options)
         run_id = self.begin_run(trace, options, memory, n_rs_seq)
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
-        chain = DrafterChain(drafters)
+        adapt = ADAPT_RULES.get(options.spec.adapt)
+        chain = DrafterChain(
+            drafters, AdaptedSequences(adapt, options.spec.longest) if adapt else None
+        )
         trace.runs[run_id].drafters = chain.statistics
         scheduler = Scheduler(
             self.model,

@@ -99,7 +99,7 @@ class OutputHead:
         self._normed = layer_norm if centred else rms_norm
         self.projection = projection
         self._n_vocab = n_vocab
-        self._eps = eps
+        self.eps = eps
         self._factors = None
         if scale != 1.0:
             device = None if norm is None else norm.device
@@ -107,7 +107,7 @@ class OutputHead:
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """What the projection reads of x [..., n_embd]."""
-        return x if self.norm is None else self._normed(x, self.norm, self._eps)
+        return x if self.norm is None else self._normed(x, self.norm, self.eps)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """Results of the projection, [n, any of the vocabulary], as logits."""
