@@ -36,6 +36,8 @@ SUBCOMMANDS = {
     "export": "a trace as a page that any browser opens, for Perfetto, or as AIPerf records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
+    "acceptance": "drafted tokens accepted by position, depth, token class; of one run or two",
+    "drafter-diff": "one drafter in two engines: the first cause of other drafts or acceptance",
     "demo-path": "where the bundled demo models are",
     "help": "pages on drafting, rollback, the window, other engines, and what words mean",
 }

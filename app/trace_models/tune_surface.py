@@ -17,7 +17,7 @@ from engine.analysis.baseline import speed
 from engine.analysis.what_if.cost_curve import LEAST_TIMES
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
-from engine.analysis.what_if.rules import FLOORS, RULES
+from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS
 from engine.analysis.what_if.surface import Surface, surface
 from engine.trace.run_ref import RunRef
@@ -79,7 +79,7 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     if found is None:
         return None
     current = None
-    if rule.runs_here and own_n in lengths and own_p in floors:
+    if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
     rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
     return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
