@@ -33,6 +33,7 @@ TITLES = {
     "drafter": "Drafter",
     "tune": "Tune",
     "results": "Results",
+    "gate": "Gate",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 _HIGH = ("runs", "breaks", "conversation", "tune")

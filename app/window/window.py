@@ -270,6 +270,7 @@ class MainWindow(QMainWindow):
 
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView) -> None:
         from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
         from app.panels.results.results_view import ResultsView
         from app.panels.tune import TuneView
@@ -291,6 +292,8 @@ class MainWindow(QMainWindow):
             )
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
+        if isinstance(view, GateView):
+            view.run_selected.connect(self.control.show_lane)
         feed.add([view])
 
     def _commands(self) -> list[Command]:

@@ -7,7 +7,7 @@ more than the last batch had); a build that refuses them, or gets them right, ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA, LaneSpec
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
+from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
 
 RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
@@ -76,7 +77,7 @@ def check_rollback(
     depths: Sequence[int] = DEPTHS,
     n_tokens: int = N_TOKENS,
     trace: TraceStore | None = None,
-) -> Iterator[CheckedLane]:
+) -> Generator[CheckedLane, None, None]:
     """Play every scenario with drafts of this many tokens, over planes as many; lanes in order.
 
     trace: takes all lanes. Raises what Comparison raises.
@@ -84,6 +85,22 @@ def check_rollback(
     for n_draft in depths:
         for scenario in _scenarios(n_draft):
             yield from _played(session, library, scenario, n_draft, n_tokens, trace)
+
+
+class RollbackChecks:
+    """`check_rollback` with its defaults, step by step; the first one is done at once."""
+
+    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
+        self._lanes = check_rollback(session, library, trace=trace)
+        self.step()
+
+    def step(self) -> bool:
+        """Do the next lane. False when none is left."""
+        return next(self._lanes, None) is not None
+
+    def stop(self) -> None:
+        """End the lanes."""
+        self._lanes.close()
 
 
 def _scenarios(n: int) -> Iterator[_Scenario]:
@@ -167,6 +184,7 @@ def _checked(
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG
+    facts.gate = GateFacts(scenario, policy, n_draft, outcome, about)
     return CheckedLane(
         scenario,
         policy,
