@@ -143,7 +143,7 @@ class PlotGroup:
         """The widget of a view that takes the keyboard focus; the plot menu acts on its view."""
         if isinstance(view, DrafterView):
             return view.quality.reliability
-        if isinstance(view, TuneView):
+        if isinstance(view, TuneView | GateView):
             return view.grid
         assert isinstance(view, RoundView | WhatIfView)
         return view.plot

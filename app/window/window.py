@@ -293,6 +293,8 @@ class MainWindow(QMainWindow):
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
         if isinstance(view, GateView):
+            names = ("run.check_rollback", "file.open_demo", "file.open_trace")
+            view.empty.offer([self.actions_by_id[name] for name in names])
             view.run_selected.connect(self.control.show_lane)
         feed.add([view])
 

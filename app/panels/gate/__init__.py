@@ -48,7 +48,7 @@ class GateView(WholeRunView):
             "llama.cpp Rollback, or open a trace of draftscope check-rollback.",
             parent,
         )
-        self._store_size = -1
+        self.empty.waits_for_run = False  # a run checks nothing
         self._cells: dict[tuple[int, int], RunRef] = {}
         self._found: list[tuple[RunRef, GateFacts]] = []
         self.headline = QLabel()

@@ -57,7 +57,7 @@ def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
             found = parse_json(reply.decode("utf-8", "replace"))
             return (_checked if name == "check-rollback" else _compared)(found)
         except (JsonError, KeyError, TypeError, AttributeError):
-            said = said or f"exit status {status} without a result"
+            said = said.partition("error: ")[2] or said or f"exit status {status} without a result"
             raise SkippedError(f"cannot be judged: {said[:_LONGEST]}") from None
 
     return judge
