@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QPalette, QShowEvent
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.tune_surface import HeatMap
@@ -21,6 +21,7 @@ from engine.trace.run_ref import RunRef
 _LOOK_MS = 2000
 _LONGEST = 4000
 """Bytes of what is said of a bisect."""
+_MOST_LINES, _MOST_COLUMNS = 24, 160
 _GROUNDS = {
     "right": "accepted.tint",
     "refused": "accepted.tint",
@@ -62,6 +63,7 @@ class GateView(WholeRunView):
         self.grid.chosen.connect(self._choose)
         self.bisect = QLabel()
         self.bisect.setTextFormat(Qt.TextFormat.PlainText)
+        self.bisect.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.bisect.setAccessibleName("Bisect")
         self.bisect.hide()
         self._timer = QTimer(self)
@@ -89,7 +91,8 @@ class GateView(WholeRunView):
     def look(self) -> None:
         """See how far the latest `draftscope bisect` is."""
         said = file_head(progress_file(), _LONGEST).decode("utf-8", "replace")
-        text = "\n".join(visible(line) for line in said.splitlines())
+        lines = said.splitlines()[:_MOST_LINES]
+        text = "\n".join(visible(line[:_MOST_COLUMNS]) for line in lines)
         if text != self.bisect.text():
             self.bisect.setText(text)
             self.bisect.setVisible(bool(text))
