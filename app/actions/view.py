@@ -288,4 +288,10 @@ PANELS = (
         "Show or hide the checks of a llama.cpp build, and how far a bisect is",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_conform",
+        "&Kernel Checks",
+        "Show or hide checks of rollback kernels of vLLM, SGLang, flash-linear-attention or yours",
+        checkable=True,
+    ),
 )

@@ -72,7 +72,7 @@ class RoundPlot(PlotSurface):
         self.cursor_line.setZValue(20)
         self.cursor_line.hide()
         self.addItem(self.cursor_line, ignoreBounds=True)
-        self._chip = Chip("→ Jump to live", theme, self)
+        self._chip = Chip("→ To the end", theme, self)
         self._chip.setToolTip(f"Follow the newest {unit} again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))

@@ -34,6 +34,7 @@ TITLES = {
     "tune": "Tune",
     "results": "Results",
     "gate": "Gate",
+    "conform": "Kernel checks",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 _HIGH = ("runs", "breaks", "conversation", "tune")

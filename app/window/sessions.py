@@ -153,18 +153,17 @@ class Sessions(QObject):
         self._library.start(self._posted.emit)
 
     def may_end(self) -> bool:
-        """Ask what becomes of runs that were not exported, and see to it; False: the window is to
-        stay open. A run that goes on is ended if it is to be kept."""
+        """Keep the runs that were not exported for the next start; where that is not possible, ask
+        what becomes of them. False: the window is to stay open. A run that goes on is ended."""
         autosave = self.autosave
         if autosave is None or self._is_closed:
             return True
         gone = [store for store in self._own_traces() if _is_deleted(store)]
         unexported = [store for store in autosave.unexported() if store not in gone]
         quit_choice = self.quit_choice if unexported else QuitChoice.KEEP
-        if quit_choice is None:
-            problem = "" if autosave.problem is None else autosave.problem.message
+        if quit_choice is None and autosave.problem is not None:
             recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
-            quit_choice = ask_before_quitting(self._window, recorded, problem)
+            quit_choice = ask_before_quitting(self._window, recorded, autosave.problem.message)
         if quit_choice is QuitChoice.STAY:
             return False
         self._discarded = gone + (unexported if quit_choice is QuitChoice.DISCARD else [])

@@ -14,7 +14,7 @@ from app.actions.actions import Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.judging import EstimateSpeeds
+from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
 from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
@@ -43,6 +43,7 @@ from engine.compare.scenario import Scenario
 from engine.report.text import visible
 
 if TYPE_CHECKING:
+    from app.panels.conform import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
     from app.panels.results.results_view import ResultsView
     from app.window.plot_group import PlotView
@@ -268,7 +269,8 @@ class MainWindow(QMainWindow):
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
 
-    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView) -> None:
+    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
+        from app.panels.conform import ConformView
         from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
@@ -278,6 +280,9 @@ class MainWindow(QMainWindow):
         feed, bridge = self.feed, self.bridge
         if isinstance(view, ResultsView):
             self.opened_results.connect(view)
+            return
+        if isinstance(view, ConformView):
+            view.asked.connect(lambda target: self._check_kernels(view, target))
             return
         if isinstance(view, RoundView | DivergenceView):
             view.position_selected.connect(feed.move_cursor)
@@ -297,6 +302,12 @@ class MainWindow(QMainWindow):
             view.empty.offer([self.actions_by_id[name] for name in names])
             view.run_selected.connect(self.control.show_lane)
         feed.add([view])
+
+    def _check_kernels(self, view: ConformView, target: str) -> None:
+        job = CheckKernels(target, view.add)
+        view.begin(target)
+        view.stop_asked.connect(job.cancelled.set)
+        self.bridge.ask(job, lambda ended: view.end(ended.failed.message if ended.failed else ""))
 
     def _commands(self) -> list[Command]:
         """What the palette offers: every action but the palette itself, and the scenarios."""

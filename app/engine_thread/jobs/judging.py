@@ -3,12 +3,13 @@ under other settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.engine_thread.events import State
-from app.engine_thread.job import SideJob
+from app.engine_thread.job import Post, SideJob
 from app.engine_thread.opening import LocalSession, open_engine
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker
@@ -19,6 +20,7 @@ from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
+    from engine.conform.runner import Outcome
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
     from engine.session import Session
@@ -163,3 +165,30 @@ class EstimateSpeeds(SideJob):
 
     def run(self, progress: ReportProgress) -> None:
         self.found = estimate(self.request)
+
+
+class CheckKernels(SideJob):
+    """Check the kernels of a package or adapter; `seen` is called with each outcome."""
+
+    has_progress = True
+
+    def __init__(self, target: str, seen: Callable[[Outcome], object]) -> None:
+        super().__init__()
+        self.target, self._seen = target, seen
+
+    def progress(self, post: Post) -> ReportProgress:
+        self._post = post
+        return super().progress(post)
+
+    def run(self, progress: ReportProgress) -> None:
+        import torch
+
+        from engine.conform import runner
+
+        name, place, _ = runner.open_target(self.target)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        total = len(runner.CHECKS) * sum(len(k.recurrences) for k in runner.kernels(name, place))
+        outcomes = runner.run(name, place, seed=1, device=device, cancelled=self.cancelled.is_set)
+        for done, outcome in enumerate(outcomes, start=1):
+            progress(done, total, f"checking {outcome.kernel}")
+            self._post(lambda _, outcome=outcome: self._seen(outcome))

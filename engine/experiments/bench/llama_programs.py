@@ -131,7 +131,7 @@ def llama_server(
     not come up.
     """
     program = find_program(folder, "llama-server")
-    port = _free_port()
+    port = free_port()
     words: Sequence[object] = (
         *("-m", model, "--host", _HOST, "--port", port, "-t", n_threads, "-dev", "none"),
         *("-np", 1, "-c", len(work.prompt) + work.n_predict + _MORE_CELLS),
@@ -144,7 +144,8 @@ def llama_server(
         yield server
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
     with socket.create_server((_HOST, 0)) as free:
         return int(free.getsockname()[1])
 

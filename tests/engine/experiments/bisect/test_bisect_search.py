@@ -161,7 +161,7 @@ def test_ends_that_do_not_differ_are_refused() -> None:
 
 
 def test_a_known_defect_counts_from_where_it_was_none() -> None:
-    """What fails at both ends alike is no fault of theirs; what gets worse is one."""
+    """What fails at both ends alike counts for nothing; what gets worse is a fault."""
 
     def outcome(i: int) -> dict[str, str]:
         return {
