@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
+    "bisect": "which commit or build of llama.cpp broke its rollback",
     "conform": "rollback kernels of vLLM, SGLang, FLA or your own against the recurrences in f64",
     "bench": "the prompt suite with and without speculation; other measurements",
     "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",

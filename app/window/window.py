@@ -281,6 +281,7 @@ class MainWindow(QMainWindow):
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
         from app.panels.conform import ConformView
         from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
         from app.panels.results.results_view import ResultsView
         from app.panels.tune import TuneView
@@ -307,6 +308,10 @@ class MainWindow(QMainWindow):
             )
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
+        if isinstance(view, GateView):
+            names = ("run.check_rollback", "file.open_demo", "file.open_trace")
+            view.empty.offer([self.actions_by_id[name] for name in names])
+            view.run_selected.connect(self.control.show_lane)
         feed.add([view])
 
     def _choose_range(self, chosen: RunRange | None) -> None:

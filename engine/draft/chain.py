@@ -70,6 +70,8 @@ class DrafterChain:
         for name, counted in other.statistics.items():
             if name in self.statistics:
                 self.statistics[name] = counted
+        if self._adapt and other._adapt:
+            self._adapt.carry_on(other._adapt)
         held = self._holding
         self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
 

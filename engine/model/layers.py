@@ -55,10 +55,10 @@ class ResidualBlock:
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         if self._mixer is not None and self._mixer_norm is not None:
-            normed = rms_norm(x, self._mixer_norm, self.eps)
+            normed = rms_norm(x, self._mixer_norm, self._eps)
             x = add(x, self._scaled(self._mixer(normed, around)))
         if self._ffn is not None and self._ffn_norm is not None:
-            normed = rms_norm(x, self._ffn_norm, self.eps)
+            normed = rms_norm(x, self._ffn_norm, self._eps)
             x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant)))
         return x
 

@@ -43,6 +43,17 @@ class FidelityFacts(Struct, frozen=True):
     top1: float | None
 
 
+class GateFacts(Struct, frozen=True):
+    """Which check of a llama.cpp build a lane is, and its outcome; see
+    engine.compare.rollback_check."""
+
+    scenario: str
+    policy: str
+    n_draft: Count
+    outcome: str
+    about: str
+
+
 class PositionRates(Struct, frozen=True):
     """Shares of drafted tokens that were accepted, by position in the draft."""
 
@@ -394,6 +405,7 @@ class RunFacts(dict[str, Any]):
     lane_free: Lenient[bool | None]
     lane_forks: Lenient[list[ForkFacts] | None]
     lane_unread: Lenient[str | None]
+    gate: Lenient[GateFacts | None]
     logit_rows: Lenient[list[LogitRowFacts] | None]
     state_origins: Lenient[list[StateOriginFacts] | None]
     draft_accept: Lenient[list[int] | None]
