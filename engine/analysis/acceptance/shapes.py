@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.analysis.acceptance.counts import DraftCounts
-from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, wilson
+from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, fitted, wilson
 from engine.trace.records import MISSING
 
 ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (
@@ -345,15 +345,7 @@ def _fall(counts: DraftCounts) -> _Fall | None:
     order = np.argsort(counts.pos, kind="stable")
     x, k = counts.pos[order].astype(float), counts.accepted[order].astype(float)
     n = np.minimum(k + counts.n[order], counts.drafted[order])  # tokens that were judged
-    x = (x - x.mean()) / x.std()
-    weights = np.zeros(2)
-    design = np.stack([np.ones_like(x), x])
-    for _ in range(25):
-        p = 1 / (1 + np.exp(-(weights @ design)))
-        curve = design * (n * p * (1 - p)) @ design.T + 1e-6 * np.eye(2)
-        weights = np.clip(weights + np.linalg.solve(curve, design @ (k - n * p)), -20, 20)
-    p = np.clip(1 / (1 + np.exp(-(weights @ design))), 1e-9, 1 - 1e-9)
-    likelihood = float((k * np.log(p) + (n - k) * np.log1p(-p)).sum())
+    p, _, likelihood = fitted(x, k, n)
     spread = 1.0
     if not counts.is_by_round:  # requests differ by more than their counts
         spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))

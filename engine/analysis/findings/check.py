@@ -95,7 +95,7 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
                     rule.severity,
                     hit.message,
                     hit.evidence,
-                    rule.suggestion,
+                    hit.suggestion or rule.suggestion,
                 )
                 for hit in rule.check(run)
             ]
