@@ -18,7 +18,6 @@ from engine.trace.store import TraceStore
 from tests.bench.logs import KINDS
 from tests.support.captures import load
 
-
 OPEN = (
     "0.01.000.001 D slot process_toke: id  0 | task 2 | n_gen = 1, n_remaining = 9, "
     "next token:   220 'a"
