@@ -86,7 +86,7 @@ def write_requests(
     if models:
         facts |= {"model": {"name": ", ".join(models)}}
     facts |= more
-    if len(json.dumps(facts)) > _MOST_FACTS:
+    if len(msgspec.json.encode(facts)) > _MOST_FACTS:
         raise TraceFileError(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
