@@ -101,6 +101,17 @@ class ScriptRequest:
     policy: str
 
 
+@dataclass(frozen=True)
+class GateRequest:
+    """Every check of rollback on a build of llama.cpp, None = that of llama-cpp-python."""
+
+    llama_library: Path | None = None
+
+
+LanesRequest = CompareRequest | ScriptRequest | GateRequest
+"""What lanes are made of."""
+
+
 class Decoding(Protocol):
     """A run or a comparison in progress, which can be paused or ended between two rounds."""
 
@@ -134,7 +145,7 @@ class EngineSession(Protocol):
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Begin a turn of a conversation as a run in a trace."""
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
+    def compare(self, request: LanesRequest, trace: TraceStore) -> Decoding:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
 
     def close(self) -> None:

@@ -16,7 +16,13 @@ from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.decoding import StartComparison, StartRun, StartTurn, WatchClients
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
 from app.engine_thread.jobs.opening import ConnectServer, OpenModel
-from app.engine_thread.requests import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
+from app.engine_thread.requests import (
+    ChatWrap,
+    CompareRequest,
+    GateRequest,
+    ScriptRequest,
+    TurnRequest,
+)
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
@@ -67,6 +73,7 @@ class RunControl:
             "run.compare": self.compare_chosen,
             "run.add_break": self.write_break,
             "run.measure_fidelity": self.measure_fidelity,
+            "run.check_rollback": self.check_rollback,
             "run.llama_library": self.ask_llama_library,
         }
 
@@ -78,12 +85,13 @@ class RunControl:
         at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
         return {
             "run.start": going,
-            "run.pause": state is State.RUNNING and not served,
+            "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
             "run.step": going and not served,
             "run.stop": bridge.has_run,
             "run.watch": can_start and served,
             "run.rescore": shown is not None and at_rest,
             "run.compare": can_start and not served,
+            "run.check_rollback": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
 
@@ -275,6 +283,17 @@ class RunControl:
                 llama_library=self._settings.llama_library,
             )
         )
+
+    def check_rollback(self) -> None:
+        """Check the build of llama.cpp that its lanes use, with the model in use."""
+        self._docks.reveal("gate")
+        self._panels.banners.clear()
+        self._bridge.ask(StartComparison(GateRequest(self._settings.llama_library)))
+
+    def show_lane(self, run: RunRef) -> None:
+        """Show a lane that was checked, where it differs from the plain one."""
+        self._feed.select_run(run)
+        self._docks.reveal("divergence")
 
     def ask_llama_library(self) -> None:
         """Let the user name the build of llama.cpp that its lanes use."""

@@ -11,7 +11,7 @@ no bound of a script is below ten times that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from engine.compare.memory_script_parser import memory_scripts, parse_script
 from engine.errors import DraftscopeError, PeerLibraryError, RollbackRefusedError
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
+from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
@@ -120,7 +121,7 @@ def check_rollback(
     settings: LlamaSettings = DEFAULT_SETTINGS,
     n_slots: int = 2,
     n_ubatch: int = 512,
-) -> Iterator[CheckedLane]:
+) -> Generator[CheckedLane, None, None]:
     """Play every scenario with drafts of this many tokens, over planes as many, then every script;
     lanes in order.
 
@@ -222,6 +223,22 @@ def _played_script(
     return CheckedLane(script.name, policy, 0, 0, 0, None, outcome, None, about)
 
 
+class RollbackChecks:
+    """`check_rollback` with its defaults, step by step; the first one is done at once."""
+
+    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
+        self._lanes = check_rollback(session, library, trace=trace)
+        self.step()
+
+    def step(self) -> bool:
+        """Do the next lane. False when none is left."""
+        return next(self._lanes, None) is not None
+
+    def stop(self) -> None:
+        """End the lanes."""
+        self._lanes.close()
+
+
 def _scenarios(n: int, n_slots: int) -> Iterator[_Scenario]:
     traps = (
         ("whole batch undone", f"{_PLANES},n_rs_seq={n + 1},undo=batch"),
@@ -301,6 +318,7 @@ def _checked(
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG
+    facts.gate = GateFacts(scenario, policy, n_draft, outcome, about)
     return CheckedLane(
         scenario,
         policy,
