@@ -89,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences of the scenario with several (default %(default)s)",
     )
+    model.add_argument(
+        "--mtp",
+        action="store_true",
+        help="load the MTP block too, and check a context with an MTP context at its side",
+    )
     add_threads(model)
     test = parser.add_argument_group("test")
     test.add_argument(
@@ -135,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.session import Session
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
-    settings = llama_settings(args, args.batch_size)
+    settings = llama_settings(args, args.batch_size, load_mtp=args.mtp)
     session = Session.open(target, compute="f32", device="cpu")
     use_threads(args.threads, session.info)
     trace = TraceStore()
@@ -162,9 +167,8 @@ def run(args: argparse.Namespace) -> int:
                 export(trace, args.trace)
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
-    version = next(
-        (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp"), ""
-    )
+    versions = (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp")
+    version = next(versions, "") or ""
     words = f"{settings.words()} -ub {args.ubatch_size} -np {args.parallel}"
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
@@ -172,9 +176,17 @@ def run(args: argparse.Namespace) -> int:
             with written_whole(path) as part:
                 part.write_text(text(gate), encoding="utf-8")
     if args.json:
-        facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
-        facts |= {"settings": words, "new": [lane.name for lane in gate.failures]}
-        print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
+        print_json(
+            {
+                "library": version,
+                "model": target.name,
+                "settings": words,
+                "wrong": n_wrong,
+                "known": n_known,
+                "new": [lane.name for lane in gate.failures],
+                "lanes": [_facts(lane) for lane in checked],
+            }
+        )
     else:
         print_line()
         print_lines(dict.fromkeys(_about(lane) for lane in checked if lane.about))
