@@ -15,6 +15,7 @@ DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = SCENARIOS / "memory"
+ROLLBACK_SCRIPTS = SCENARIOS / "rollback"
 HELP = ROOT / "help"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 

@@ -69,8 +69,7 @@ FIRST_OPTIONS = {
     "--json",
     "bench against": "--demo --llama-cpp --pairs --depth --prompts -n --spec-synth-rates -t --json "
     "--markdown",
-    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp-lib --compute --json "
-    "--trace",
+    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp --compute --json --trace",
     "sweep": "--demo --out --list --retry-failed --no-traces --ray --ship --json --report "
     "--markdown",
     "rescore": "-m --demo --run --assume-same --server --probe --compute -t --json --trace",
@@ -124,7 +123,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the words kept for the error."""
         self._words = list(args or ())
-        if any(pair in _FLASH for pair in pairwise(self._words)):  # -f with a file named "a"
+        if "-fa" not in self._option_string_actions and any(
+            pair in _FLASH for pair in pairwise(self._words)
+        ):  # -f with a file named "a"
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 

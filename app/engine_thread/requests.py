@@ -82,7 +82,7 @@ class CompareRequest:
     """What a comparison is made of: prompts as text, common options, lanes next to the reference.
 
     draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
-    llama_library: a build of llama.cpp for its lanes, None = that of llama-cpp-python.
+    llama_library: a build of llama.cpp for its lanes, None = an installed package.
     """
 
     texts: tuple[str, ...]

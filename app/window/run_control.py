@@ -31,7 +31,7 @@ from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import ask_model
 from app.window.docks import Docks
 from app.window.panels import Panels
-from engine.compare.llama_library import folder_of
+from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -300,7 +300,9 @@ class RunControl:
         dialog = QInputDialog(self._window)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.setWindowTitle("llama.cpp library")
-        dialog.setLabelText("Folder of a build of llama.cpp; empty for that of llama-cpp-python")
+        dialog.setLabelText(
+            "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
+        )
         dialog.setTextValue(str(self._settings.llama_library or ""))
         dialog.textValueSelected.connect(self.use_llama_library)
         dialog.open()
@@ -308,12 +310,15 @@ class RunControl:
     def use_llama_library(self, name: str) -> None:
         """Lanes of llama.cpp use this build from now on, or with an empty name their own."""
         try:
-            folder = folder_of(Path(name.strip()).expanduser()) if name.strip() else None
+            path = Path(name.strip()).expanduser() if name.strip() else None
+            if path is not None:
+                find_build(path)
         except OptionError as error:
             self._panels.banners.add("error", str(error))
             return
-        self._settings.llama_library = folder
-        of = "of llama-cpp-python" if folder is None else f"in {folder}"
+        path = path.resolve() if path and path.exists() else path
+        self._settings.llama_library = path
+        of = "of an installed package" if path is None else f"in {path}"
         self._panels.banners.add("info", f"Lanes of llama.cpp use the library {of}.")
 
     def measure_fidelity(self) -> None:

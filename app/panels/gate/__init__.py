@@ -50,8 +50,9 @@ class GateView(WholeRunView):
             parent,
         )
         self.empty.waits_for_run = False  # a run checks nothing
-        self._cells: dict[tuple[int, int], RunRef] = {}
+        self._cells: dict[tuple[int, int], tuple[RunRef, GateFacts]] = {}
         self._found: list[tuple[RunRef, GateFacts]] = []
+        """Checks, each with the run that is its lane; of a script, with the first of all."""
         self.headline = QLabel()
         self.headline.setTextFormat(Qt.TextFormat.PlainText)
         font = self.headline.font()
@@ -117,6 +118,8 @@ class GateView(WholeRunView):
         assert self._run is not None
         runs = [self._run.sibling(run_id) for run_id in list(self._run.store.runs)]
         self._found = [(run, facts) for run in runs if (facts := run.facts.gate) is not None]
+        for run in runs[:1]:
+            self._found += [(run, facts) for facts in run.facts.gate_scripts or ()]
         return bool(self._found)
 
     def _show(self) -> None:
@@ -129,7 +132,7 @@ class GateView(WholeRunView):
             cell = rows.index(_row(facts)), columns.index(facts.policy)
             texts[cell[0]][cell[1]] = facts.outcome
             values[cell] = 0.0
-            self._cells[cell] = run
+            self._cells[cell] = run, facts
         self.grid.set_map(
             HeatMap(
                 "way of rolling back",
@@ -152,17 +155,18 @@ class GateView(WholeRunView):
         self.readout.setText(self._words_of(cell) if cell in self._cells else _HINT)
 
     def _words_of(self, cell: tuple[int, int] | None) -> str:
-        run = None if cell is None else self._cells.get(cell)
-        facts = None if run is None else run.facts.gate
-        if facts is None:
+        found = None if cell is None else self._cells.get(cell)
+        if found is None:
             return ""
+        facts = found[1]
         about = f": {facts.about}" if facts.about else ""
         return f"{_row(facts)}, {facts.policy}: {facts.outcome}{about}"
 
     def _choose(self, row: int, column: int) -> None:
-        if (row, column) in self._cells:
-            self.run_selected.emit(self._cells[row, column])
+        run, facts = self._cells.get((row, column), (None, None))
+        if run is not None and run.facts.gate == facts:  # a script has no lane
+            self.run_selected.emit(run)
 
 
 def _row(facts: GateFacts) -> str:
-    return f"{facts.scenario}, {facts.n_draft}"
+    return f"{facts.scenario}, {facts.n_draft}" if facts.n_draft else facts.scenario

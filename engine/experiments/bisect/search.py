@@ -20,6 +20,7 @@ from engine.files import file_bytes, written_whole
 
 _MOST_BYTES = 64 << 20
 _REMEDY = "Remove it, and search again."
+_ABSENT = ("", "the judge has no such check")
 
 
 class Verdict(msgspec.Struct):
@@ -92,6 +93,8 @@ class Search:
         self.verdicts = {places[key]: one for key, one in self._known.items() if key in places}
         for i in skip:
             self.verdicts.setdefault(i, Verdict(skipped="left out by --skip"))
+        self._wanted: list[str] = []
+        """The checks that builds between the ends are judged by."""
         self.n_known = len(self.verdicts)
         self.begin: Callable[[Revision], object] = lambda revision: None
         """Called before a revision is built and judged."""
@@ -103,14 +106,14 @@ class Search:
         """Judge until all is found. Raises BisectError where the ends do not differ or cannot be
         judged, OptionError where the state cannot be written."""
         last = len(self.history) - 1
-        for i in (0, last):
-            yield from self._judged(i, len(self.history) - 1)
-            if why := self.verdicts[i].skipped:
+        for end in (0, last):
+            yield from self._judged(end, last)
+            if why := self.verdicts[end].skipped:
                 raise BisectError(
-                    f"The {'bad' if i else 'good'} end {self._short(i)} {why}.",
+                    f"The {'bad' if end else 'good'} end {self._short(end)} {why}.",
                     "Choose another end, or correct what it needs.",
                 )
-        waiting = self._broken()
+        waiting = self._wanted = self._broken()
         while waiting:
             check = waiting[0]
             while (i := self._next(check)) is not None:
@@ -166,8 +169,9 @@ class Search:
         allowed = RANKS[self.verdicts[0].checks[check][0]]
         found: dict[int, bool | None] = {}
         for i, verdict in self.verdicts.items():
-            rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
-            found[i] = None if rank is None else rank > allowed
+            if verdict.skipped or check in verdict.checks:
+                rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
+                found[i] = None if rank is None else rank > allowed
         return found
 
     def _next(self, check: str) -> int | None:
@@ -192,10 +196,16 @@ class Search:
     # -- steps -----------------------------------------------------------------------------
 
     def _judged(self, i: int, n_left: int) -> Iterator[Step]:
-        if i in self.verdicts and not self._is_left_out(i):
+        known = self.verdicts.get(i, Verdict())
+        if known.skipped and not self._is_left_out(i):
+            return
+        missing = [check for check in self._wanted if check not in known.checks]
+        if known.checks and not missing:
             return
         revision = self.history.revisions[i]
         verdict = self._new_verdict(revision)
+        if not verdict.skipped:
+            verdict.checks = known.checks | dict.fromkeys(missing, _ABSENT) | verdict.checks
         self.verdicts[i] = self._known[revision.key] = verdict
         self._write()
         yield Step(revision, verdict, n_left)
@@ -214,7 +224,7 @@ class Search:
             return Verdict(skipped=str(why), build_s=time.monotonic() - began)
         built = time.monotonic()
         try:
-            checks = dict(self._judge(build))
+            checks = dict(self._judge(build, self._wanted))
         except SkippedError as why:
             now = time.monotonic()
             return Verdict(skipped=str(why), build_s=built - began, judge_s=now - built)
