@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect.builds import SkippedError
+from engine.experiments.bisect.first_wrong import FirstWrong
 from engine.experiments.bisect.history import History, Revision
 from engine.experiments.bisect.judge import RANKS, Checks, Judge
 from engine.files import file_bytes, written_whole
@@ -45,14 +47,14 @@ class Step(msgspec.Struct):
 class Fault(msgspec.Struct):
     """What some checks broke by. suspects: one revision, or several where those in between could
     not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
-    why it is not sure; mended: the fault was there before, in the first, and gone in the second."""
+    why it is not sure; mended: the first fails, and the second after it passes."""
 
     suspects: list[Revision]
     checks: dict[str, tuple[str, str]]
     parents: list[Revision]
     doubt: str = ""
     mended: tuple[Revision, Revision] | None = None
-    first_wrong: str = ""
+    first_wrong: FirstWrong | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -60,11 +62,16 @@ class Fault(msgspec.Struct):
         return len(self.suspects) == 1 and not self.doubt
 
 
+Trace = Callable[[Collection[str], Path, Path], FirstWrong | None]
+"""Finds the first wrong operation by checks, a good and a bad build."""
+
+
 class Search:
     """A search in a history. state: the file of verdicts, None = they are not kept. skip: never
     built. retry_skipped: what could not be judged before is tried again. most_skips: suspects that
     may be skipped before it gives up. n_probes: judged after each fault, to see whether it was
-    mended in between. forget: is given the revisions whose builds are needed yet.
+    mended in between. trace: None = without. forget: is given the revisions that are needed
+    yet.
 
     Raises OptionError for a state that cannot be read.
     """
@@ -80,10 +87,12 @@ class Search:
         retry_skipped: bool = False,
         most_skips: int = 32,
         n_probes: int = 2,
-        forget: Callable[[Iterable[Revision]], object] = lambda kept: None,
+        forget: Callable[[Iterable[Revision]], object] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.history, self._build, self._judge = history, build, judge
-        self._state, self._forget = state, forget
+        self._state, self._trace = state, trace
+        self._forget = forget or (lambda kept: None)
         self._most_skips, self._n_probes = most_skips, n_probes
         known = {} if state is None else _read(state)
         self._known = {
@@ -124,6 +133,7 @@ class Search:
             fault = self._fault(suspects, mine)
             self.faults.append(fault)
             yield from self._judge_again(fault)
+            self._find_first_wrong(fault)
             yield from self._probe(fault)
             waiting = [
                 c
@@ -277,6 +287,13 @@ class Search:
             if any(self._fails(check)[i] is not (i == bad) for check in checks):
                 fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
             self.verdicts[i] = kept
+
+    def _find_first_wrong(self, fault: Fault) -> None:
+        if self._trace is None or not fault.is_sure or not fault.parents:
+            return
+        with suppress(SkippedError):
+            good, bad = self._build(fault.parents[0]), self._build(fault.suspects[0])
+            fault.first_wrong = self._trace(list(fault.checks), good, bad)
 
     def _short(self, i: int) -> str:
         return self.history.revisions[i].short
