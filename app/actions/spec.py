@@ -93,6 +93,14 @@ FILE = (
         needs=_RUN,
     ),
     ActionSpec(
+        "file.share",
+        "&Share…",
+        "Write the runs of the trace on show, with text, plots and every round, as one HTML page "
+        "that any browser opens",
+        "Ctrl+Shift+S",
+        needs=_RUN,
+    ),
+    ActionSpec(
         "file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy", needs=_RUN
     ),
     ActionSpec(

@@ -34,9 +34,11 @@ SUBCOMMANDS = {
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",
-    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
+    "export": "a trace as a page that any browser opens, for Perfetto, or as AIPerf records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
+    "acceptance": "drafted tokens accepted by position, depth, token class; of one run or two",
+    "drafter-diff": "one drafter in two engines: the first cause of other drafts or acceptance",
     "demo-path": "where the bundled demo models are",
     "help": "pages on drafting, rollback, the window, other engines, and what words mean",
 }

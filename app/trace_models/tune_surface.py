@@ -17,7 +17,7 @@ from engine.analysis.baseline import speed
 from engine.analysis.what_if.cost_curve import LEAST_TIMES
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
-from engine.analysis.what_if.rules import FLOORS, RULES
+from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS
 from engine.analysis.what_if.surface import Surface, surface
 from engine.trace.run_ref import RunRef
@@ -79,7 +79,7 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     if found is None:
         return None
     current = None
-    if rule.runs_here and own_n in lengths and own_p in floors:
+    if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
     rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
     return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
@@ -137,7 +137,8 @@ def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
     if best is None:
-        return "Tokens per round: the run was not timed"
+        why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
+        return f"Tokens per round: {why}"
     words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
     if found.current is None:
         return words
@@ -163,7 +164,7 @@ def note(found: TuneSurface) -> str:
 def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
     if found.request.run.facts.lane:
-        return " Lanes draft together: the time of drafting is left out."
+        return " Lanes share their drafts, so that they have no speed of their own."
     if found.current is None or not found.is_timed or not found.measured:
         return ""
     estimated = float(found.surface.tokens_per_second[found.current])

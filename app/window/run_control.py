@@ -85,7 +85,7 @@ class RunControl:
         at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
         return {
             "run.start": going,
-            "run.pause": state is State.RUNNING and not served,
+            "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
             "run.step": going and not served,
             "run.stop": bridge.has_run,
             "run.watch": can_start and served,

@@ -26,6 +26,7 @@ from engine.compare.state_blob import RecurrentState, decode_state, relative_err
 from engine.decode.round import Round
 from engine.errors import StateBlobError
 from engine.model.mixers import layout_of
+from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
@@ -228,10 +229,11 @@ class StateHistory:
             self._known.popitem(last=False)
 
     def position_of(self, state: RecurrentState) -> int | None:
-        """The position of the recurrent state, or of the window where a layer has no other state;
-        None where it is none of those known, or two are too alike to tell."""
+        """The position of the recurrent state, or of the window or the ring where a layer has no
+        other state; None where it is none of those known, or two are too alike to tell."""
         positions = self.positions_of(state)
-        return positions.get("state", positions.get("window"))
+        names = ("state", "window", *(ring.name for ring in RINGS.values()))
+        return next((positions[name] for name in names if name in positions), None)
 
     def positions_of(self, state: RecurrentState) -> dict[str, int | None]:
         """The same for each state of the last recurrent layer, by its name."""

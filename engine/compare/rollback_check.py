@@ -156,22 +156,6 @@ def check_rollback(
         yield lane
 
 
-class RollbackChecks:
-    """`check_rollback` with its defaults, step by step; the first one is done at once."""
-
-    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
-        self._lanes = check_rollback(session, library, trace=trace)
-        self.step()
-
-    def step(self) -> bool:
-        """Do the next lane. False when none is left."""
-        return next(self._lanes, None) is not None
-
-    def stop(self) -> None:
-        """End the lanes."""
-        self._lanes.close()
-
-
 def play_scripts(
     session: Session,
     library: Path | None = None,
@@ -252,6 +236,22 @@ def _played_script(
         except PeerLibraryError as error:
             outcome, about = FAILED, str(error)
     return CheckedLane(script.name, policy, 0, 0, 0, None, outcome, None, about)
+
+
+class RollbackChecks:
+    """`check_rollback` with its defaults, step by step; the first one is done at once."""
+
+    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
+        self._lanes = check_rollback(session, library, trace=trace)
+        self.step()
+
+    def step(self) -> bool:
+        """Do the next lane. False when none is left."""
+        return next(self._lanes, None) is not None
+
+    def stop(self) -> None:
+        """End the lanes."""
+        self._lanes.close()
 
 
 def _scenarios(n: int, n_slots: int) -> Iterator[_Scenario]:

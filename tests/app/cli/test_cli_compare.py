@@ -45,7 +45,7 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
     assert outcome.status == 1
     report = outcome.json
-    names = {"lanes", "bound", "noise_checks", "states", "sequences", "options", "findings"}
+    names = {"lanes", "bound", "cost", "noise_checks", "states", "sequences", "options", "findings"}
     assert set(report) == names
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]

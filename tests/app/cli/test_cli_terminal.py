@@ -177,7 +177,11 @@ COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "import": lambda w: ["import", w.named(".json"), "--trace", w.named(".imported")],
     "import, json": lambda w: ["import", w.named(".json"), "--json"],
     "import, no record": lambda w: ["import", w.named(".turns")],
-    "export": lambda w: ["export", w.named(".trace"), "--aiperf", w.named(".jsonl")],
+    "export": lambda w: [
+        *("export", w.named(".trace"), "--aiperf", w.named(".jsonl"), "--html", w.named(".html")),
+        *("--perfetto", w.named(".pftrace")),
+    ],
+    "run, fork": lambda w: ["run", w.model, "--from", w.named(".trace"), "--round", 1],
     "rescore": lambda w: ["rescore", w.named(".trace"), w.model, "--trace", w.named(".again")],
     "rescore, json": lambda w: ["rescore", w.named(".trace"), w.model, "--json"],
     "triage": lambda w: ["triage", w.named(".trace"), w.named(".trace")],
