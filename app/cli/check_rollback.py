@@ -170,9 +170,8 @@ def run(args: argparse.Namespace) -> int:
                 export(trace, args.trace)
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
-    version = next(
-        (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp"), ""
-    )
+    versions = (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp")
+    version = next(versions, "") or ""
     words = f"{settings.words()} -ub {args.ubatch_size} -np {args.parallel}"
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
@@ -180,9 +179,17 @@ def run(args: argparse.Namespace) -> int:
             with written_whole(path) as part:
                 part.write_text(text(gate), encoding="utf-8")
     if args.json:
-        facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
-        facts |= {"settings": words, "new": [lane.name for lane in gate.failures]}
-        print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
+        print_json(
+            {
+                "library": version,
+                "model": target.name,
+                "settings": words,
+                "wrong": n_wrong,
+                "known": n_known,
+                "new": [lane.name for lane in gate.failures],
+                "lanes": [_facts(lane) for lane in checked],
+            }
+        )
     else:
         print_line()
         print_lines(dict.fromkeys(_about(lane) for lane in checked if lane.about))

@@ -213,7 +213,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_op_desc": (c_char_p, [POINTER(_Tensor)]),
     "ggml_nbytes": (c_size_t, [POINTER(_Tensor)]),
 }
-_OPTIONAL = {"llama_version": (c_char_p, []), "ggml_commit": (c_char_p, [])}
+_OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
+    "llama_version": (c_char_p, []),
+    "ggml_commit": (c_char_p, []),
+}
 
 
 class LlamaApi:
@@ -615,7 +618,7 @@ def serve(api: Callable[[], Any]) -> None:
         reply: list[Value | str]
         try:
             commands = commands or LlamaCommands(api())
-            reply = [0, *commands.call(bytes(name).decode(), values)]  # type: ignore[arg-type]
+            reply = [0, *commands.call(bytes(name).decode(), values)]
         except CommandError as error:
             reply = [1, error.kind, str(error)]
         except DraftscopeError as error:

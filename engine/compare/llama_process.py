@@ -300,7 +300,7 @@ class LlamaEngine(ABC):
         if status:
             where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
             raise ContextFullError(
-                f"llama.cpp could not decode {where} (status {status}).",
+                f"llama.cpp could not decode {where} (status {status!r}).",
                 "Raise -c, or leave its lanes out.",
             )
         rows = np.frombuffer(_bytes(logits), "<f4")
