@@ -148,7 +148,8 @@ class GateView(WholeRunView):
         )
         outcomes = [facts.outcome for _, facts in self._found]
         counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
-        self.headline.setText(f"{self._found[-1][0].facts.compute or 'llama.cpp'}: {counts}")
+        lanes = [run.facts.compute for run, _ in self._found if run.facts.gate is not None]
+        self.headline.setText(f"{next(filter(None, lanes), 'llama.cpp')}: {counts}")
         self._tell(None)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
