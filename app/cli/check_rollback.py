@@ -136,7 +136,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
     for path in filter(None, (args.junit, args.markdown)):
         check_writable(path)
-    from engine.compare.rollback_check import KNOWN, check_rollback
+    from engine.compare.rollback_check import check_rollback
+    from engine.compare.rollback_outcomes import KNOWN
     from engine.model.threads import use_threads
     from engine.report.rollback_gate import Gate, junit, markdown, read_baseline
     from engine.session import Session

@@ -27,6 +27,7 @@ from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts, parse_script
+from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
 from engine.errors import DraftscopeError, OptionError, PeerLibraryError, RollbackRefusedError
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
@@ -34,16 +35,6 @@ from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
-RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
-    "right",
-    "WRONG",
-    "FAILED",
-    "refused",
-    "known defect",
-    "no planes",
-    "not judged",
-)
-BAD = (WRONG, FAILED, KNOWN)
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
 _N_PROMPT = 16

@@ -12,6 +12,7 @@ from app.trace_models.tune_surface import HeatMap
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
+from engine.compare.rollback_outcomes import FAILED, KNOWN, REFUSED, RIGHT, WRONG
 from engine.experiments.bisect import progress_file
 from engine.files import file_head
 from engine.report.text import visible
@@ -23,11 +24,11 @@ _LONGEST = 4000
 """Bytes of what is said of a bisect."""
 _MOST_LINES, _MOST_COLUMNS = 24, 160
 _GROUNDS = {
-    "right": "accepted.tint",
-    "refused": "accepted.tint",
-    "known defect": "status.warning_tint",
-    "WRONG": "status.error_tint",
-    "FAILED": "status.error_tint",
+    RIGHT: "accepted.tint",
+    REFUSED: "accepted.tint",
+    KNOWN: "status.warning_tint",
+    WRONG: "status.error_tint",
+    FAILED: "status.error_tint",
 }
 _HINT = "click: the lane in Divergence"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.compare.llama_library import environment
 from engine.compare.llama_process import last_words
-from engine.compare.rollback_check import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, WRONG
+from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, WRONG
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import started
 from engine.experiments.bisect.builds import SkippedError

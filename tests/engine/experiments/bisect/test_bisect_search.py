@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.compare.rollback_check import FAILED, KNOWN, RIGHT, WRONG
+from engine.compare.rollback_outcomes import FAILED, KNOWN, RIGHT, WRONG
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect import report
 from engine.experiments.bisect.builds import SkippedError
