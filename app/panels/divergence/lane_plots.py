@@ -145,6 +145,7 @@ class LanePlots(QSplitter):
             for plot in (self.delta, self.states):
                 plot.show_rounds(positions[-1] + 1, positions[0] - 1)
         empty = self.states.is_empty
+        self.legend.set_trailing([_REFUSED] if self.delta.has_refusals else [])
         self._note.setText(_NO_PART if self.states.lacks_part else _NO_STATES)
         self.states.setHidden(empty)
         self.scale.setHidden(empty)
@@ -185,8 +186,9 @@ SWATCHES = (
     Swatch("first", "status.error", "First divergence of the chosen lane", draw_dots),
     Swatch("seq_rm", "plot.text", "Rejected tokens removed, in the lane's colour", draw_triangle),
     Swatch("restore", "plot.text", "A checkpoint restored, in the lane's colour", draw_diamond),
-    Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross),
 )
+_REFUSED = Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross)
+"""Shown where there is one."""
 _SIGN_OF_PATH = {"seq_rm": "t", "restore": "d", "restore_depth": "d", "refused": "x"}
 _SIGN_PIXELS = 8
 
@@ -243,6 +245,11 @@ class DeltaPlot(RoundPlot):
     def metric(self) -> ErrorMeasure:
         """The measure that is drawn."""
         return self._metric
+
+    @property
+    def has_refusals(self) -> bool:
+        """Whether memory refused a rollback of any lane."""
+        return any("x" in signs.data["symbol"] for signs in self._signs.values())
 
     def set_metric(self, metric: ErrorMeasure) -> None:
         """Draw another measure."""
