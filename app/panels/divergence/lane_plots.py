@@ -27,6 +27,8 @@ from app.widgets.line_styles import (
     plot_pen,
 )
 from app.widgets.round_plot import RoundPlot
+from engine.analysis.findings.run_rows import lane_kind
+from engine.trace.records import POLICY
 
 _LINES, _LOW_LINES = (8, 6), (5, 5)
 """Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
@@ -266,7 +268,7 @@ class DeltaPlot(RoundPlot):
                 curve = pg.PlotDataItem()
                 self.getPlotItem().addItem(curve, ignoreBounds=True)
                 self._curves[follower] = curve
-                if not lanes.is_noise(follower):
+                if lanes is not None and lane_kind(lanes.store.runs[follower]) == POLICY:
                     self._signs[follower] = pg.ScatterPlotItem(size=_SIGN_PIXELS)
                     self.getPlotItem().addItem(self._signs[follower], ignoreBounds=True)
         self._lanes, self._run_id = lanes, run_id
