@@ -14,6 +14,7 @@ from app.cli.common import (
     add_model,
     draft_paths,
     finite_number,
+    llama_settings,
     open_session,
     positive,
     target_path,
@@ -175,7 +176,11 @@ def run(args: argparse.Namespace) -> int:
     if scenario:
         prompts = [session.prompt(text) for text in scenario.prompts]
         job = start_comparison(
-            session, scenario, bound=args.bound, llama_library=args.llama_cpp_lib
+            session,
+            scenario,
+            bound=args.bound,
+            llama_library=args.llama_cpp_lib,
+            llama_settings=llama_settings(args),
         )
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
@@ -187,6 +192,7 @@ def run(args: argparse.Namespace) -> int:
             bound=args.bound,
             draft_accept=args.draft_accept,
             llama_library=args.llama_cpp_lib,
+            llama_settings=llama_settings(args),
         )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()

@@ -8,13 +8,13 @@ import numpy as np
 
 from app.trace_models.number_text import error_text
 from app.trace_models.run_rows import RowIndex
-from app.trace_models.token_stream import line_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.token_text import line_text
 
 _GROWN = 1.05
 """Costs are worked out again when the rounds have grown by this factor."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import run_names
-from app.trace_models.token_stream import line_text, pieces_at
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
+from engine.trace.token_text import line_text, pieces_at
 
 
 @dataclass(frozen=True, slots=True)

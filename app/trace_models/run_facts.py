@@ -190,6 +190,7 @@ def effective(facts: RunFacts) -> str:
     if spec.types:
         drafting = [", ".join(spec.types)]
         drafting += _each(spec, "n_max", "n_min", "p_min", "accept")
+        drafting += _each(spec, "adapt") if spec.adapt != "none" else []
         drafting += _each(options, "rollback", "replay")
         lines.append(f"drafting: {', '.join(drafting)}, checkpoints on {options.checkpoint_device}")
     if sampler.temp > 0:

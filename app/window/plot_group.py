@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWi
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
 from app.panels.drafter import DrafterView
+from app.panels.gate import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
 from app.panels.plots.kv_cells_view import KvCellsView
@@ -44,6 +45,7 @@ _WHOLE: dict[str, Callable[[Theme], WholeRunView]] = {
     "what_if": WhatIfView,
     "drafter": DrafterView,
     "tune": TuneView,
+    "gate": GateView,
 }
 
 PlotView = RoundView | WholeRunView
@@ -145,7 +147,7 @@ class PlotGroup:
         """The widget of a view that takes the keyboard focus; the plot menu acts on its view."""
         if isinstance(view, DrafterView):
             return view.quality.reliability
-        if isinstance(view, TuneView):
+        if isinstance(view, TuneView | GateView):
             return view.grid
         assert isinstance(view, RoundView | WhatIfView)
         return view.plot

@@ -218,6 +218,7 @@ class MainWindow(QMainWindow):
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
             "file.report": self._report_shown,
+            "file.share": self._share_shown,
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -280,6 +281,7 @@ class MainWindow(QMainWindow):
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
         from app.panels.conform import ConformView
         from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
         from app.panels.results.results_view import ResultsView
         from app.panels.tune import TuneView
@@ -306,6 +308,10 @@ class MainWindow(QMainWindow):
             )
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
+        if isinstance(view, GateView):
+            names = ("run.check_rollback", "file.open_demo", "file.open_trace")
+            view.empty.offer([self.actions_by_id[name] for name in names])
+            view.run_selected.connect(self.control.show_lane)
         feed.add([view])
 
     def _choose_range(self, chosen: RunRange | None) -> None:
@@ -350,6 +356,7 @@ class MainWindow(QMainWindow):
             ("file.open_draft", bridge.files is not None),
             ("file.export", shown is not None and not bridge.exporting),
             ("file.report", shown is not None),
+            ("file.share", shown is not None),
             ("file.copy_text", shown is not None),
             *((name, shown is not None) for name in _NEED_RUN),
             ("file.copy_issue", shown is not None),
@@ -375,6 +382,10 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             overlay = self.feed.overlay
             self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
+
+    def _share_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.share(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.results is not None:

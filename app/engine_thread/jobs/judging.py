@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -257,11 +258,15 @@ class CheckKernels(SideJob):
         import torch
 
         from engine.conform import runner
+        from engine.conform.checks import CHECKS
 
         name, place, _ = runner.open_target(self.target)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        total = len(runner.CHECKS) * sum(len(k.recurrences) for k in runner.kernels(name, place))
+        total = len(CHECKS) * sum(len(k.recurrences) for k in runner.kernels(name, place))
         outcomes = runner.run(name, place, seed=1, device=device, cancelled=self.cancelled.is_set)
         for done, outcome in enumerate(outcomes, start=1):
             progress(done, total, f"checking {outcome.kernel}")
-            self._post(lambda _, outcome=outcome: self._seen(outcome))
+            self._post(partial(self._show, outcome))
+
+    def _show(self, outcome: Outcome, _: EngineStatus) -> None:
+        self._seen(outcome)

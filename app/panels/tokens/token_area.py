@@ -35,7 +35,7 @@ from app.panels.tokens.token_scroll import (
 )
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
-from app.trace_models.token_stream import KIND, MEANING, TokenStream, pieces_at
+from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.token_paint import (
     PlacedToken,
     TokenMetrics,
@@ -44,6 +44,7 @@ from app.widgets.token_paint import (
     paint_hits,
     paint_selection,
 )
+from engine.trace.token_text import MEANING, pieces_at
 
 
 class TokenArea(TokenScroll):
