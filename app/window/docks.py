@@ -146,6 +146,8 @@ class Docks:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
         self._makers: dict[str, Callable[[], object]] = {}
+        self._moves = False
+        """Whether docks change places."""
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
@@ -180,13 +182,27 @@ class Docks:
             return
         self._makers[name] = make
         dock.visibilityChanged.connect(lambda seen: self._make(name) if seen else None)
-        if dock.isVisible() and dock.geometry().right() >= 0:
+        if self._is_seen(name):
             self._make(name)
 
+    def _is_seen(self, name: str) -> bool:
+        """Whether a dock is in sight, and not under another tab."""
+        dock = self._docks[name]
+        return dock.isVisible() and dock.geometry().right() >= 0
+
     def _make(self, name: str) -> None:
-        make = self._makers.pop(name, None)
+        """Make the view of a dock, unless docks change places: most come into sight on the way."""
+        make = None if self._moves else self._makers.pop(name, None)
         if make is not None:
             make()
+
+    def _make_seen(self) -> None:
+        """Make the views of docks that have come into sight one at a time, with the events that
+        wait in between: a plot takes as long as two frames."""
+        name = next(filter(self._is_seen, self._makers), None)
+        if name is not None:
+            self._make(name)
+            QTimer.singleShot(0, self._window, self._make_seen)
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
@@ -210,6 +226,14 @@ class Docks:
     def _take(self, name: str, saved: QByteArray | None = None) -> bool:
         """Take a layout; whether it is as it was saved."""
         self.layout_name = name
+        self._moves = True
+        try:
+            return self._take_places(name, saved)
+        finally:
+            self._moves = False
+            QTimer.singleShot(0, self._window, self._make_seen)
+
+    def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         self._take_down()
         self._place(LAYOUTS[name])
         if saved is None or saved.isEmpty():
@@ -232,7 +256,8 @@ class Docks:
     def _take_down(self) -> None:
         """Remove every dock. Qt leaves the bars of earlier tabs visible."""
         for dock in self._docks.values():
-            dock.setFloating(False)
+            if dock.isFloating():
+                dock.setFloating(False)
             self._window.removeDockWidget(dock)
         for bar in self._window.findChildren(
             QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
