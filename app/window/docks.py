@@ -139,6 +139,10 @@ def _first_for_keys(view: QWidget) -> QWidget | None:
     return None
 
 
+_TURN_MS = 1
+"""At 0 Qt would go on in the same turn."""
+
+
 class Docks:
     """All docks of a window. Their widgets are set later, with `fill`."""
 
@@ -148,6 +152,11 @@ class Docks:
         self._makers: dict[str, Callable[[], object]] = {}
         self._moves = False
         """Whether docks change places."""
+        self._has_made = False
+        self._making = QTimer(window)
+        self._making.setSingleShot(True)
+        self._making.setInterval(_TURN_MS)
+        self._making.timeout.connect(self._make_seen)
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
@@ -197,12 +206,21 @@ class Docks:
             make()
 
     def _make_seen(self) -> None:
-        """Make the views of docks that have come into sight one at a time, with the events that
-        wait in between: a plot takes as long as two frames."""
+        """Make the views of docks that have come into sight, one in each turn of the event loop: a
+        plot takes as long as two frames."""
         name = next(filter(self._is_seen, self._makers), None)
         if name is not None:
             self._make(name)
-            QTimer.singleShot(0, self._window, self._make_seen)
+            self._has_made = True
+            self._making.start()
+        elif self._has_made:
+            self._has_made = False
+            if self._window.isVisible() and not self._fits_screen():
+                self.fit_screen()
+
+    def stop(self) -> None:
+        """Make no view that is not there yet: the window closes."""
+        self._making.stop()
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
@@ -231,7 +249,7 @@ class Docks:
             return self._take_places(name, saved)
         finally:
             self._moves = False
-            QTimer.singleShot(0, self._window, self._make_seen)
+            self._making.start()
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         self._take_down()
