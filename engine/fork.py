@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.errors import OptionError, TraceFileError
 from engine.options import Prompt, RunOptions
-from engine.trace.facts import RunFacts
+from engine.trace.facts import ForkOrigin, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef, same_model
@@ -168,7 +168,14 @@ class Fork:
         in use."""
         from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
 
-        facts["fork"] = self._fact()
+        facts.fork = ForkOrigin(
+            parent=self.parent.run_id,
+            round=self.round,
+            rebuilt=f"rounds 0 to {self.round - 1} decoded again",
+            token=self.token,
+            seq_id=self.seq_id,
+            n_kept=self.n_kept,
+        )
 
         def before(number: int) -> None:
             if self.n_kept is not None and number == self.round - 1:
@@ -205,16 +212,6 @@ class Fork:
                 f"position {len(sequence.prompt.tokens) + n} on.",
                 "Fork it with the same model, --compute, --device and --threads.",
             )
-
-    def _fact(self) -> dict[str, Any]:
-        return {
-            "parent": self.parent.run_id,
-            "round": self.round,
-            "rebuilt": f"rounds 0 to {self.round - 1} decoded again",
-            "seq_id": self.seq_id,
-            **({} if self.n_kept is None else {"n_kept": self.n_kept}),
-            **({} if self.token is None else {"token": self.token}),
-        }
 
 
 def fork_lines(run: RunRef) -> Iterator[str]:

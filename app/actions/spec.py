@@ -94,7 +94,7 @@ FILE = (
     ),
     ActionSpec(
         "file.share",
-        "&Share…",
+        "S&hare…",
         "Write the runs of the trace on show, with text, plots and every round, as one HTML page "
         "that any browser opens",
         "Ctrl+Shift+S",
