@@ -166,6 +166,7 @@ class Fork:
     ) -> None:
         """Have the scheduler go on with the later parts at the round. memory, chain, grammar: those
         in use."""
+        from engine.draft.adaptive import adapted
         from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
 
         facts.fork = ForkOrigin(
@@ -187,7 +188,9 @@ class Fork:
                 return
             scheduler.before_round = None
             self._check(scheduler, number)
-            goes_on = DrafterChain(later.drafters)
+            spec = later.options.spec
+            adapt = adapted(spec.adapt, spec.longest)
+            goes_on = DrafterChain(later.drafters, adapt=adapt)
             goes_on.carry_on(chain)
             facts.drafters = goes_on.statistics
             scheduler.go_on_with(later.options, later.memory, goes_on, later.grammar)

@@ -18,6 +18,7 @@ from engine.batch import Span
 from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
+from engine.draft.adaptive import adapted
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
@@ -254,7 +255,7 @@ class Session:
             trace, options, later.memory if later else memory, options.snapshots
         )
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
-        chain = DrafterChain(drafters, followers)
+        chain = DrafterChain(drafters, followers, adapted(first.spec.adapt, first.spec.longest))
         trace.runs[run_id].drafters = chain.statistics
         scheduler = Scheduler(
             self.model,

@@ -51,6 +51,11 @@ class TokenStream:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def n_generated(self) -> int:
+        """Tokens of the output: neither prompt nor ghosts."""
+        return sum(map(self.kinds.count, (KIND[kind] for kind in EMITTED_KINDS)))
+
     def append(self, rows: np.ndarray, kinds: np.ndarray) -> None:
         """Add rows of the tokens table, int64 [n] ascending, with their kind codes [n]."""
         table = self.store.tokens

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.batch import UBatch
+from engine.draft.adaptive import AdaptedSequences
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
-from engine.draft.spec import AHEAD, BEHIND
+from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
 from engine.model.taps import TargetRows
 
@@ -34,12 +36,19 @@ class DrafterChain:
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
     phase. followers: are not asked, and know the text all the same. asked: what each drafter
-    answered to the latest `draft`, by sequence. trim: a draft that
-    it leaves nothing of counts as none, and the next drafter is asked.
+    answered to the latest `draft`, by sequence. trim: a draft that it leaves nothing of counts as
+    none, and the next drafter is asked. adapt: chooses how long drafts may be, None: as long as
+    their drafters make them.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], followers: Sequence[Drafter] = ()) -> None:
-        self._drafters, self._followers = drafters, followers
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        followers: Sequence[Drafter] = (),
+        adapt: AdaptedSequences | None = None,
+    ) -> None:
+        self._drafters, self._followers, self._adapt = drafters, followers, adapt
+        self._n_drafted: dict[int, int] = {}
         # a look at a protocol takes microseconds
         self._watching = [each for each in (*drafters, *followers) if isinstance(each, SeesPasses)]
         self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
@@ -61,6 +70,8 @@ class DrafterChain:
         for name, counted in other.statistics.items():
             if name in self.statistics:
                 self.statistics[name] = counted
+        if self._adapt and other._adapt:
+            self._adapt.carry_on(other._adapt)
         held = self._holding
         self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
 
@@ -102,6 +113,12 @@ class DrafterChain:
         """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
         drafts: dict[int, Draft] = {}
         self.asked = []
+        whole = {request.seq: request.n_max for request in requests}
+        if self._adapt:
+            adapt = self._adapt
+            requests = [
+                replace(one, n_max=min(one.n_max, adapt.n_max(one.seq))) for one in requests
+            ]
         for drafter in self._drafters:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
@@ -111,6 +128,8 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
+                if draft.reason == "limit" and len(draft.tokens) < whole[request.seq]:
+                    draft.reason = ADAPT if request.n_max < whole[request.seq] else "limit"
                 if self.trim and draft.tokens:
                     self.trim(request.seq, draft)
                 draft.ms = ms
@@ -119,6 +138,7 @@ class DrafterChain:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
+                    self._n_drafted[request.seq] = len(draft.tokens)
         return drafts
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -143,6 +163,8 @@ class DrafterChain:
     def accept(self, seq: int, n_accepted: int) -> None:
         """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
         winner = self._winners.pop(seq, None)
+        if self._adapt and winner is not None:
+            self._adapt.learn(seq, self._n_drafted[seq], n_accepted)
         for drafter in self._drafters:
             start = run_clock()
             drafter.accept(seq, n_accepted, is_other=drafter is not winner)
@@ -166,6 +188,8 @@ class DrafterChain:
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
         self._winners.pop(seq, None)
+        if self._adapt:
+            self._adapt.forget(seq)
         for drafter in (*self._drafters, *self._followers):
             drafter.forget(seq)
 

@@ -43,6 +43,17 @@ class FidelityFacts(Struct, frozen=True):
     top1: float | None
 
 
+class GateFacts(Struct, frozen=True):
+    """Which check of a llama.cpp build a lane is, and its outcome; see
+    engine.compare.rollback_check."""
+
+    scenario: str
+    policy: str
+    n_draft: Count
+    outcome: str
+    about: str
+
+
 class PositionRates(Struct, frozen=True):
     """Shares of drafted tokens that were accepted, by position in the draft."""
 
@@ -333,13 +344,12 @@ class AuditFacts(Struct, frozen=True):
 
 class RunNotes(Struct, frozen=True):
     """What the user and the window keep of a run. name: empty for a run that is called by its
-    number. prompt: the beginning of the first one. prompt_key: see engine.analysis.baseline."""
+    number. prompt: the beginning of the first one."""
 
     name: str = ""
     starred: bool = False
     deleted: bool = False
     prompt: str = ""
-    prompt_key: str = ""
 
 
 # -- all of them -------------------------------------------------------------------------------
@@ -364,6 +374,7 @@ class RunFacts(dict[str, Any]):
     derived: list[str] | None
     speculative_types: list[str] | None
     fidelity: FidelityFacts | None
+    plain_pairs: Lenient[list[tuple[float, float]] | None]
     banned_tokens: list[Count] | None
     environment: dict[str, Any] | None
     summary: dict[str, Any] | None
@@ -394,6 +405,7 @@ class RunFacts(dict[str, Any]):
     lane_free: Lenient[bool | None]
     lane_forks: Lenient[list[ForkFacts] | None]
     lane_unread: Lenient[str | None]
+    gate: Lenient[GateFacts | None]
     logit_rows: Lenient[list[LogitRowFacts] | None]
     state_origins: Lenient[list[StateOriginFacts] | None]
     draft_accept: Lenient[list[int] | None]

@@ -72,11 +72,10 @@ class ReadRows(ReadTrace):
 
 def _imported(file: Path) -> TraceStore:
     """What another engine wrote as a trace, with what the rules find in it."""
-    from engine.analysis.findings.check import record_findings
     from engine.observe.files.importing import import_file
 
     store = TraceStore()
-    record_findings(store, import_file(store, file))
+    import_file(store, file)
     return store
 
 

@@ -92,6 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "info": lambda w: ["info", w.model],
     "info, json": lambda w: ["info", w.model, "--json"],
+    "bisect": lambda w: ["bisect", w.model, "--repo", HOSTILE, "--good=a", f"--bad={HOSTILE}"],
     "conform": lambda w: ["conform", HOSTILE],
     "info, unknown architecture": lambda w: ["info", w.named(".odd")],
     "tokenize": lambda w: ["tokenize", w.model, HOSTILE],
@@ -200,7 +201,7 @@ STATUS = {
     ),
     **dict.fromkeys(("tune, drafter", "demo-path", "help", "window", "window, folder"), (2,)),
     **dict.fromkeys(("bench, against", "bench, compare"), (1, 2)),
-    "conform": (2,),
+    **dict.fromkeys(("bisect", "conform"), (2,)),
 }
 
 
