@@ -90,6 +90,8 @@ class Fork:
             problem = "does not say what options it had"
         elif facts.lane:
             problem = "is a lane of a comparison"
+        elif facts.fork:
+            problem = f"is itself a fork of run {facts.fork.parent}"
         elif facts.turn or facts.prompt_reuse:
             problem = "is a turn of a conversation"
         if problem:
@@ -184,6 +186,8 @@ class Fork:
                 spec = replace(self.options.spec, verify_max=self.n_kept - 1)
                 options = replace(self.options, spec=spec)
                 scheduler.go_on_with(options, memory, chain, grammar)
+            if self.token is not None and number == self.round - 1:
+                scheduler.force_newest(self.seq_id, self.token)
             if number != self.round:
                 return
             scheduler.before_round = None
@@ -194,8 +198,6 @@ class Fork:
             goes_on.carry_on(chain)
             facts.drafters = goes_on.statistics
             scheduler.go_on_with(later.options, later.memory, goes_on, later.grammar)
-            if self.token is not None:
-                scheduler.replace_newest(self.seq_id, self.token)
 
         scheduler.before_round = before
 
@@ -206,6 +208,14 @@ class Fork:
         for sequence, text in zip(scheduler.sequences, texts, strict=True):
             found = sequence.emitted
             wanted = text[: len(found)] if is_cut else text
+            if stop == self.round and self.token is not None and sequence.seq_id == self.seq_id:
+                if found[-1:] != [self.token]:
+                    raise OptionError(
+                        f"Sequence {self.seq_id} chose nothing in round {stop - 1} that could be "
+                        "another token.",
+                        "Choose a round after its prompt and before its end.",
+                    )
+                wanted = [*wanted[:-1], self.token]
             if found == wanted:
                 continue
             pairs = enumerate(zip(found, wanted, strict=False))
