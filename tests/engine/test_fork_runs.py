@@ -177,6 +177,37 @@ def test_another_seed_parts_from_the_text_and_only_there() -> None:
     assert lines[-1].endswith(f"part at position {position}")
 
 
+@pytest.mark.parametrize("at", [(3, 7), (7, 3), (5, 5)])
+def test_a_fork_is_forked(at: tuple[int, int]) -> None:
+    """With its own options it is the rest of that fork again, whichever of the two lies first."""
+    options = replace(options_of(30, "draft-mtp"), sampler=SamplerOptions(temp=0.9, seed=1))
+    parent = decode(session(MTP), [prompt_of(MTP)], options)
+    later = replace(options, spec=replace(options.spec, n_max=2), rollback="ring")
+    later = replace(later, sampler=replace(later.sampler, seed=2))
+    first = forked(session(MTP), Fork(ref(parent), at[0], token=77), later, beside=True)
+    second = forked(session(MTP), Fork(ref(first), at[1]), later, beside=True)
+    if at[1] >= at[0]:
+        assert tokens_of(second) == tokens_of(first)
+        assert_equal_rounds(second, first)
+    else:
+        assert tokens_of(second) != tokens_of(first) and 77 not in tokens_of(second)[0][:8]
+    if at[1] == at[0]:
+        other = forked(session(MTP), Fork(ref(first), at[1], token=78), later)
+        assert 78 in tokens_of(other)[0] and 77 not in tokens_of(other)[0][:12]
+    fork = second.trace.runs[2].fork
+    assert fork is not None and fork.parent == 1
+
+
+def assert_equal_rounds(one: Run, other: Run) -> None:
+    """Drafts and verdicts of two runs of a trace."""
+    rounds = one.trace.rounds
+    for name in ("round", "num_draft_tokens", "num_accepted_draft_tokens", "rollback_depth"):
+        values = [
+            rounds.column(name)[rounds.column("run_id") == run.run_id] for run in (one, other)
+        ]
+        np.testing.assert_array_equal(*values)
+
+
 def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:
     parent = decode(session(MTP), [prompt_of(MTP)], options_of(6, "draft-mtp"))
     with pytest.raises(OptionError, match="no round 0"):
