@@ -76,12 +76,19 @@ class HybridModel:
         self._trunk = trunk
         self._output = output
         self._rope = rope
+        block_rope = config.block_rope
+        self._block_rope = RopeTables(block_rope, self.device) if block_rope else None
         self.files = tuple(files)
 
     @property
     def projection(self) -> Projection:
         """The matrix from hidden rows to logits."""
         return self._output.projection
+
+    @property
+    def final_norm(self) -> tuple[torch.Tensor | None, float]:
+        """Weight f32 [n_embd] and epsilon of the norm before the output; None without a weight."""
+        return self._output.norm, self._output.eps
 
     @torch.inference_mode()
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -106,6 +113,8 @@ class HybridModel:
             file.check_whole()
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
+        if self._block_rope is not None:
+            self._block_rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
@@ -137,7 +146,17 @@ class HybridModel:
         positions: torch.Tensor,
         outputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        around = RopeAndMemory(*self._rope.at(positions), memory, self._rope.table)
+        of_blocks, block_rope = None, self._block_rope
+        if block_rope is not None:
+            of_blocks = RopeAndMemory(*block_rope.at(positions), memory, block_rope.table)
+        around = RopeAndMemory(
+            *self._rope.at(positions),
+            memory,
+            self._rope.table,
+            tokens=tokens,
+            positions=positions,
+            of_blocks=of_blocks,
+        )
         x = self._embedding(tokens)
         if self._embedding_factors is not None:
             x = multiply(x, self._embedding_factors)

@@ -539,7 +539,7 @@ def _choice_body(
             if weighted:  # integers in the order of the scores, negative ones too
                 bits = bits ^ (bits.down_signed(31) & 0x7FFFFFFF)
             code.store(bits, own + block * 4)
-        least, n_least = _threshold(code, own, whole, n_blocks, signed=weighted)
+        least, n_least = threshold(code, own, whole, n_blocks, signed=weighted)
         # from here on a block's number in place of its score: whether it is seen
         left = code.variable(n_least)
         yes, no = code.constant(I32, 1), code.constant(I32, 0)
@@ -564,7 +564,7 @@ def _choice_body(
             code.store(found.value, target + j)
 
 
-def _threshold(
+def threshold(
     code: Code, scores: Value, n: Value, n_best: int, *, signed: bool
 ) -> tuple[Value, Value]:
     """Of integers in the order of scores, infinity the largest, the smallest of the n_best largest

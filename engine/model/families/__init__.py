@@ -12,6 +12,7 @@ from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.families.bailing import read_bailingmoe3
 from engine.model.families.common import is_mtp_file
+from engine.model.families.deepseek4 import deepseek4_notes, read_deepseek4
 from engine.model.families.glm5 import glm5_next_notes, read_glm5_next
 from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
@@ -49,6 +50,7 @@ FAMILIES = {
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
     "kimi-k3": Family(read_kimi_k3, peer_planes=True),
     "glm5-next": Family(read_glm5_next, peer_planes=True, peer_notes=glm5_next_notes),
+    "deepseek4": Family(read_deepseek4, peer_planes=True, peer_notes=deepseek4_notes),
     "lfm2": Family(read_lfm2, peer_planes=True),
     "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }

@@ -14,6 +14,7 @@ from engine.model.mixers.attention import (
     SparseAttention,
     SparseLatentAttention,
 )
+from engine.model.mixers.compressed import CompressedAttention, ring_recurrences
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import ngram_recurrences
 from engine.model.mixers.recurrent import (
@@ -29,6 +30,7 @@ from engine.model.mixers.recurrent import (
 from engine.model.parts import MixerPart
 from engine.model.parts.attention import (
     AttentionPart,
+    CompressedAttentionPart,
     LatentAttentionPart,
     SparseAttentionPart,
     SparseLatentAttentionPart,
@@ -44,6 +46,7 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     LatentAttentionPart: LatentAttention,
     SparseAttentionPart: SparseAttention,
     SparseLatentAttentionPart: SparseLatentAttention,
+    CompressedAttentionPart: CompressedAttention,
     KdaPart: Kda,
     DeltaNetPart: DeltaNet,
     Mamba2Part: Mamba2,
@@ -57,6 +60,7 @@ _RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
     Mamba2Part: mamba2_recurrences,
     ShortConvPart: short_conv_recurrences,
     NgramEmbeddingPart: ngram_recurrences,
+    CompressedAttentionPart: ring_recurrences,
 }
 """By part, how tokens advance its states, by the names it gives them."""
 

@@ -42,9 +42,12 @@ class CellSize(NamedTuple):
 
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
-    window: how many of the newest positions a token sees, itself among them; None for all.
+    window: how many of the newest positions a token sees, itself among them; None for all. ratio:
+    if not 0, the last head is no head but the row of a block of this many tokens, which counts in
+    the cell of the last of them, and which tokens outside the window see.
     further: names and lengths of further rows (CellRow), which are keys of one head.
-    first_turned: the first column of a key that rope turns.
+    first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
+    other positions.
     """
 
     n_heads: int
@@ -52,7 +55,8 @@ class CellSize(NamedTuple):
     v_dim: int
     window: int | None = None
     further: tuple[tuple[str, int], ...] = ()
-    first_turned: int = 0
+    first_turned: int | None = 0
+    ratio: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -122,7 +126,7 @@ class BlockParts:
         """Whether something in the block has to look at numbers of a GPU on the host while a pass
         runs: n-grams for a table in the file, or how many blocks there are to choose from."""
         cells = self.cells()
-        return self.before is not None or bool(cells and cells.further)
+        return self.before is not None or bool(cells and (cells.further or cells.ratio))
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""

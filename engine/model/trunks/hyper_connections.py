@@ -147,7 +147,9 @@ class StreamBlock:
         mix, feed = self._halves
         streams = mix.advance(streams, lambda x: self._mixer(x, around), invariant=invariant)
         return feed.advance(
-            streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant
+            streams,
+            lambda x: self._ffn(x, invariant=invariant, tokens=around.tokens),
+            invariant=invariant,
         )
 
 

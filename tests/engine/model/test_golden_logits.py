@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from engine.model.parts import CellRow
-from engine.model.parts.attention import INDEX_ROW, SparseLatentAttentionPart
+from engine.model.parts.attention import (
+    INDEX_ROW,
+    CompressedAttentionPart,
+    SparseLatentAttentionPart,
+)
 from engine.model.recurrence import StateKey
 from tests.support.golden_files import second_set
 from tests.support.naive_memory import NaiveMemory, ubatch_of
@@ -52,7 +56,9 @@ def test_logits(name, shape, golden, reference):
     assert np.median(worst) <= 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "qwen3-f-f32"])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if not name.startswith(("qwen3-f", "deepseek4"))]
+)
 def test_states_after_the_prompt(name, golden, reference):
     arrays, model = reference(name), golden(name)
     memory = NaiveMemory.for_model(model.config)
@@ -87,6 +93,31 @@ def test_rows_of_the_indexer_after_the_prompt(name, golden, reference):
             wanted = arrays[f"idx_{name}_{layer}"]
             atol = 3e-5 + 2e-6 * float(np.abs(wanted).max())
             np.testing.assert_allclose(found[-len(wanted) :], wanted, rtol=0, atol=atol)
+
+
+RINGS = {"comp": ("csa ring", "hca ring"), "idx": ("lid ring",)}
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("deepseek4")])
+def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
+    arrays, model = reference(name), golden(name)
+    memory, n = NaiveMemory.for_model(model.config), int(arrays["n_prompt"])
+    model.forward(ubatch_of(arrays["tokens"][:n].tolist(), outputs=[]), memory)
+    n_seen = 0
+    for key, ring in memory.recurrent.states.items():
+        state, _ = key
+        (part,) = model.config.blocks[state.layer].mixers
+        assert isinstance(part, CompressedAttentionPart)
+        kind = next(kind for kind, names in RINGS.items() if state.name in names)
+        found = list(ring[0].chunk(2, -1))
+        rows = CellRow(state.layer, INDEX_ROW) if kind == "idx" else state.layer
+        found.append(memory.attention.cells[rows, 0][0][-1][part.ratio - 1 :: part.ratio])
+        for field, got in zip(("kv", "score", "rows"), found, strict=True):
+            wanted = arrays[f"{kind}_{field}_{state.layer}"]
+            atol = 3e-5 + 2e-6 * float(np.abs(wanted).max())
+            np.testing.assert_allclose(got[-len(wanted) :].numpy(), wanted, rtol=0, atol=atol)
+            n_seen += 1
+    assert n_seen == sum(key.startswith(("comp_", "idx_")) for key in arrays)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,6 +13,7 @@ from tests.support.golden_files import golden_file, second_set
 KINDS = {
     "nemotron_h": "SFSASF",
     "nemotron_h_moe": "SFSAFM",
+    "deepseek4": "WDEM",
     "kimi-linear": "KKKL",
     "bailingmoe3": "KKKLM",
     "kimi-k3": "KKKLK",
