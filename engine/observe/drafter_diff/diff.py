@@ -113,7 +113,7 @@ def _pair(
 def _missing(
     a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
 ) -> Iterator[str]:
-    """A sentence for each fact that would have told more."""
+    """A sentence for each fact that would have said more."""
     for side in (a, b):
         if not side.ids:
             yield (

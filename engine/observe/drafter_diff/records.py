@@ -249,7 +249,7 @@ def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
 
 
 def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
-    """Whether the first different token stands among the other's candidates."""
+    """Whether the first different token is among the other's candidates."""
     ranks = []
     for one, other in zip(mine, theirs, strict=True):
         at = n_equal(one, other) or 0
