@@ -283,6 +283,12 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
+        "view.panel_gate",
+        "&Gate",
+        "Show or hide the checks of a llama.cpp build, and how far a bisect is",
+        checkable=True,
+    ),
+    ActionSpec(
         "view.panel_conform",
         "&Kernel Checks",
         "Show or hide checks of rollback kernels of vLLM, SGLang, flash-linear-attention or yours",

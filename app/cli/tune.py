@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 N_PREDICT = 64
 PLAIN = "plain"
+_SERVER_N = 512
+"""Tokens of a server's answer at most, unless -n says otherwise."""
 PAIRS = 6
 
 
@@ -201,14 +203,15 @@ def _tune_server(args: argparse.Namespace) -> int:
         args.spec_type or (),
         args.lengths,
         rates=args.spec_synth_rates or (),
-        n_predict=args.n_predict,
+        n_predict=_SERVER_N if args.n_predict == N_PREDICT else args.n_predict,
         pairs=max(args.pairs, PAIRS),
         most_s=args.budget,
         ignore_eos=bool(args.ignore_eos),
         kept=args.keep,
     )
     found = tune_server(plan, tell)
-    print_lines(_server_lines(found))
+    with_texts = not plan.rates and all(one.n_prompts for one in found.confirmed)
+    print_lines(_server_lines(found, with_texts))
     if args.json is not None:
         data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
         with written_whole(args.json) as part:
@@ -217,7 +220,8 @@ def _tune_server(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server_lines(found: ServerTuned) -> Iterator[str]:
+def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
+    """with_texts: whether texts without and with drafts are to be the same."""
     width = max(map(len, found.screened))
     yield f"measured once, {found.n_predict} tokens a prompt:"
     for name, (speed, rate) in found.screened.items():
@@ -226,7 +230,7 @@ def _server_lines(found: ServerTuned) -> Iterator[str]:
     yield "in alternation:"
     for one in sorted(found.confirmed, key=lambda one: -one.median):
         low, high = min(one.speeds), max(one.speeds)
-        same = f", {one.same} of {one.n_prompts} texts as without drafts" if one.n_prompts else ""
+        same = f", {one.same} of {one.n_prompts} texts as without drafts" if with_texts else ""
         yield f"  {one.name:<{width}} {one.median:>9.1f} tok/s ({low:.1f} to {high:.1f}){same}"
     yield from found.verdict.lines
     if found.verdict.chosen == PLAIN:

@@ -27,7 +27,6 @@ from app.window.docks import Docks
 from app.window.menus import PlotsMenu
 from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
-from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
     from app.panels.conform import ConformView
@@ -145,10 +144,10 @@ class Panels:
         if self._is_complete:
             self.divergence.show_triage(verdict, reason)
 
-    def set_plain(self, plain: RunRef | None) -> None:
-        """The run that the one on show is measured by."""
+    def plain_measured(self) -> None:
+        """The run on show has been measured against plain decoding."""
         if self._is_complete:
-            self.plots.set_plain(plain)
+            self.plots.plain_measured()
 
     def fill(self, docks: Docks) -> None:
         """Put the views made so far into their docks."""

@@ -73,6 +73,11 @@ class DraftModel(ABC):
         """Other orders of the layers that it reads."""
 
     @property
+    def drafted_ids(self) -> torch.Tensor | None:
+        """The target's id of each row of the drafter's head, int64; None where they are equal."""
+        return None
+
+    @property
     def can_cut(self) -> bool:
         """Whether entries can be removed: whether there are cells alone."""
         return self._memory.recurrent is None
@@ -144,6 +149,10 @@ class _Stepwise(DraftModel):
     """One token after the other."""
 
     ids: torch.Tensor | None = None
+
+    @property
+    def drafted_ids(self) -> torch.Tensor | None:
+        return self.ids
 
     @abstractmethod
     def _step(
@@ -269,7 +278,11 @@ class Eagle3Model(_Stepwise):
 
 
 class BlockModel(DraftModel):
-    """A drafter of the DFlash family. n_max: tokens that a run drafts."""
+    """A drafter of the DFlash family. n_max: tokens that a run drafts.
+
+    mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
+    block. first: the row that the first drafted token is taken from.
+    """
 
     has_newest = False
 
@@ -277,14 +290,30 @@ class BlockModel(DraftModel):
         super().__init__(memory, n)
         self._model = model
         self._n_max = min(n_max, model.config.longest)
-        self._n_block = model.config.block_length(self._n_max)
+        self.mask = model.config.mask_token
+        self.n_block = model.config.block_length(self._n_max)
+        self.first = self.n_block - self._n_max
         self.orders = _orders(model.config.taps)
+        self.config = model.config
+
+    def like(self, n_ctx: int, *, flipped: bool = False) -> BlockModel:
+        """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
+        where this one's do not, and the other way round."""
+        ahead = self.config.causal == flipped
+        memory = HybridMemory.for_layers(
+            self.config.cells(), 2, n_ctx, self._model.device, ahead=ahead
+        )
+        return BlockModel(self._model, self._n_max, memory, self._n_ubatch)
+
+    @property
+    def drafted_ids(self) -> torch.Tensor | None:
+        return self._model.ids
 
     def table(
         self, rows: TargetRows | None, layers: Sequence[int] | None = None
     ) -> torch.Tensor | None:
         assert rows is not None
-        return _taps(rows, layers or self._model.config.taps)
+        return _taps(rows, layers or self.config.taps)
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
@@ -296,12 +325,12 @@ class BlockModel(DraftModel):
     def _draft(
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
-        m, model = self._n_block, self._model
+        m, model = self.n_block, self._model
         (position,), (last,) = newest.positions, newest.tokens
-        block = [last, *[model.config.mask_token] * (m - 1)]
+        block = [last, *[last if self.mask < 0 else self.mask] * (m - 1)]
         out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
         if model.selector is None:
-            rows = _candidates(out.logits[0, m - self._n_max :], model.ids)
+            rows = _candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:
                 return rows[:n]
             # each row goes on from the best token of the one before

@@ -93,6 +93,7 @@ class Deviation:
     takes_back: bool = False
     steady: bool = False
     drift: int = 0
+    since_prompt: bool = False
     other: str = ""
 
     @property
@@ -101,7 +102,7 @@ class Deviation:
         return bool(self.row_shift or self.batch or self.steady or self.other == "rows")
 
 
-_CLEAN = Deviation(JUDGED, "")
+CLEAN = Deviation(JUDGED, "")
 DEVIATIONS = (
     Deviation(AHEAD, "one drafted token counts as the text's", n_kept=1, counts=True),
     Deviation(AHEAD, "two drafted tokens count as the text's", n_kept=2, counts=True),
@@ -142,8 +143,12 @@ _OTHERS = tuple(
 )
 
 
+Distance = Callable[[RecordedDraft, Sequence[Candidates]], float]
+"""How far a recorded draft is from what its rows would have given, from 0."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Text:
+class DraftedText:
     """One sequence and the drafts of one drafter for it. starts: positions that batches of rounds
     begin at. table: see DraftModel.table."""
 
@@ -168,7 +173,7 @@ class _Text:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(self, model: DraftModel, which: str) -> _Text:
+    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch."""
         assert self.table is not None
         of_batch = {
@@ -253,13 +258,13 @@ class _DrafterAudit:
                     yield self._judge(self._text(seq), n)
                     break
 
-    def _text(self, seq: int) -> _Text:
+    def _text(self, seq: int) -> DraftedText:
         rows = self._target_rows(seq) if self._model.reads_rows else None
         table, starts = self._model.table(rows), self._recorded.starts(seq)
-        return _Text(seq, self._texts[seq], starts, table, self._drafted[seq])
+        return DraftedText(seq, self._texts[seq], starts, table, self._drafted[seq])
 
     @torch.inference_mode()
-    def _judge(self, text: _Text, n: int) -> DraftAudit:
+    def _judge(self, text: DraftedText, n: int) -> DraftAudit:
         sampled = _sampled(text.drafts, n)
         distances = self._from_the_text(text, sampled)
         wrong = [d for d in sampled if distances[d.round] > self._tolerance]
@@ -271,8 +276,8 @@ class _DrafterAudit:
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong:
             # once more, in the widths of the run
-            window = _window(text.drafts, wrong[0])
-            clean = _Replay(self._model, text, _CLEAN).of(window)
+            window = window_around(text.drafts, wrong[0])
+            clean = Replay(self._model, text, CLEAN).of(window)
             differ = [draft for draft in window if clean[draft.round] > self._tolerance]
             if wrong[0] in differ and not self._is_tipped(differ, window):
                 return self._wrong(text, differ[0], wrong, len(sampled), window, clean)
@@ -288,7 +293,7 @@ class _DrafterAudit:
 
     def _wrong(
         self,
-        text: _Text,
+        text: DraftedText,
         first: RecordedDraft,
         wrong: Sequence[RecordedDraft],
         n_sampled: int,
@@ -306,30 +311,32 @@ class _DrafterAudit:
         said = "; ".join(filter(None, evidence))
         return DraftAudit(text.seq_id, first.round, self._drafter, deviation.what, said)
 
-    def _from_the_text(self, text: _Text, sampled: Sequence[RecordedDraft]) -> dict[int, float]:
+    def _from_the_text(
+        self, text: DraftedText, sampled: Sequence[RecordedDraft]
+    ) -> dict[int, float]:
         """Distances of drafts by their rounds; the context is written once for all of them."""
         self._model.clear()
         n, found = 0, {}
         for draft in sampled:
             rows = self._right(text, draft, n, draft.tokens)
-            found[draft.round], n = _distance(draft, rows), draft.pos0 - self._model.ahead
+            found[draft.round], n = shares_apart(draft, rows), draft.pos0 - self._model.ahead
         return found
 
     def _right(
-        self, text: _Text, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None
+        self, text: DraftedText, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None
     ) -> list[Candidates]:
         """What a right state says in the place of a draft. tokens: see DraftModel.draft."""
         model, end = self._model, draft.pos0 - self._model.ahead
-        model.write(text.entries(model, range(n_written, end), _CLEAN, draft.pos0))
-        newest = text.entries(model, [end], _CLEAN, draft.pos0)
+        model.write(text.entries(model, range(n_written, end), CLEAN, draft.pos0))
+        newest = text.entries(model, [end], CLEAN, draft.pos0)
         return model.draft(newest, end + 1, tokens, len(draft.tokens))
 
-    def _cause(self, text: _Text, window: Sequence[RecordedDraft], clean: float) -> Deviation:
+    def _cause(self, text: DraftedText, window: Sequence[RecordedDraft], clean: float) -> Deviation:
         """The hypothesis that gives the recorded drafts of a window, those that are right
         included. clean: sum of their distances from the right ones."""
         best, cause = _EXPLAINS * clean, Deviation(DIFFERS, "")
         for guess, its_text, other in self._guesses(text, window[0]):
-            replay = _Replay(self._model, its_text, guess, other)
+            replay = Replay(self._model, its_text, guess, other)
             found = sum(replay.of(window, best).values())
             if found < best:
                 best, cause = found * _EXPLAINS, guess
@@ -338,8 +345,8 @@ class _DrafterAudit:
         return cause
 
     def _guesses(
-        self, text: _Text, first: RecordedDraft
-    ) -> Iterator[tuple[Deviation, _Text, _Text | None]]:
+        self, text: DraftedText, first: RecordedDraft
+    ) -> Iterator[tuple[Deviation, DraftedText, DraftedText | None]]:
         model = self._model
         for deviation in DEVIATIONS:
             if model.reads_rows or not deviation.is_of_rows:
@@ -355,7 +362,7 @@ class _DrafterAudit:
                     if model.reads_rows or not deviation.is_of_rows:
                         yield deviation, text, other
 
-    def _not_judged(self, text: _Text, draft: RecordedDraft) -> str:
+    def _not_judged(self, text: DraftedText, draft: RecordedDraft) -> str:
         """Why a draft cannot be judged: it was made from other rows than a pass over the text
         gives, because the target had a wrong state."""
         if not self._model.reads_rows:
@@ -377,7 +384,7 @@ class _DrafterAudit:
                 return f"the target's own logits at position {place} are not those of the text"
         return ""
 
-    def _cost(self, text: _Text, wrong: Sequence[RecordedDraft]) -> str:
+    def _cost(self, text: DraftedText, wrong: Sequence[RecordedDraft]) -> str:
         """Accepted tokens of wrong drafts, and of right ones in their places."""
         n_right = 0
         for draft in wrong:
@@ -392,14 +399,21 @@ class _DrafterAudit:
         return f"{n_accepted} of {n_drafted} tokens accepted, {n_right} with a right state"
 
 
-class _Replay:
+class Replay:
     """Drafts one after the other, each after what the ones before left in memory."""
 
     def __init__(
-        self, model: DraftModel, text: _Text, deviation: Deviation, other: _Text | None = None
+        self,
+        model: DraftModel,
+        text: DraftedText,
+        deviation: Deviation,
+        other: DraftedText | None = None,
+        distance: Distance | None = None,
     ) -> None:
+        """distance: None = shares_apart."""
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
+        self._apart = distance or shares_apart
 
     def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
         """Distances by round, until their sum is more than `most`."""
@@ -448,14 +462,14 @@ class _Replay:
         n += how.undecoded and draft.n_accepted == n_drafted
         if model.can_cut and how.n_kept == 0:
             model.cut(draft.pos0 if not n_true else n)
-        return _distance(draft, rows), n
+        return self._apart(draft, rows), n
 
     def _other_text(self) -> int:
         """Write what memory has of another text; positions below which it is in the place of this
         one's."""
         other, how, model = self._other, self._deviation.other, self._model
         if other is None:
-            return 0
+            return self._text.starts[0] if self._deviation.since_prompt else 0
         if how == "rows":
             self._text = replace(self._text, table=other.table)
             return 0
@@ -464,14 +478,16 @@ class _Replay:
         n += model.n_true(latest.n_accepted, len(latest.tokens))
         if how in ("before", "gap"):
             places = range(n if how == "gap" else 0, n_decoded - model.ahead)
-            model.write(other.entries(model, places, _CLEAN, n_decoded))
+            model.write(other.entries(model, places, CLEAN, n_decoded))
             self._offset = n_decoded
             return 0
-        model.write(other.entries(model, range(n), _CLEAN, n_decoded))
+        model.write(other.entries(model, range(n), CLEAN, n_decoded))
         return n if how == "instead" else 0
 
 
-def _window(drafts: Sequence[RecordedDraft], suspect: RecordedDraft) -> Sequence[RecordedDraft]:
+def window_around(
+    drafts: Sequence[RecordedDraft], suspect: RecordedDraft
+) -> Sequence[RecordedDraft]:
     """The drafts before a suspect, and some after it."""
     at = next(i for i, draft in enumerate(drafts) if draft.round == suspect.round)
     return drafts[max(0, at + 1 - _N_REPLAYED) : at + 1 + _N_REPLAYED // 2]
@@ -489,7 +505,7 @@ def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:
     return [drafts[i] for i in sorted(list(dict.fromkeys(wanted))[:n])]
 
 
-def _distance(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
+def shares_apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
     """Half the sum of differences between recorded shares of the best tokens and those that the
     rows give the same tokens, of the row where it is largest; from 0 to 1."""
     found = 0.0

@@ -43,7 +43,8 @@ class DraftAudit:
 class RecordedDraft(NamedTuple):
     """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
     candidates and their shares. depth: tokens undone in the round before. seconds: what all
-    drafting of its round took."""
+    drafting of its round took. n_drafted: tokens that were verified; of another engine's drafts
+    `tokens` may lack the last of them."""
 
     round: int
     pos0: int
@@ -52,6 +53,7 @@ class RecordedDraft(NamedTuple):
     n_accepted: int
     depth: int
     seconds: float
+    n_drafted: int = 0
 
 
 class RecordedDrafts:
@@ -74,10 +76,15 @@ class RecordedDrafts:
     def n_rounds(self) -> int:
         return int((~self._is_prompt).sum())
 
-    def of(self, drafter: str) -> dict[int, list[RecordedDraft]]:
-        """The drafts of a drafter that were verified, by sequence."""
+    def of(self, drafter: str | None) -> dict[int, list[RecordedDraft]]:
+        """The drafts of a drafter that were verified, by sequence. None: of every drafter, those of
+        rounds that are known by themselves."""
         rounds = self._rounds
-        is_own = rounds.is_text("drafter", drafter)
+        if drafter is None:
+            is_own = (rounds["num_draft_tokens"] > 0) & (rounds["n_merged"] == MISSING)
+            is_own &= (rounds["num_accepted_draft_tokens"] >= 0) & (rounds["pos0"] >= 0)
+        else:
+            is_own = rounds.is_text("drafter", drafter)
         found: dict[int, list[RecordedDraft]] = {}
         for seq, rows in rounds.by_sequence(~self._is_prompt):
             depths = [0, *rounds["rollback_depth"][rows[:-1]].tolist()]
@@ -90,6 +97,11 @@ class RecordedDrafts:
                 found[seq] = drafts
         return found
 
+    def drafters(self) -> list[str]:
+        """Names of the drafters whose drafts were verified."""
+        rows = np.flatnonzero(self._rounds["num_draft_tokens"] > 0)
+        return sorted(set(self._rounds.texts("drafter", rows)) - {""})
+
     def starts(self, seq: int) -> list[int]:
         """Positions that the batches of a sequence's rounds begin at."""
         mine = (self._rounds["seq_id"] == seq) & ~self._is_prompt
@@ -100,15 +112,19 @@ class RecordedDrafts:
         rounds, tokens = self._rounds, self._tokens
         number = int(rounds["round"][row])
         rows = self._by_round.get((number, seq), [])
+        ids = tokens["token_id"][rows].tolist()
+        if MISSING in ids:
+            rows = rows[: ids.index(MISSING)]
         tops = _tops(tokens["draft_top_id"][rows], tokens["draft_top_p"][rows])
         return RecordedDraft(
             number,
             int(rounds["pos0"][row]),
-            tokens["token_id"][rows].tolist(),
+            ids[: len(rows)],
             tops,
             int(rounds["num_accepted_draft_tokens"][row]),
             depth,
             float(np.nan_to_num(rounds["draft_ms"][row])) / 1e3,
+            max(0, int(rounds["num_draft_tokens"][row])),
         )
 
     def is_named(self, drafter: str, seq: int) -> bool:

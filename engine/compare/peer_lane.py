@@ -21,7 +21,7 @@ from engine.compare.lane import (
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
-from engine.compare.llama_process import LlamaEngine, LlamaProcess
+from engine.compare.llama_process import LlamaEngine, LlamaProcess, LlamaSettings
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import StateBlobError
@@ -34,9 +34,9 @@ from engine.trace.writer import RunSource, TraceWriter
 _FINE = 3
 
 
-def open_llama(path: Path, library: Path | None) -> LlamaEngine:
+def open_llama(path: Path, library: Path | None, settings: LlamaSettings) -> LlamaEngine:
     """A model in llama.cpp. Raises as LlamaProcess does."""
-    return LlamaProcess(path, library)
+    return LlamaProcess(path, library, settings)
 
 
 class LlamaLane(Follower):
@@ -70,6 +70,7 @@ class LlamaLane(Follower):
                 "n_ctx": setup.n_ctx,
                 "n_rs_seq": self.n_rs_seq,
                 "threads": self.n_threads,
+                "llama_settings": asdict(setup.llama_settings),
                 "weight_bytes": told.n_bytes,
             },
         )
@@ -124,7 +125,9 @@ class PeerLane(LlamaLane):
         n_remembered: int = 0,
     ) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
-        engine = open_llama(setup.session.unchanged_path(), setup.llama_library)
+        engine = open_llama(
+            setup.session.unchanged_path(), setup.llama_library, setup.llama_settings
+        )
         try:
             super().__init__(setup, spec, options, leader, engine)
         except BaseException:

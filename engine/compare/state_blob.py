@@ -17,6 +17,7 @@ the layout before anything is made of it.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,13 +130,15 @@ def _rings(reader: _Reader, layout: RecurrentLayout) -> RecurrentState:
 def relative_errors(
     reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
 ) -> dict[StateKey, float]:
-    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, something
-    over nothing as infinity."""
+    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, and what is not
+    finite as infinite."""
     found = {}
     for key, a in reference.items():
-        error = float(np.linalg.norm(a.astype(np.float64) - others[key]))
-        size = float(np.linalg.norm(a.astype(np.float64)))
-        found[key] = error / size if size else (np.inf if error else 0.0)
+        exact = a.astype(np.float64)
+        error, size = (float(np.linalg.norm(one)) for one in (exact - others[key], exact))
+        found[key] = error / size if error and size else math.inf if error else 0.0
+        if math.isnan(found[key]):
+            found[key] = math.inf
     return found
 
 

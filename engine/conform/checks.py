@@ -160,17 +160,10 @@ class Player:
         subject: Subject,
         reference: Reference,
     ) -> list[Fault]:
-        def fault(
-            cause: str,
-            detail: str,
-            sequence: int,
-            row: int,
-            error: float,
-            **rows: tuple[float, ...],
-        ) -> Fault:
+        def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
             return Fault(
                 self.kernel.name, check, cause, detail, self.shape, self.seed, index, sequence, row,
-                error, **rows,
+                error,
             )  # fmt: skip
 
         rows = source.rows(one.sequences, one.lengths)
@@ -194,7 +187,8 @@ class Player:
             if error > self.bound:
                 cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
                 each = _each(seen[part], wanted[part])
-                faults.append(fault(cause, detail, sequence, row, error, row_errors=each))
+                found = fault(cause, detail, sequence, row, error)
+                faults.append(replace(found, row_errors=each))
         if one.drafts:
             subject.accept(one.sequences, one.accepted)
         if faults:
@@ -209,7 +203,8 @@ class Player:
                 cause, detail = situations[sequence].explain_state(state, count, self.bound)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
-                faults.append(fault(cause, detail, sequence, count - 1, error, depth_errors=each))
+                found = fault(cause, detail, sequence, count - 1, error)
+                faults.append(replace(found, depth_errors=each))
         for sequence, state in still.items():
             after = _copy(subject.state(sequence))
             if state is not None and after is not None and not torch.equal(state, after):

@@ -182,7 +182,7 @@ class Package:
         if not hasattr(torch.cpu, "device"):
             torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
         if not torch.cuda.is_available():
-            torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc]
+            torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
         originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
         for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
             for attribute, value in list(vars(other).items()):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.batch import UBatch
+from engine.draft.adaptive import AdaptedSequences
 from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
-from engine.draft.spec import AHEAD, BEHIND
+from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
 from engine.model.taps import TargetRows
 
@@ -33,14 +35,22 @@ class DrafterChain:
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. asked: what each drafter answered to the latest `draft`, by sequence. trim: a draft that
-    it leaves nothing of counts as none, and the next drafter is asked.
+    phase. followers: are not asked, and know the text all the same. asked: what each drafter
+    answered to the latest `draft`, by sequence. trim: a draft that it leaves nothing of counts as
+    none, and the next drafter is asked. adapt: chooses how long drafts may be, None: as long as
+    their drafters make them.
     """
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = drafters
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        followers: Sequence[Drafter] = (),
+        adapt: AdaptedSequences | None = None,
+    ) -> None:
+        self._drafters, self._followers, self._adapt = drafters, followers, adapt
+        self._n_drafted: dict[int, int] = {}
         # a look at a protocol takes microseconds
-        self._watching = [each for each in drafters if isinstance(each, SeesPasses)]
+        self._watching = [each for each in (*drafters, *followers) if isinstance(each, SeesPasses)]
         self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
@@ -54,6 +64,17 @@ class DrafterChain:
     def __bool__(self) -> bool:
         return bool(self._drafters)
 
+    def carry_on(self, other: DrafterChain) -> None:
+        """Take the place of another chain between two rounds: what it counted of drafters that are
+        in both goes on."""
+        for name, counted in other.statistics.items():
+            if name in self.statistics:
+                self.statistics[name] = counted
+        if self._adapt and other._adapt:
+            self._adapt.carry_on(other._adapt)
+        held = self._holding
+        self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
+
     @property
     def longest(self) -> int:
         """Most tokens that any of the drafters may draft."""
@@ -62,7 +83,8 @@ class DrafterChain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
-        readers = [drafter for drafter in self._drafters if isinstance(drafter, ReadsTaps)]
+        every = (*self._drafters, *self._followers)
+        readers = [drafter for drafter in every if isinstance(drafter, ReadsTaps)]
         return tuple(sorted({layer for drafter in readers for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
@@ -71,10 +93,12 @@ class DrafterChain:
             start = run_clock()
             drafter.begin(seq, prompt)
             self._book(drafter, "begin", start)
+        for follower in self._followers:
+            follower.begin(seq, prompt)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Pass on what the target decoded for good. No memory may hold more of the text then."""
-        for drafter in self._drafters:
+        for drafter in (*self._drafters, *self._followers):
             drafter.observe(seq, pos0, tokens, rows)
         for name, drafter in self._holding.items():
             if (n := drafter.held(seq) - pos0 - len(tokens)) > 0:
@@ -89,6 +113,12 @@ class DrafterChain:
         """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
         drafts: dict[int, Draft] = {}
         self.asked = []
+        whole = {request.seq: request.n_max for request in requests}
+        if self._adapt:
+            adapt = self._adapt
+            requests = [
+                replace(one, n_max=min(one.n_max, adapt.n_max(one.seq))) for one in requests
+            ]
         for drafter in self._drafters:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
@@ -98,6 +128,8 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
+                if draft.reason == "limit" and len(draft.tokens) < whole[request.seq]:
+                    draft.reason = ADAPT if request.n_max < whole[request.seq] else "limit"
                 if self.trim and draft.tokens:
                     self.trim(request.seq, draft)
                 draft.ms = ms
@@ -106,6 +138,7 @@ class DrafterChain:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
+                    self._n_drafted[request.seq] = len(draft.tokens)
         return drafts
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -130,6 +163,8 @@ class DrafterChain:
     def accept(self, seq: int, n_accepted: int) -> None:
         """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
         winner = self._winners.pop(seq, None)
+        if self._adapt and winner is not None:
+            self._adapt.learn(seq, self._n_drafted[seq], n_accepted)
         for drafter in self._drafters:
             start = run_clock()
             drafter.accept(seq, n_accepted, is_other=drafter is not winner)
@@ -137,11 +172,13 @@ class DrafterChain:
                 self._book(drafter, "accept", start)
                 if n_accepted:
                     self._count(drafter, "acc", n_accepted)
+        for follower in self._followers:
+            follower.accept(seq, n_accepted, is_other=True)
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """A sequence takes a slot whose memory holds its first n_tokens already."""
         self._winners.pop(seq, None)
-        for drafter in self._drafters:
+        for drafter in (*self._drafters, *self._followers):
             drafter.resume(seq, n_tokens)
 
     def held(self, seq: int) -> dict[str, int]:
@@ -151,7 +188,9 @@ class DrafterChain:
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
         self._winners.pop(seq, None)
-        for drafter in self._drafters:
+        if self._adapt:
+            self._adapt.forget(seq)
+        for drafter in (*self._drafters, *self._followers):
             drafter.forget(seq)
 
     def _book(self, drafter: Drafter, phase: str, start: float) -> float:

@@ -183,7 +183,9 @@ class DrafterSpec:
 
 AHEAD, BEHIND = OUT_OF_STEP = "state-ahead", "state-behind"
 """Reasons of a drafter that cannot draft because its state is not that of the text."""
+ADAPT = "adapt"
 COMMON_REASONS = {
+    ADAPT: "the rule of adaptive depth asks for no more tokens",
     AHEAD: "the drafter's state is that of a longer text",
     BEHIND: "the drafter's state is that of a shorter text",
     "too-short-history": "fewer tokens than the n-gram and its continuation take",

@@ -85,6 +85,11 @@ class HybridModel:
         """The matrix from hidden rows to logits."""
         return self._output.projection
 
+    @property
+    def final_norm(self) -> tuple[torch.Tensor | None, float]:
+        """Weight f32 [n_embd] and epsilon of the norm before the output; None without a weight."""
+        return self._output.norm, self._output.eps
+
     @torch.inference_mode()
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""

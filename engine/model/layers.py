@@ -110,7 +110,7 @@ class OutputHead:
         self._normed = layer_norm if centred else rms_norm
         self.projection = projection
         self._n_vocab = n_vocab
-        self._eps = eps
+        self.eps = eps
         self._factors = None
         if scale != 1.0:
             device = None if norm is None else norm.device
@@ -135,7 +135,7 @@ class OutputHead:
         return self._after_norm(self.reader(streams, invariant=invariant))[0]
 
     def _after_norm(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.norm is None else self._normed(x, self.norm, self._eps)
+        return x if self.norm is None else self._normed(x, self.norm, self.eps)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """Results of the projection, [n, any of the vocabulary], as logits."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from engine.draft.adaptive import ADAPT_RULES
 from engine.draft.ngram_cache import LookupCacheOptions
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
@@ -40,10 +41,11 @@ def _rates(text: str) -> tuple[float, ...]:
 class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     """Speculation: drafters in use, in any order, what they are set by, and the rule.
 
-    accept: how drafted tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the
-    target's distribution. verify_max: what is cut off a draft is not judged, and does not count as
-    drafted. synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the
-    output is then invalid. All of them: engine.decode.acceptance.
+    adapt: a rule of engine.draft.adaptive. accept: how drafted tokens are accepted, "match" keeps
+    plain decoding's tokens, "rejection" the target's distribution. verify_max: what is cut off a
+    draft is not judged, and does not count as drafted. synth_rates, synth_len: accept drafted
+    tokens by chance instead of by the target; the output is then invalid. All of them:
+    engine.decode.acceptance.
     """
 
     GROUP: ClassVar[str] = "speculation"
@@ -65,6 +67,15 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         "rejection only their distribution: the drafter draws its tokens too, and p/q decides",
         FormRow("accept"),
         choices=ACCEPT_RULES,
+        metavar="RULE",
+    )
+    adapt: str = option(
+        "none",
+        "--spec-draft-adapt",
+        "how the longest draft, at most --spec-draft-n-max, changes with what is accepted: "
+        "{choices}",
+        FormRow("adapt"),
+        choices=("none", *ADAPT_RULES),
         metavar="RULE",
     )
     verify_max: int | None = option(

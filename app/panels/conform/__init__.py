@@ -184,6 +184,7 @@ class ConformView(QWidget):
 
     def _colour(self, at: tuple[int, int]) -> None:
         outcome, item = self._outcomes[at], self.grid.item(*at)
+        assert item is not None
         role = "status.error"
         if outcome.passed:
             role = "ui.text" if outcome.faults else "status.ok"

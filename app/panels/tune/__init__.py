@@ -220,7 +220,9 @@ class TuneView(WholeRunView):
             self.readout.setText(readout(self._found, cell[1], cell[0]))
         else:
             runs_here = RULES[self._found.request.rule].runs_here
-            self.readout.setText(_HINT + (_CLICK if runs_here else " · not a rule of this engine"))
+            rule = self._found.request.rule
+            more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
+            self.readout.setText(_HINT + (more if runs_here else " · not a rule of this engine"))
 
     def _words_of(self, row: int, column: int) -> str:
         return "" if self._found is None else readout(self._found, column, row)

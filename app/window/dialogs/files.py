@@ -126,12 +126,12 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     return path.parent if path is not None and path.name == SESSION_FILE else path
 
 
-def ask_report(parent: QWidget, settings: Settings) -> Path | None:
-    """The HTML file that a report is written to; None without a choice."""
+def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
+    """The HTML file that a page is written to; None without a choice. kind: report or session."""
     name, _ = QFileDialog.getSaveFileName(
         parent,
-        "Write report",
-        str(settings.folder("report") / time.strftime("draftscope-report-%Y%m%d-%H%M%S.html")),
+        f"Write {kind}",
+        str(settings.folder("report") / time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S.html")),
         REPORT_FILTER,
         options=QFileDialog.Option.DontUseNativeDialog,
     )

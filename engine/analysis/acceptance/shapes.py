@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.analysis.acceptance.counts import DraftCounts
-from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, wilson
+from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, fitted, wilson
 from engine.trace.records import MISSING
 
 ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (
@@ -159,16 +159,24 @@ def _zero_from(counts: DraftCounts) -> Iterator[Shape]:
     if best[0]:
         yield _zero_from_shape(counts, order, best[0], kind, None)
         return
-    sequences = counts.by_sequence()
-    for mine in sequences if len(sequences) > 1 else ():
+    n_sequences = len(np.unique(counts.seq))
+    for mine in counts.by_sequence(2 * _least(counts)) if n_sequences > 1 else ():
         order = np.arange(len(mine.n))
-        if start := _change(mine, order, len(sequences))[0]:
+        if start := _change(mine, order, n_sequences)[0]:
             yield _zero_from_shape(mine, order, start, "round", int(mine.seq[0]))
+
+
+def _least(counts: DraftCounts) -> int:
+    """Rows that have to be on either side of a change."""
+    return 1 if counts.is_by_round else _LEAST_SUMS
 
 
 def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[int, float]:
     """Where in this order drafts begin to fail, and by how much that explains them better than one
     share for all; 0 for nowhere."""
+    least = _least(counts)
+    if len(order) < 2 * least:
+        return 0, 0.0
     n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
     n_all, k_all = int(n[-1]), int(k[-1])
     gains = _log_likelihood(n, k) + _log_likelihood(n_all - n, k_all - k)
@@ -177,7 +185,6 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
     n_before, k_before = int(n[split]), int(k[split])
     n_after, k_after = n_all - n_before, k_all - k_before
     share = k_before / n_before
-    least = 1 if counts.is_by_round else _LEAST_SUMS
     if (
         n_after < LEAST
         or not least <= split + 1 <= len(n) - least
@@ -338,15 +345,7 @@ def _fall(counts: DraftCounts) -> _Fall | None:
     order = np.argsort(counts.pos, kind="stable")
     x, k = counts.pos[order].astype(float), counts.accepted[order].astype(float)
     n = np.minimum(k + counts.n[order], counts.drafted[order])  # tokens that were judged
-    x = (x - x.mean()) / x.std()
-    weights = np.zeros(2)
-    design = np.stack([np.ones_like(x), x])
-    for _ in range(25):
-        p = 1 / (1 + np.exp(-(weights @ design)))
-        curve = design * (n * p * (1 - p)) @ design.T + 1e-6 * np.eye(2)
-        weights = np.clip(weights + np.linalg.solve(curve, design @ (k - n * p)), -20, 20)
-    p = np.clip(1 / (1 + np.exp(-(weights @ design))), 1e-9, 1 - 1e-9)
-    likelihood = float((k * np.log(p) + (n - k) * np.log1p(-p)).sum())
+    p, _, likelihood = fitted(x, k, n)
     spread = 1.0
     if not counts.is_by_round:  # requests differ by more than their counts
         spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))

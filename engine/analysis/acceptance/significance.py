@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,42 @@ def wilson(k: int, n: int, z: float) -> float:
     p, zz = k / n, z * z / n
     middle = p + zz / 2 + math.copysign(math.sqrt(zz * (p * (1 - p) + zz / 4)), z)
     return min(1.0, max(0.0, middle / (1 + zz)))
+
+
+class Logistic(NamedTuple):
+    """A fit of the log odds of success over x. slope: of x itself, error: its standard error.
+    begin, end: the shares at the least and the largest x."""
+
+    slope: float
+    error: float
+    begin: float
+    end: float
+
+
+def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
+    """Logistic regression of k successes of n at each x, float [m]; None where x does not vary."""
+    if not len(x) or x.min() == x.max():
+        return None
+    p, (slope, error), _ = fitted(x, k, n)
+    return Logistic(slope, error, float(p[np.argmin(x)]), float(p[np.argmax(x)]))
+
+
+def fitted(
+    x: np.ndarray, k: np.ndarray, n: np.ndarray
+) -> tuple[np.ndarray, tuple[float, float], float]:
+    """Shares at each x by a logistic regression (Newton's method), the slope with its standard
+    error, and the log-likelihood. x has to vary."""
+    scale = float(x.std())
+    design = np.stack([np.ones_like(x), (x - x.mean()) / scale])
+    weights = np.zeros(2)
+    for _ in range(25):
+        p = 1 / (1 + np.exp(-(weights @ design)))
+        curve = design * (n * p * (1 - p)) @ design.T + 1e-6 * np.eye(2)
+        weights = np.clip(weights + np.linalg.solve(curve, design @ (k - n * p)), -20, 20)
+    p = np.clip(1 / (1 + np.exp(-(weights @ design))), 1e-9, 1 - 1e-9)
+    error = math.sqrt(float(np.linalg.inv(curve)[1, 1])) / scale
+    likelihood = float((k * np.log(p) + (n - k) * np.log1p(-p)).sum())
+    return p, (float(weights[1]) / scale, error), likelihood
 
 
 def _log_choose(n: int, k: int) -> float:

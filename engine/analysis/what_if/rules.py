@@ -6,8 +6,9 @@ walker is one setting in one text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,9 +16,8 @@ import numpy as np
 from engine.analysis.what_if.acceptance_probability import ConfidenceScale, SurvivalRates
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.positions import Positions
-
-Setting = Mapping[str, float]
-"""Values of a rule's settings by name."""
+from engine.draft.adaptive import ADAPT_RULES, AdaptRule, Setting
+from engine.draft.adaptive import column as _column
 
 NO_DRAFTER = -1
 """Steps of a drafter that is not asked."""
@@ -57,10 +57,6 @@ class RuleSpec:
     make: Callable[[RuleInputs, Sequence[Setting]], Chooser]
 
 
-def _column(settings: Sequence[Setting], name: str, default: float) -> np.ndarray:
-    return np.array([setting.get(name, default) for setting in settings])
-
-
 class FixedLengths:
     """n_max, p_min, n_min, the same in every round; n_max 0 is plain decoding."""
 
@@ -93,46 +89,69 @@ class FixedLengths:
         """Nothing to learn."""
 
 
-_TIERS = np.array([1, 3, 7])
-_START_TIER = 1
+class AdaptedLengths:
+    """Fixed lengths whose n_max a rule of engine.draft.adaptive chooses."""
 
-
-class MeanLengths:
-    """Tiers of n_max by the exponential mean of accepted lengths, one step beyond it."""
-
-    def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
+    def __init__(self, rule: AdaptRule, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
         self._fixed = FixedLengths(inputs, settings)
-        self._of = of = inputs.settings
-        self._alpha = _column(settings, "alpha", 0.2)[of]
-        self._warm_up = _column(settings, "warm_up", 10)[of]
-        self._interval = _column(settings, "interval", 5).astype(np.int64)[of]
-        self._down = _column(settings, "down", -0.25)[of]
-        self._up = _column(settings, "up", 0.0)[of]
-        self._most = _column(settings, "n_max", 7)[of]
-        self._tier = np.full(len(of), _START_TIER)
-        self._mean = np.full(len(of), np.nan)
-        self._seen = np.zeros(len(of), np.int64)
+        self._depth = rule.make(settings, inputs.settings)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         """See Chooser."""
-        n_max = np.minimum(_TIERS[self._tier[walkers]], self._most[walkers]).astype(np.int64)
-        return self._fixed.lengths(walkers, at, n_max)
+        return self._fixed.lengths(walkers, at, self._depth.n_max(walkers))
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See Chooser. Rounds without a draft say nothing."""
-        walkers, accepted = walkers[drafted > 0], accepted[drafted > 0]
-        mean, alpha = self._mean[walkers], self._alpha[walkers]
-        mean = np.where(np.isnan(mean), accepted, mean + alpha * (accepted - mean))
-        self._mean[walkers] = mean
-        self._seen[walkers] += 1
-        seen = self._seen[walkers]
-        due = (seen > self._warm_up[walkers]) & (seen % self._interval[walkers] == 0)
-        walkers, mean = walkers[due], mean[due]
-        tier = self._tier[walkers]
-        below = _TIERS[np.maximum(tier - 1, 0)]
-        up = mean > _TIERS[tier] - 0.5 + self._up[walkers]
-        down = mean <= below - 0.5 + self._down[walkers]
-        self._tier[walkers] = np.clip(tier + up - (down & ~up), 0, len(_TIERS) - 1)
+        """See Chooser."""
+        self._depth.learn(walkers, drafted, accepted)
+
+
+class OracleLengths:
+    """The lengths that bring a text to its end soonest, known beforehand: what no rule can beat."""
+
+    def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
+        places, costs, self._of = inputs.positions, inputs.costs, inputs.settings
+        n_max = _column(settings, "n_max", 0).astype(np.int64)
+        k = np.arange(int(n_max.max(initial=0)) + 1)
+        round_ms = costs.draft(k) + costs.verify(1 + k) + costs.sample(1 + k) + costs.other
+        round_ms[1:] += costs.save(1 + k)[1:]
+        round_ms[0] = costs.plain_ms
+        if not (np.isfinite(round_ms).all() and (round_ms > 0).all()):
+            round_ms = np.ones(len(k))  # without times the fewest rounds
+        right = np.minimum(np.minimum(places.right, places.available), places.limit)
+        self._best = np.zeros((len(n_max), len(places)), np.int64)
+        for row, most in enumerate(n_max.tolist()):
+            for begin, end in zip(places.begins.tolist(), places.ends.tolist(), strict=True):
+                self._plan(row, begin, end, np.minimum(right[begin:end], most), round_ms, places)
+
+    def _plan(
+        self,
+        row: int,
+        begin: int,
+        end: int,
+        right: np.ndarray,
+        round_ms: np.ndarray,
+        places: Positions,
+    ) -> None:
+        """Fill in the best length at each place of a text, from its end on."""
+        n = end - begin
+        left = np.zeros(n + 1)
+        for at in range(n - 1, -1, -1):
+            tokens = 1 + np.arange(right[at] + 1)
+            ms = round_ms[: right[at] + 1]
+            if places.is_independent:  # the next round is at the next place whatever was accepted
+                self._best[row, begin + at] = int((ms / tokens).argmin())
+                continue
+            ms = ms + left[np.minimum(at + tokens, n)]
+            self._best[row, begin + at] = int(ms.argmin())
+            left[at] = float(ms.min())
+
+    def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
+        """See Chooser."""
+        n = self._best[self._of[walkers], at]
+        return DraftLengths(n, np.where(n > 0, n, NO_DRAFTER))
+
+    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Nothing to learn."""
 
 
 class SurvivingLengths:
@@ -229,13 +248,11 @@ FIXED = RuleSpec(
 )
 _RULES = (
     FIXED,
-    RuleSpec(
-        "accepted-mean",
-        "n_max from 1, 3 and 7 by the exponential mean of accepted lengths, of each text by itself",
-        "SGLang --speculative-adaptive, with its defaults",
-        False,
-        lambda n_max: [{"n_max": min(n_max, 7), "alpha": alpha} for alpha in (0.1, 0.2, 0.4)],
-        MeanLengths,
+    *(
+        RuleSpec(
+            rule.name, rule.about, rule.source, True, rule.settings, partial(AdaptedLengths, rule)
+        )
+        for rule in ADAPT_RULES.values()
     ),
     RuleSpec(
         "survival",
@@ -258,6 +275,14 @@ _RULES = (
             for threshold in (0.2, 0.3, 0.4, 0.5)
         ],
         SwitchingOff,
+    ),
+    RuleSpec(
+        "oracle",
+        "the lengths that end each text soonest, known beforehand: the bound of all rules",
+        "computed, no engine's",
+        False,
+        lambda n_max: [{"n_max": n_max}],
+        OracleLengths,
     ),
 )
 RULES: dict[str, RuleSpec] = {rule.name: rule for rule in _RULES}

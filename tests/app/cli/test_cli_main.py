@@ -81,6 +81,7 @@ def test_quick_commands_import_neither_torch_nor_qt(python: Python) -> None:
 
 WITHOUT_A_MODEL = (
     *("observe", "import", "export", "rescore", "triage", "check-rollback", "conform", "help"),
+    "acceptance",
 )
 """Subcommands that take no model of their own."""
 

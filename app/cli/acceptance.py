@@ -1,0 +1,118 @@
+"""`draftscope acceptance`: acceptance of a trace by position, depth, kind of text and more, or of
+two laid over each other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli.output import print_json, print_lines
+from app.cli.rescore import finite, opened_trace
+from engine.analysis.acceptance.breakdown import BY, Breakdown, Group, Share, breakdown
+from engine.analysis.acceptance.significance import Logistic
+from engine.errors import OptionError
+from engine.trace.run_ref import RunRef
+
+_CLEAR = 0.01
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope acceptance TRACE [TRACE] [--run-a N] [--run-b N] [--json]"
+    parser.add_argument_group(
+        "what is counted",
+        "Drafted tokens that were judged: the accepted ones and the first rejected one of every\n"
+        "draft. Shares have Wilson's 95 % bounds; of two runs each row has the probability that\n"
+        "they differ so by chance (Fisher's exact test, times the rows of the table).",
+    )
+    parser.epilog = (
+        "exit status: 0, or 2 where a file has no drafts\n\n"
+        "example:\n"
+        "  draftscope acceptance before/ after/"
+    )
+    parser.add_argument("first", metavar="TRACE", type=Path, help="trace, capture, log or record")
+    parser.add_argument("second", metavar="TRACE", type=Path, nargs="?", help="another one")
+    runs = parser.add_argument_group("runs")
+    for name, which in (("--run-a", "first"), ("--run-b", "second")):
+        runs.add_argument(
+            name, type=int, metavar="N", help=f"run of the {which} (default: the first with drafts)"
+        )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Count, print."""
+    a = drafted_run(args.first, args.run_a, "--run-a")
+    b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
+    found = breakdown(a, b)
+    if args.json:
+        print_json(finite(asdict(found)))
+    else:
+        print_lines(_lines(found))
+    return 0
+
+
+def drafted_run(path: Path, run_id: int | None, option: str) -> RunRef:
+    """The run of a file that is meant, by default the first with rounds that drafted. Raises
+    OptionError where it has none."""
+    store = opened_trace(path)
+    if run_id is not None and run_id not in store.runs:
+        raise OptionError(f"{path} has no run {run_id}.", f"Leave out {option}, or name another.")
+    n = len(store.rounds)
+    drafted = store.rounds.column("num_draft_tokens", 0, n) > 0
+    known = sorted(set(store.rounds.column("run_id", 0, n)[drafted].tolist()))
+    if not known or (run_id is not None and run_id not in known):
+        raise OptionError(
+            f"{path} has no rounds with drafts, only sums or plain text.",
+            "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
+            "llama-server log with LLAMA_TRACE=1, or a record with counts per step.",
+        )
+    return RunRef(store, known[0] if run_id is None else run_id)
+
+
+def _lines(found: Breakdown) -> Iterator[str]:
+    yield f"{'':<24}{_heads(found.total)}"
+    yield _row(found.total)
+    for by in BY:
+        rows = found.by(by)
+        if not rows:
+            continue
+        yield ""
+        yield f"by {by}" if by != "after" else "after a round with"
+        yield from map(_row, rows)
+        if by in found.decay:
+            yield from _decay(by, found.decay[by])
+
+
+def _heads(group: Group) -> str:
+    one = f"{'judged':>8}{'accepted':>10}{'rate':>8}{'bounds':>15}"
+    return one if group.b is None else f"{one}{one}{'p':>10}"
+
+
+def _row(group: Group) -> str:
+    line = f"  {group.label[:22]:<22}{_share(group.a)}"
+    if group.b is None or group.p is None:
+        return line
+    return f"{line}{_share(group.b)}{group.p:>10.2g}{' *' if group.p < _CLEAR else ''}"
+
+
+def _share(share: Share) -> str:
+    if not share.n:
+        return f"{0:>8}{'-':>10}{'-':>8}{'':>15}"
+    bounds = f"{share.low:.3f}-{share.high:.3f}"
+    return f"{share.n:>8}{share.accepted:>10}{share.rate:>8.3f}{bounds:>15}"
+
+
+def _decay(by: str, fits: tuple[Logistic | None, ...]) -> Iterator[str]:
+    what = "position" if by == BY[0] else "doubling of the context"
+    for name, fit in zip("AB", fits, strict=False):
+        if fit is None:
+            continue
+        of = f"{name}: " if len(fits) > 1 else ""
+        yield (
+            f"  {of}log odds {fit.slope:+.3f} ± {fit.error:.3f} per {what}, "
+            f"from {fit.begin:.3f} to {fit.end:.3f}"
+        )

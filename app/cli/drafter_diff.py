@@ -1,0 +1,243 @@
+"""`draftscope drafter-diff`: one target and one drafter in two engines, and what makes their drafts
+or their acceptance differ."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.acceptance import drafted_run
+from app.cli.common import add_compute, draft_paths, open_session
+from app.cli.output import print_json, print_lines
+from app.cli.recorded import record
+from app.cli.rescore import finite
+from app.cli.run_arguments import add_options, options_from
+from app.cli.server import add_key, connect
+from engine.errors import OptionError
+from engine.observe.server.limits import TimeLimits
+from engine.option_fields import options_in
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from resources import DEMO_TARGET
+
+if TYPE_CHECKING:
+    from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff
+    from engine.observe.drafter_diff.records import Cause, Counts
+    from engine.session import Session
+
+_OURS = "run"
+"""A source: this engine, with the model and drafter at hand."""
+_N_PREDICT = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = "draftscope drafter-diff A B [--model MODEL [-md DRAFT]] [options]"
+    parser.add_argument_group(
+        "what is compared",
+        "A and B are each a trace, a capture, a log or a record with token ids, the address of a\n"
+        f"llama-server, or `{_OURS}` for this engine. Prompts, tokens and special tokens are held\n"
+        "against each other first, then drafts after the same text, the rule that accepts them\n"
+        "and counts. With the model and drafter, every draft is made again, and where drafts are\n"
+        "not the drafter's own, one known mistake after the other is tried until one gives them.",
+    )
+    parser.epilog = (
+        "exit status: 0 no cause, 1 one was found, 2 wrong usage, or a fact that is missing\n\n"
+        "examples:\n"
+        "  draftscope drafter-diff ours/ server.log --model model.gguf -md eagle3.gguf\n"
+        f"  draftscope drafter-diff {_OURS} http://127.0.0.1:8080 -p 'def f(' --model model.gguf"
+    )
+    for name in ("A", "B"):
+        parser.add_argument(
+            f"source_{name.lower()}", metavar=name, help=f"trace, file, address or `{_OURS}`"
+        )
+    model = parser.add_argument_group("model and drafter")
+    model.add_argument("-m", "--model", metavar="FILE", type=Path, help="GGUF file of the target")
+    model.add_argument("--demo", action="store_true", help="use the bundled models")
+    model.add_argument(
+        "-md",
+        "--spec-draft-model",
+        action="append",
+        metavar="FILE",
+        type=Path,
+        help="GGUF file of the drafter; an MTP head of the model needs none",
+    )
+    add_compute(model)
+    runs = parser.add_argument_group("runs")
+    for name, which in (("--run-a", "A"), ("--run-b", "B")):
+        runs.add_argument(
+            name,
+            type=int,
+            metavar="N",
+            help=f"run of trace {which} (default: the first with drafts)",
+        )
+    runs.add_argument(
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="prompt of what is decoded now (default: that of the recorded one, A or B)",
+    )
+    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
+    add_options(runs, [types])
+    add_key(runs)
+    add_options(runs, options_in(TimeLimits))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open or record both, compare, tell."""
+    sources = args.source_a, args.source_b
+    live = [source == _OURS or _is_url(source) for source in sources]
+    if all(live) and args.prompt is None:
+        raise OptionError(
+            "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
+        )
+    if args.demo and args.model is None:
+        args.model = DEMO_TARGET
+    recorded = {
+        i: drafted_run(Path(source), number, option)
+        for i, (source, number, option) in enumerate(
+            zip(sources, (args.run_a, args.run_b), ("--run-a", "--run-b"), strict=True)
+        )
+        if not live[i]
+    }
+    session = _session(args)
+    other = next(iter(recorded.values()), None)
+    refs = [
+        recorded[i] if i in recorded else _decoded(args, source, session, other)
+        for i, source in enumerate(sources)
+    ]
+    from engine.observe.drafter_diff.diff import drafter_diff
+
+    found = drafter_diff(refs[0], refs[1], session)
+    if args.json:
+        print_json(
+            {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))}
+        )
+    else:
+        print_lines(_lines(found))
+    return int(found.first is not None)
+
+
+def _is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _session(args: argparse.Namespace) -> Session | None:
+    if args.model is None:
+        if args.spec_draft_model or _OURS in (args.source_a, args.source_b):
+            raise OptionError("The target is missing.", "Name it with --model, or use --demo.")
+        return None
+    there = draft_paths(args)
+    if args.demo and not args.spec_draft_model and args.spec_type:
+        there = {name: path for name, path in there.items() if name in args.spec_type}
+    return open_session(args, args.model, list(there.values()))
+
+
+def _decoded(
+    args: argparse.Namespace, source: str, session: Session | None, other: RunRef | None
+) -> RunRef:
+    """The prompt of the other run, or the one that was given, decoded now as that run was."""
+    options, prompt = _as(args, session, other)
+    store = TraceStore()
+    if source == _OURS:
+        assert session is not None
+        job = session.start([prompt], options, store)
+        record(job, job.advance, None)
+        return RunRef(store, job.run_id)
+    from engine.observe.server.request_options import RequestOptions, request_for
+    from engine.observe.server.server_run import ServerRun
+
+    client, facts = connect(source, args.api_key_env, options_from(args, TimeLimits))
+    with client:
+        what = prompt.tokens or prompt.text
+        request = request_for(client, facts, what, options, RequestOptions(), None)
+        asked = ServerRun(client, facts, [request], store)
+        record(asked, asked.advance, None)
+    return RunRef(store, asked.run_id)
+
+
+def _as(
+    args: argparse.Namespace, session: Session | None, other: RunRef | None
+) -> tuple[RunOptions, Prompt]:
+    """Options and prompt to decode with, those of the other run as far as they are known."""
+    from engine.observe.drafter_diff.sides import sides_of
+
+    options, prompt = RunOptions(n_predict=_N_PREDICT), None
+    types = tuple(args.spec_type or ())
+    if other is not None:
+        side = sides_of("the recorded run", other, session)[0]
+        own = other.facts.options
+        temp = float(side.setting.get("temperature", 0.0) or 0.0)
+        options = RunOptions(
+            n_predict=max(1, len(side.ids)),
+            sampler=own.sampler if own else SamplerOptions(temp=temp),
+            ignore_eos=own.ignore_eos if own else False,
+        )
+        if side.prompt:
+            prompt = Prompt(side.prompt, side.asked.prompt or "")
+        elif side.asked.prompt is not None:
+            prompt = Prompt((), side.asked.prompt)
+        if session is not None and not types:
+            from engine.observe.drafter_diff.redraft import drafter_for
+
+            types = (drafter_for(session, side),)
+        n_max = max(draft.n_drafted for draft in side.drafts)
+        spec = own.spec if own else SpecOptions(types=types, n_max=min(n_max, 64))
+        options = replace(options, spec=replace(spec, types=types or spec.types))
+    elif session is not None:
+        types = types or session.drafters[-1:]
+        options = replace(options, spec=SpecOptions(types=types))
+    if args.prompt is not None:
+        prompt = session.prompt(args.prompt) if session else Prompt((), args.prompt)
+    if prompt is None:
+        raise OptionError("The recorded run has no prompt.", "Give it with -p.")
+    if not prompt.tokens and session is not None:
+        prompt = session.prompt(prompt.text)
+    return options, prompt
+
+
+# -- output ------------------------------------------------------------------------------------
+
+
+def _lines(found: DrafterDiff) -> Iterator[str]:
+    first = found.first
+    yield (
+        f"first cause: {first.stage}{_of(first)}. {first.about}"
+        if first
+        else ("no cause: drafts, rule and counts agree as far as both are recorded")
+    )
+    for pair in found.pairs:
+        yield from _pair_lines(pair)
+
+
+def _pair_lines(pair: PairDiff) -> Iterator[str]:
+    yield (
+        f"sequences {pair.seq_a} and {pair.seq_b}: A accepted {_share(pair.counts_a)}, "
+        f"B {_share(pair.counts_b)}, by chance with probability {pair.chance:.2g}"
+    )
+    yield f"  {pair.n_equal} of {pair.n_contexts} drafts after the same text are equal"
+    for number, cause in enumerate(pair.causes, start=1):
+        yield f"  {number}. {cause.stage}{_of(cause)}: {cause.about}"
+        said = "; ".join(filter(None, (cause.place, cause.size)))
+        if said:
+            yield f"     {said}"
+        if cause.recorded is not None and cause.mended is not None:
+            yield f"     accepted {_share(cause.recorded)}; with it mended {_share(cause.mended)}"
+    for sentence in pair.missing:
+        yield f"  missing: {sentence}"
+
+
+def _of(cause: Cause) -> str:
+    return f" of {cause.side}" if cause.side else ""
+
+
+def _share(counts: Counts) -> str:
+    accepted, drafted = counts
+    rate = f" ({accepted / drafted:.3f})" if drafted else ""
+    return f"{accepted} of {drafted}{rate}"

@@ -1,0 +1,279 @@
+"""Acceptance by what a drafted token met: its place in the draft, depth of the context, kind of
+text, the round before, the target's entropy; of one run, or of two laid over each other.
+
+Counted are tokens that were judged: the accepted ones of a draft and the first rejected one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.analysis.acceptance.significance import Logistic, fisher_less, logistic, wilson
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+
+INDEX, DEPTH, CATEGORY, CLASS, AFTER, ENTROPY, SEQUENCE = BY = (
+    "position in draft",
+    "context depth",
+    "category",
+    "token class",
+    "after",
+    "entropy, nats",
+    "sequence",
+)
+_LONGEST = 1024
+_ENTROPIES = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0)
+_AFTER = ("no draft", "none accepted", "part accepted", "all accepted")
+_Z = 1.96
+_MOST_SEQUENCES = 64
+_CLASSES = (
+    ("white space", re.compile(r"\s+")),
+    ("digits", re.compile(r"\s*[0-9][0-9.,_]*")),
+    ("words", re.compile(r"\s*(?:[^\W\d_]|['’-])*[^\W\d_](?:[^\W\d_]|['’-])*")),
+    ("identifiers", re.compile(r"\s*[\w$@]+")),
+    ("punctuation", re.compile(r"\s*[^\w\s]+\s*")),
+)
+_INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
+OTHER, UNKNOWN = "mixed", "unknown"
+
+
+def token_class(text: str) -> str:
+    """White space, digits, words, identifiers (with a sign, a digit or an inner capital),
+    punctuation, or mixed."""
+    if not text or "�" in text:
+        return UNKNOWN
+    for name, pattern in _CLASSES:
+        if pattern.fullmatch(text):
+            return "identifiers" if name == "words" and _INNER_CAPITAL.search(text) else name
+    return OTHER
+
+
+class Judged(NamedTuple):
+    """Drafted tokens that were judged, [n] each: index in the draft, position in the text, whether
+    it was accepted, sequence, the round before (index into what AFTER names), id of the token that
+    the target chose there (MISSING where unknown) and the target's entropy, NaN where unknown."""
+
+    index: np.ndarray
+    pos: np.ndarray
+    accepted: np.ndarray
+    seq: np.ndarray
+    after: np.ndarray
+    token: np.ndarray
+    entropy: np.ndarray
+
+    @classmethod
+    def of(cls, run: RunRef) -> Judged:
+        """Of all drafts of a run that are known by themselves."""
+        rounds = RunColumns(run.store, "rounds", run.run_id)
+        is_prompt = RoundRows.select(run.store.rounds, run.run_id, None).is_prompt[: rounds.n]
+        drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
+        usable = ~is_prompt & (accepted >= 0) & (rounds["n_merged"] == MISSING)
+        usable &= ~rounds.is_text("stop_kind", "end") & (drafted >= 0)
+        order = np.flatnonzero(usable)
+        order = order[np.lexsort((rounds["round"][order], rounds["seq_id"][order]))]
+        seq, n = rounds["seq_id"][order].astype(np.int64), np.clip(drafted[order], 0, _LONGEST)
+        right = np.minimum(np.maximum(accepted[order], 0), n)
+        how = np.where(n == 0, 0, np.where(right == n, 3, np.where(right > 0, 2, 1)))
+        before = np.concatenate([[0], how[:-1]])[: len(how)]
+        before[np.concatenate([[True], seq[1:] != seq[:-1]])[: len(seq)]] = 0
+        judged = np.minimum(n, right + 1)
+        source = np.repeat(np.arange(len(n)), judged)
+        index = np.arange(len(source)) - np.repeat(np.cumsum(judged) - judged, judged)
+        pos0 = rounds["pos0"][order][source]
+        pos = np.where(pos0 == MISSING, MISSING, pos0 + 1 + index)
+        return cls(
+            index,
+            pos,
+            index < right[source],
+            seq[source],
+            before[source],
+            *_at_places(run, seq[source], pos),
+        )
+
+
+def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Id and entropy at places of the text, of the tokens that were emitted there."""
+    rows = RunColumns(run.store, "tokens", run.run_id)
+    mine = np.flatnonzero(rows.is_text("kind", *EMITTED_KINDS))
+    keys = (rows["seq_id"][mine].astype(np.int64) << 32) + rows["pos"][mine]
+    by_key = np.argsort(keys, kind="stable")
+    wanted = (seq << 32) + pos
+    if not len(keys):
+        return np.full(len(pos), MISSING), np.full(len(pos), np.nan)
+    at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
+    row = mine[by_key[at]]
+    there = keys[by_key[at]] == wanted
+    return (
+        np.where(there, rows["token_id"][row], MISSING),
+        np.where(there, rows["target_entropy"][row], np.nan),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %."""
+
+    n: int
+    accepted: int
+
+    @property
+    def rate(self) -> float | None:
+        """None without any."""
+        return self.accepted / self.n if self.n else None
+
+    @property
+    def low(self) -> float:
+        return wilson(self.accepted, self.n, -_Z)
+
+    @property
+    def high(self) -> float:
+        return wilson(self.accepted, self.n, _Z)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One row of a table. b, p: of a second run, and the probability that the two shares differ so
+    by chance (Fisher's exact test, two-sided, times the rows of the table); None without."""
+
+    by: str
+    label: str
+    a: Share
+    b: Share | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Acceptance of one run or two, in groups. total: of all judged tokens; decay: fits of the odds
+    of acceptance, by name of what they fall with, of each run."""
+
+    total: Group
+    groups: tuple[Group, ...]
+    decay: dict[str, tuple[Logistic | None, ...]]
+
+    def by(self, name: str) -> list[Group]:
+        """The rows of one table."""
+        return [group for group in self.groups if group.by == name]
+
+
+def breakdown(run: RunRef, other: RunRef | None = None) -> Breakdown:
+    """Group the judged tokens of a run, or of two, by all that is known of them."""
+    runs = [run] if other is None else [run, other]
+    judged = [Judged.of(one) for one in runs]
+    groups: list[Group] = []
+    for by, labels in _tables(runs, judged):
+        names = _in_order([name for one in labels for name in one])
+        if by in (CATEGORY, SEQUENCE) and len(names) < 2:
+            continue
+        rows = [
+            _group(by, name, judged, [np.array(one) == name for one in labels], len(names))
+            for name in names
+        ]
+        groups += [row for row in rows if row.a.n or (row.b and row.b.n)]
+    every = [np.ones(len(one.index), bool) for one in judged]
+    decay = {
+        INDEX: tuple(_fit(one, one.index.astype(float)) for one in judged),
+        DEPTH: tuple(_fit(one, np.log2(np.maximum(one.pos, 1))) for one in judged),
+    }
+    return Breakdown(_group("all", "all", judged, every, 1), tuple(groups), decay)
+
+
+def _fit(judged: Judged, x: np.ndarray) -> Logistic | None:
+    known = judged.pos != MISSING
+    return logistic(x[known], judged.accepted[known].astype(float), np.ones(int(known.sum())))
+
+
+def _group(
+    by: str, label: str, judged: Sequence[Judged], chosen: Sequence[np.ndarray], n_rows: int
+) -> Group:
+    a, *rest = (
+        Share(int(rows.sum()), int(one.accepted[rows].sum()))
+        for one, rows in zip(judged, chosen, strict=True)
+    )
+    if not rest:
+        return Group(by, label, a)
+    (b,) = rest
+    p = 1.0
+    if a.n and b.n:
+        tails = (
+            fisher_less(a.accepted, a.n, b.accepted, b.n),
+            fisher_less(b.accepted, b.n, a.accepted, a.n),
+        )
+        p = min(1.0, 2 * min(tails) * n_rows)
+    return Group(by, label, a, b, p)
+
+
+def _tables(
+    runs: Sequence[RunRef], judged: Sequence[Judged]
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """What tokens are grouped by: a label of each, of each run."""
+    yield INDEX, [[str(i) for i in one.index.tolist()] for one in judged]
+    yield DEPTH, [[_depth(pos) for pos in one.pos.tolist()] for one in judged]
+    yield CATEGORY, [_categories(run, one) for run, one in zip(runs, judged, strict=True)]
+    yield CLASS, [_class_of(run, one) for run, one in zip(runs, judged, strict=True)]
+    yield AFTER, [[_AFTER[i] for i in one.after.tolist()] for one in judged]
+    if any(np.isfinite(one.entropy).any() for one in judged):
+        yield ENTROPY, [[_entropy(h) for h in one.entropy.tolist()] for one in judged]
+    n_seqs = max(len(np.unique(one.seq)) for one in judged)
+    if n_seqs <= _MOST_SEQUENCES:
+        yield SEQUENCE, [[str(i) for i in one.seq.tolist()] for one in judged]
+
+
+def _depth(pos: int) -> str:
+    if pos == MISSING:
+        return UNKNOWN
+    low = 0 if pos < 64 else 1 << (pos.bit_length() - 1)
+    return f"{low:,} to {max(64, 2 * low) - 1:,}"
+
+
+def _entropy(nats: float) -> str:
+    if not np.isfinite(nats):
+        return UNKNOWN
+    i = int(np.searchsorted(_ENTROPIES, nats, side="right"))
+    if i == len(_ENTROPIES):
+        return f"{_ENTROPIES[-1]:g} and more"
+    return f"{(0.0, *_ENTROPIES)[i]:g} to {_ENTROPIES[i]:g}"
+
+
+def _class_of(run: RunRef, judged: Judged) -> list[str]:
+    """By the text of the token that the target chose."""
+    pieces = run.store.pieces
+    known = {
+        token: token_class(pieces[token].decode("utf-8", "replace"))
+        for token in np.unique(judged.token).tolist()
+        if token in pieces
+    }
+    return [known.get(token, UNKNOWN) for token in judged.token.tolist()]
+
+
+def _categories(run: RunRef, judged: Judged) -> list[str]:
+    """What a record says of the request's prompt."""
+    known: dict[int, str] = {}
+    for request in run.facts.requests or ():
+        for source in (request.record, request.settings):
+            category = source.get("category")
+            if isinstance(category, str):
+                known.update(dict.fromkeys(request.seq_ids, category[:64]))
+    return [known.get(seq, UNKNOWN) for seq in judged.seq.tolist()]
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    """Labels without doubles: numbers ascending, others as they come, `unknown` last."""
+
+    def key(name: str) -> tuple[int, float]:
+        digits = re.match(r"[\d,.]+", name)
+        number = float(digits[0].replace(",", "").rstrip(".") or 0) if digits else 0.0
+        return int(name == UNKNOWN), number
+
+    kinds = [*_AFTER, *(name for name, _ in _CLASSES), OTHER]
+    found = dict.fromkeys(names)
+    ordered = [name for name in kinds if name in found]
+    rest = sorted((name for name in found if name not in kinds), key=key)
+    return [*ordered, *rest]

@@ -1,0 +1,1 @@
+"""One target and one drafter in two engines: what makes the drafts, or their acceptance, differ."""

@@ -1,0 +1,142 @@
+"""The comparison of two runs with one drafter: every cause that is found, the first one first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.gguf.binary import never
+from engine.observe.drafter_diff.records import (
+    Cause,
+    Counts,
+    counting_cause,
+    draft_causes,
+    is_lower,
+    length_causes,
+    n_equal,
+    prompt_cause,
+    rule_cause,
+    same_contexts,
+    sampler_cause,
+)
+from engine.observe.drafter_diff.sides import DraftSide, paired, sides_of
+from engine.trace.run_ref import RunRef
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+_MOST_PAIRS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PairDiff:
+    """One sequence of each run. counts: accepted and drafted tokens. chance: probability that
+    shares as unequal come by chance. n_contexts: at which both have a draft, n_equal: of them,
+    those with equal drafts as far as both go. causes: in their order. missing: what could not be
+    looked at, and how to record it."""
+
+    seq_a: int
+    seq_b: int
+    counts_a: Counts
+    counts_b: Counts
+    chance: float
+    n_contexts: int
+    n_equal: int
+    causes: tuple[Cause, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDiff:
+    """What came of it. has_model: drafts were made again with the drafter at hand."""
+
+    pairs: tuple[PairDiff, ...]
+    has_model: bool
+
+    @property
+    def first(self) -> Cause | None:
+        """The first cause of all pairs."""
+        causes = [cause for pair in self.pairs for cause in pair.causes]
+        return min(causes, key=lambda cause: cause.rank, default=None)
+
+
+def drafter_diff(
+    a: RunRef, b: RunRef, session: Session | None = None, cancelled: Callable[[], bool] = never
+) -> DrafterDiff:
+    """Compare two runs. session: the target with the drafter, to make drafts again. Raises
+    OptionError for a run without rounds, and what the models' passes raise."""
+    sides = sides_of("A", a, session), sides_of("B", b, session)
+    pairs = paired(*sides)[:_MOST_PAIRS]
+    return DrafterDiff(
+        tuple(_pair(one, other, session, cancelled) for one, other in pairs), session is not None
+    )
+
+
+def _pair(
+    a: DraftSide, b: DraftSide, session: Session | None, cancelled: Callable[[], bool]
+) -> PairDiff:
+    causes: list[Cause] = []
+    contexts = same_contexts(a, b)
+    if (prompt := prompt_cause(a, b)) is not None:
+        causes.append(prompt)
+    judged = []
+    if session is not None:
+        for side in (a, b):
+            if side.prompt is not None and side.has_ids:
+                from engine.observe.drafter_diff.redraft import Redrafter
+
+                judged.append(side.name)
+                if (cause := Redrafter(session, side, cancelled).cause()) is not None:
+                    causes.append(cause)
+    if len(judged) < 2:
+        found = list(draft_causes(a, b, contexts))
+        causes += [one for one in found if not any(one.stage == known.stage for known in causes)]
+    else:
+        equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
+        causes += length_causes(a, b, equal)
+    causes += filter(None, (sampler_cause(a, b), rule_cause(a, b), rule_cause(b, a)))
+    causes += filter(None, map(counting_cause, (a, b)))
+    counts = a.counts, b.counts
+    return PairDiff(
+        a.seq_id,
+        b.seq_id,
+        *counts,
+        min(1.0, 2 * min(is_lower(*counts), is_lower(*counts[::-1]))),
+        len(contexts),
+        sum(n_equal(*pair) is None for pair in contexts),
+        tuple(sorted(causes, key=lambda cause: cause.rank)),
+        tuple(_missing(a, b, contexts, session)),
+    )
+
+
+def _missing(
+    a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
+) -> Iterator[str]:
+    """A sentence for each fact that would have said more."""
+    for side in (a, b):
+        if not side.ids:
+            yield (
+                f"{side.name} has no token ids: drafts cannot be compared. Record it "
+                "through /completion (`draftscope observe URL -p TEXT --trace DIR`), or with a log "
+                "of -lv 5."
+            )
+        elif not side.has_ids:
+            yield (
+                f"{side.name} has no ids of drafted tokens: start llama-server with -lv 5 and "
+                "LLAMA_TRACE=1 and join its log (--log)."
+            )
+        elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts):
+            yield (
+                f"{side.name} lacks the ids of rejected tokens, so only accepted ones are "
+                "compared; a llama-server log of -lv 5 with LLAMA_TRACE=1 has them."
+            )
+        if side.prompt is None:
+            yield (
+                f"The prompt's ids are not known in {side.name}: give the model (--model), or send "
+                "the prompt as ids."
+            )
+    if session is None:
+        yield "Give the model and drafter (--model, -md) to make drafts again and test mistakes."
+    elif not contexts:
+        yield "The two never draft after the same text; each was held to the drafter by itself."

@@ -1,0 +1,444 @@
+"""What two runs tell of a difference by their records alone: prompts, settings, drafts at the same
+contexts, counts. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.analysis.acceptance.significance import fisher_less
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.observe.drafter_diff.sides import DraftSide
+
+(TEXT, TOKENS, SPECIAL, POSITIONS, ROWS, BLOCK, STATE, CANDIDATES, RULE, COUNTING, UNEXPLAINED) = (
+    STAGES
+) = (
+    "text",
+    "tokens",
+    "special tokens",
+    "positions",
+    "target rows",
+    "block",
+    "drafter state",
+    "candidates",
+    "acceptance rule",
+    "counting",
+    "unexplained",
+)
+"""Where drafts or their acceptance can part, in the order in which one follows from the other."""
+
+FEW = 3
+"""Drafts, or rounds, that have to show a cause."""
+_SHARE = 0.05
+_SPECIAL = re.compile(rb"<\|[^<>]{1,64}\|?>|</?s>|<(?:bos|eos|unk|pad|mask|/?think|\w*_of_\w+)>|")
+_SHOWN = 32
+
+Counts = tuple[int, int]
+"""Drafted tokens that were accepted, and all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason why drafts or their acceptance differ.
+
+    stage: one of STAGES. side: "A", "B", or "" where it cannot be known which of them is right.
+    about: what it is, a sentence. place: where it shows first. size: how often. recorded, mended:
+    accepted and drafted tokens over the same contexts, with the cause and without; None where that
+    cannot be played again.
+    """
+
+    stage: str
+    side: str
+    about: str
+    place: str = ""
+    size: str = ""
+    recorded: Counts | None = None
+    mended: Counts | None = None
+
+    @property
+    def rank(self) -> int:
+        """Place of its stage in the order of causes."""
+        return STAGES.index(self.stage)
+
+
+# -- what was asked ----------------------------------------------------------------------------
+
+
+def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
+    """Where the prompts part: their text, the tokens that it was cut into, or special tokens."""
+    if a.prompt is None or b.prompt is None:
+        return _by_request(a, b)
+    if a.prompt == b.prompt:
+        return None
+    at = _n_same(a.prompt, b.prompt)
+    place = f"prompt token {at}: A has {_at(a, at)}, B has {_at(b, at)}"
+    plain = [[i for i in side.prompt or () if not _is_special(side, i)] for side in (a, b)]
+    size = f"{len(a.prompt)} and {len(b.prompt)} tokens"
+    if plain[0] == plain[1]:
+        more = [
+            side for side in (a, b) if len(side.prompt or ()) == max(len(a.prompt), len(b.prompt))
+        ]
+        less = "the special tokens of the two prompts differ"
+        if len(a.prompt) != len(b.prompt):
+            lacking = next(side for side in (a, b) if side is not more[0])
+            less = f"{lacking.name} lacks special tokens that {more[0].name} has"
+        return Cause(SPECIAL, "", f"The words are equal; {less}.", place, size)
+    texts = [b"".join(side.piece(i) for i in side.prompt or ()) for side in (a, b)]
+    if texts[0] != texts[1]:
+        return Cause(TEXT, "", _text_words(a, b, texts), place, size)
+    cut = [set(side.prompt or ()) - set(other.prompt or ()) for side, other in ((a, b), (b, a))]
+    for side, mine in zip((a, b), cut, strict=True):
+        if any(_is_special(side, token) for token in mine):
+            other = "B" if side.name == "A" else "A"
+            return Cause(
+                SPECIAL,
+                other,
+                f"{other} cut the text of a special token into ordinary tokens, {side.name} has it "
+                "as one.",
+                place,
+                size,
+            )
+    return Cause(TOKENS, "", "The same text is cut into other tokens.", place, size)
+
+
+def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
+    """The same where the ids of a prompt are not known."""
+    texts = [side.asked.prompt for side in (a, b)]
+    if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
+        at = _n_same(*texts)
+        bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
+        stage = SPECIAL if len(bare) == 2 and bare[0] == bare[1] else TEXT
+        shown = [repr((text or "")[at : at + _SHOWN]) for text in texts]
+        place = f"character {at}: A goes on with {shown[0]}, B with {shown[1]}"
+        return Cause(stage, "", "The prompts differ.", place)
+    chats = [side.asked.messages for side in (a, b)]
+    if all(chats) and chats[0] != chats[1]:
+        return Cause(TEXT, "", "The messages of the two requests differ.")
+    if a.n_prompt == b.n_prompt:
+        return None
+    size = f"{a.n_prompt} and {b.n_prompt} tokens"
+    about = "The prompts have other numbers of tokens; their ids are not known on both sides."
+    return Cause(SPECIAL if abs(a.n_prompt - b.n_prompt) == 1 else TOKENS, "", about, "", size)
+
+
+def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
+    at = _n_same(*texts)
+    shown = [repr(text[at : at + _SHOWN].decode("utf-8", "replace")) for text in texts]
+    if a.asked.messages and a.asked.messages == b.asked.messages:
+        what = "The messages are equal and the chat template made another prompt of them"
+    elif at == min(map(len, texts)):
+        what = "One prompt goes on where the other ends, as with another generation prompt"
+    elif _SPECIAL.search(texts[0]) and any(_SPECIAL.sub(b"", one) != one for one in texts):
+        what = "The prompts differ, by their text or by the template around it"
+    else:
+        what = "The prompts have other texts"
+    return f"{what}: after {at} bytes A goes on with {shown[0]}, B with {shown[1]}."
+
+
+def _is_special(side: DraftSide, token: int) -> bool:
+    session = side.session
+    if session is not None and 0 <= token < session.config.n_vocab:
+        return session.tokenizer.is_control(token) or not side.piece(token)
+    return _SPECIAL.fullmatch(side.piece(token)) is not None
+
+
+def _at(side: DraftSide, at: int) -> str:
+    prompt = side.prompt or ()
+    return side.shown(prompt[at]) if at < len(prompt) else "its end"
+
+
+def _n_same(a: Sequence[object], b: Sequence[object]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+# -- drafts at the same contexts ---------------------------------------------------------------
+
+
+def same_contexts(a: DraftSide, b: DraftSide) -> list[tuple[RecordedDraft, RecordedDraft]]:
+    """Drafts that both made after the same tokens."""
+    n_same = _n_same(a.text, b.text)
+    mine = {draft.pos0: draft for draft in a.drafts if draft.pos0 < n_same}
+    return [(mine[draft.pos0], draft) for draft in b.drafts if draft.pos0 in mine]
+
+
+def n_equal(one: RecordedDraft, other: RecordedDraft) -> int | None:
+    """Leading tokens that two drafts have in common; None where both have no more known ones and
+    none differs."""
+    n = _n_same(one.tokens, other.tokens)
+    return n if n < min(len(one.tokens), len(other.tokens)) else None
+
+
+def draft_causes(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
+) -> Iterator[Cause]:
+    """What the ids of drafts at the same contexts show without a drafter at hand."""
+    known = [pair for pair in pairs if pair[0].tokens and pair[1].tokens]
+    differ = [pair for pair in known if n_equal(*pair) is not None]
+    yield from length_causes(a, b, [pair for pair in known if n_equal(*pair) is None])
+    if len(differ) < FEW or len(differ) < _SHARE * len(known):
+        return
+    recorded = [_sums(draft for pair in known for draft in pair[i : i + 1]) for i in (0, 1)]
+    low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
+    side = (a, b)[low]
+    stage, about = _signature(side, differ, known, low)
+    first = differ[0][low]
+    yield Cause(
+        stage,
+        side.name,
+        about,
+        f"round {first.round} at position {first.pos0}",
+        f"{len(differ)} of {len(known)} drafts at the same contexts differ",
+        recorded[low],
+        recorded[1 - low],
+    )
+
+
+def _signature(
+    side: DraftSide,
+    differ: Sequence[tuple[RecordedDraft, RecordedDraft]],
+    known: Sequence[tuple[RecordedDraft, RecordedDraft]],
+    low: int,
+) -> tuple[str, str]:
+    """Stage and sentence by how wrong drafts relate to the other's. low: which of a pair."""
+    mine, theirs = [pair[low] for pair in differ], [pair[1 - low] for pair in differ]
+    n = len(differ)
+    ids = {token for draft in mine for token in draft.tokens}
+    if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
+        return ROWS, (
+            f"All its drafts are of token {side.shown(ids.pop())} alone, as from rows or logits "
+            "that are not numbers."
+        )
+    ahead = sum(_is_moved(one, other) for one, other in zip(mine, theirs, strict=True))
+    if ahead > 0.8 * n:
+        return STATE, "Its drafts are the other's from the second token on: one token ahead."
+    late = sum(_is_moved(other, one) for one, other in zip(mine, theirs, strict=True))
+    if late > 0.8 * n:
+        return STATE, "Its drafts are the other's, one token late."
+    if about := _by_rank(mine, theirs):
+        return CANDIDATES, about
+    if about := _by_map(mine, theirs):
+        return CANDIDATES, about
+    drafts = list(side.drafts)
+    before = {draft.round: last for last, draft in pairwise(drafts)}
+    groups = Counter[tuple[bool, bool]]()
+    for pair in known:
+        last = before.get(pair[low].round)
+        partial = last is not None and last.n_accepted < last.n_drafted
+        groups[partial, n_equal(*pair) is not None] += 1
+    n_after, n_else = (groups[which, True] + groups[which, False] for which in (True, False))
+    if n_after and n_else and groups[False, True] <= 0.05 * n_else and groups[True, True] >= FEW:
+        return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
+    if all((n_equal(*pair) or 0) > 0 for pair in differ):
+        in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
+        return BLOCK if in_blocks else ROWS, (
+            "First tokens are equal and later ones differ: what later steps or rows of a block "
+            "read."
+        )
+    return UNEXPLAINED, (
+        "Drafts at the same contexts differ; without the model it cannot be known why."
+    )
+
+
+def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
+    n = min(len(one.tokens), len(other.tokens) - 1)
+    return n > 0 and one.tokens[:n] == other.tokens[1 : n + 1]
+
+
+def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
+    """Whether the first different token is among the other's candidates."""
+    ranks = []
+    for one, other in zip(mine, theirs, strict=True):
+        at = n_equal(one, other) or 0
+        if at < len(other.tops) and len(other.tops[at]) > 1:
+            ranks.append((*other.tops[at], one.tokens[at]).index(one.tokens[at]) + 1)
+            if one.tokens[at] not in other.tops[at]:
+                ranks[-1] = 0
+    if len(ranks) < FEW or sum(rank > 1 for rank in ranks) < 0.9 * len(ranks):
+        return ""
+    if len(set(ranks)) == 1:
+        return f"It takes the candidate of rank {ranks[0]} in place of the best one."
+    return "It takes candidates other than the best one, as if they were drawn at a temperature."
+
+
+def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
+    """Whether one id stands for another wherever that is drafted."""
+    found: dict[int, set[int]] = {}
+    for one, other in zip(mine, theirs, strict=True):
+        at = n_equal(one, other) or 0
+        found.setdefault(other.tokens[at], set()).add(one.tokens[at])
+    n = sum(len(targets) for targets in found.values())
+    if len(found) >= FEW and n == len(found) and len(mine) > 2 * n:
+        return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
+    return ""
+
+
+def length_causes(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
+) -> Iterator[Cause]:
+    """Drafts that are equal as far as both go, and not equally long."""
+    other = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
+    whole = [pair for pair in other if not _is_last(a, pair[0]) and not _is_last(b, pair[1])]
+    if len(whole) < FEW or len(whole) < _SHARE * len(pairs):
+        return
+    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
+    if longest[0] != longest[1]:
+        about = f"The longest draft of A has {longest[0]} tokens, of B {longest[1]}: another n_max."
+    else:
+        short = [sum(pair[i].n_drafted < pair[1 - i].n_drafted for pair in whole) for i in (0, 1)]
+        which = 0 if short[0] >= short[1] else 1
+        cut = [_next_p(pair[1 - which], pair[which].n_drafted) for pair in whole]
+        below = sorted(p for p in cut if p is not None)
+        floor = f" (probability {below[-1]:.2f} at most)" if below else ""
+        about = (
+            f"{'AB'[which]} ends drafts before unsure tokens{floor} that {'BA'[which]} drafts: "
+            "another p_min."
+        )
+    recorded = _sums(pair[1] for pair in whole), _sums(pair[0] for pair in whole)
+    first = whole[0][1]
+    yield Cause(
+        CANDIDATES,
+        "",
+        about,
+        f"round {first.round} at position {first.pos0}",
+        f"{len(whole)} of {len(pairs)} equal drafts have other lengths",
+        *recorded,
+    )
+
+
+def _next_p(draft: RecordedDraft, at: int) -> float | None:
+    top = draft.tops[at] if at < len(draft.tops) else {}
+    return top.get(draft.tokens[at]) if top else None
+
+
+def _is_last(side: DraftSide, draft: RecordedDraft) -> bool:
+    """Whether the limit of tokens may have kept a draft short."""
+    return len(side.text) - draft.pos0 <= 2 + max(one.n_drafted for one in side.drafts)
+
+
+def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
+    found = list(drafts)
+    return sum(draft.n_accepted for draft in found), sum(draft.n_drafted for draft in found)
+
+
+# -- what became of them -----------------------------------------------------------------------
+
+
+def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
+    """Whether fewer drafted tokens were accepted than the text confirms."""
+    judged = [(draft, side.n_confirmed(draft)) for draft in side.drafts[:-1]]
+    known = [(draft, n) for draft, n in judged if n is not None]
+    short = [(draft, n) for draft, n in known if draft.n_accepted < n]
+    if len(short) < FEW or len(short) < _SHARE * len(known):
+        return None
+    if side.run.facts.synthetic or side.run.facts.draft_accept:
+        about = "Drafted tokens are accepted by chance or by a script, not by the target."
+    elif all(draft.n_accepted == n - 1 == draft.n_drafted - 1 for draft, n in short):
+        about = "The last token of a draft is never accepted, though the text has it there."
+    elif len({draft.n_accepted for draft, _ in short}) == 1:
+        n = short[0][0].n_accepted
+        about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
+    else:
+        about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
+    n_right = sum(n for _, n in known)
+    first = short[0][0]
+    return Cause(
+        RULE,
+        side.name,
+        about,
+        f"round {first.round} at position {first.pos0}",
+        f"{len(short)} of {len(known)} rounds",
+        _sums(draft for draft, _ in known),
+        (n_right, sum(draft.n_drafted for draft, _ in known)),
+    )
+
+
+def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
+    """Whether the two were sampled in other ways, and their texts part."""
+    settings = a.setting, b.setting
+    temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
+    if all(settings) and max(temps) > 0:
+        names = [n for n in settings[0] if n in settings[1] and settings[0][n] != settings[1][n]]
+    else:
+        names = ["temperature"] if all(settings) and temps[0] != temps[1] else []
+    rules = [
+        side.run.facts.options.spec.accept if side.run.facts.options else "" for side in (a, b)
+    ]
+    said = [f"{name} {settings[0][name]} in A, {settings[1][name]} in B" for name in names]
+    if all(rules) and rules[0] != rules[1]:
+        said.append(f"rule {rules[0]} in A, {rules[1]} in B")
+    if not said:
+        return None
+    at = _n_same(a.text, b.text)
+    place = f"the texts part at position {at}" if at < min(len(a.text), len(b.text)) else ""
+    return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
+
+
+def counting_cause(side: DraftSide) -> Cause | None:
+    """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
+    the rounds."""
+    known = [(draft, side.n_confirmed(draft)) for draft in side.drafts[:-1]]
+    judged = [(draft, n) for draft, n in known if n is not None]
+    more = [(draft, n) for draft, n in judged if draft.n_accepted > n]
+    recorded = _sums(draft for draft, _ in judged)
+    mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
+    again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
+    if len(again) >= FEW:
+        kept = [one for one in side.drafts if all(one is not two for _, two in again)]
+        return Cause(
+            COUNTING,
+            side.name,
+            "Replays of accepted tokens after a restore are counted as rounds of their own.",
+            f"round {again[0][1].round} at position {again[0][1].pos0}",
+            f"{len(again)} of {len(side.drafts)} rounds",
+            side.counts,
+            _sums(iter(kept)),
+        )
+    if len(more) >= FEW and len(more) >= _SHARE * len(judged):
+        is_bonus = all(draft.n_accepted == n + 1 for draft, n in more)
+        about = "the target's own token of a round" if is_bonus else "tokens that it did not draft"
+        first = more[0][0]
+        return Cause(
+            COUNTING,
+            side.name,
+            f"It counts {about} as accepted drafted tokens.",
+            f"round {first.round} at position {first.pos0}",
+            f"{len(more)} of {len(judged)} rounds",
+            recorded,
+            mended,
+        )
+    return _by_counters(side)
+
+
+def _by_counters(side: DraftSide) -> Cause | None:
+    told = [side.told.get(name) for name in ("draft_n_accepted", "draft_n")]
+    if not all(isinstance(one, int | float) and one >= 0 for one in told):
+        return None
+    theirs, (accepted, drafted) = tuple(int(one or 0) for one in told), side.counts
+    beyond = theirs[0] - accepted, theirs[1] - drafted
+    if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
+        return None
+    partial = sum(draft.n_accepted < draft.n_drafted for draft in side.drafts)
+    if beyond[0] == len(side.drafts) and not beyond[1]:
+        what = "one token more for each round, as if the target's own counted"
+    elif beyond[0] in (partial, beyond[1]) or abs(beyond[0] - partial) <= 1:
+        what = "tokens of replays after a rejection"
+    else:
+        what = "other tokens than its rounds have"
+    return Cause(
+        COUNTING,
+        side.name,
+        f"Its counters have {what}.",
+        "sums at the end of the request",
+        f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds",
+        (theirs[0], theirs[1]),
+        (accepted, drafted),
+    )
+
+
+def is_lower(one: Counts, other: Counts) -> float:
+    """Probability that the first share is as small by chance (Fisher's exact test)."""
+    return fisher_less(one[0], one[1], other[0], other[1]) if one[1] and other[1] else 1.0

@@ -1,0 +1,176 @@
+"""The two runs that are compared, a sequence of each at a time: prompt, text, drafts, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
+from engine.errors import OptionError
+from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
+from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.run_ref import RunRef
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+NAMES = "A", "B"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSide:
+    """A sequence of one of the runs.
+
+    prompt: ids, None where they are not known; n_prompt: how many. ids: of the emitted tokens, up
+    to the first one that is not known. text: both; a prompt that is not known is a row of MISSING.
+    drafts: those that were verified, in order. told: counters
+    of the engine itself for this sequence. special: ids that stand for no text.
+    """
+
+    name: str
+    run: RunRef
+    seq_id: int
+    prompt: tuple[int, ...] | None
+    n_prompt: int
+    ids: tuple[int, ...]
+    text: list[int]
+    drafts: list[RecordedDraft]
+    starts: Sequence[int]
+    drafters: list[str]
+    asked: Asked
+    told: Mapping[str, Any]
+    session: Session | None = None
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether any drafted token is known."""
+        return any(draft.tokens for draft in self.drafts)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens accepted and drafted."""
+        return (
+            sum(draft.n_accepted for draft in self.drafts),
+            sum(draft.n_drafted for draft in self.drafts),
+        )
+
+    def piece(self, token: int) -> bytes:
+        """The text of a token, empty where it is not known."""
+        if self.session is not None and 0 <= token < self.session.config.n_vocab:
+            return self.session.tokenizer.piece(token)
+        return self.run.store.pieces.get(token, b"")
+
+    def shown(self, token: int) -> str:
+        """A token for messages."""
+        return f"{token} {self.piece(token).decode('utf-8', 'replace')!r}"
+
+    def n_confirmed(self, draft: RecordedDraft) -> int | None:
+        """Leading tokens of a draft that the text has in their places; None where an id is not
+        known that decides it."""
+        text = self.text
+        for i in range(draft.n_drafted):
+            at = draft.pos0 + 1 + i
+            if at >= len(text):
+                return None
+            if i >= len(draft.tokens):
+                return None
+            if draft.tokens[i] != text[at]:
+                return i
+        return draft.n_drafted
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What the sampler was set to, as far as it is known."""
+        wanted = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+        return {name: self.asked.settings[name] for name in wanted if name in self.asked.settings}
+
+
+def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[DraftSide]:
+    """The sequences of a run that have drafts. Raises OptionError where none has any."""
+    recorded = RecordedDrafts(run.store, run.run_id)
+    texts = {}
+    if session is not None:
+        from engine.observe.rescoring.texts import TextReader
+
+        texts = {text.seq_id: text for text in TextReader(session, run.store, run.run_id).texts()}
+    table, n = run.store.tokens, len(run.store.tokens)
+    emitted = rows_by_sequence(run.store, run.run_id, EMITTED_KINDS)
+    prompts = rows_by_sequence(run.store, run.run_id, ("prompt",))
+    found, drafters = [], recorded.drafters() or list(run.facts.speculative_types or ())
+    for seq_id, drafts in recorded.of(None).items():
+        rows = emitted.get(seq_id)
+        if rows is None:
+            continue
+        pos, ids = table.column("pos", 0, n)[rows].tolist(), table.column("token_id", 0, n)[rows]
+        kept: list[int] = []
+        for at, token in zip(pos, ids.tolist(), strict=True):
+            if token == MISSING or at != pos[0] + len(kept):
+                break
+            kept.append(token)
+        prompt = None
+        mine = prompts.get(seq_id)
+        if mine is not None and len(mine) == pos[0]:
+            prompt = tuple(table.column("token_id", 0, n)[mine].tolist())
+        text = texts.get(seq_id)
+        if text is not None and len(text.ids):
+            prompt, kept = text.prompt, text.ids.tolist()
+        if prompt is not None and MISSING in prompt:
+            prompt = None
+        found.append(
+            DraftSide(
+                name,
+                run,
+                seq_id,
+                prompt,
+                pos[0],
+                tuple(kept),
+                [*((MISSING,) * pos[0] if prompt is None else prompt), *kept],
+                drafts,
+                recorded.starts(seq_id),
+                drafters,
+                asked_of(run.facts, seq_id),
+                _told(run, seq_id),
+                session,
+            )
+        )
+    if not found:
+        raise OptionError(
+            f"{name} has no round with a draft of which tokens are known, only sums or text.",
+            "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
+            "llama-server log of -lv 5 with LLAMA_TRACE=1, or a record with token ids and counts "
+            "per step.",
+        )
+    return found
+
+
+def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:
+    for request in run.facts.requests or ():
+        if request.seq_ids == [seq_id]:
+            return request.told
+    alone = len(run.facts.requests or ()) <= 1
+    return (run.facts.told or {}) if alone else {}
+
+
+def paired(a: Sequence[DraftSide], b: Sequence[DraftSide]) -> list[tuple[DraftSide, DraftSide]]:
+    """Sequences that belong together: of the same prompt, else in their order."""
+    left, pairs = list(b), []
+    alike: dict[int, DraftSide] = {}
+    for one in a:
+        same = [other for other in left if _same_prompt(one, other)]
+        if same:
+            alike[id(one)] = same[0]
+            left.remove(same[0])
+    for one in a:
+        if id(one) in alike:
+            pairs.append((one, alike[id(one)]))
+        elif left:
+            pairs.append((one, left.pop(0)))
+    return pairs
+
+
+def _same_prompt(a: DraftSide, b: DraftSide) -> bool:
+    if a.prompt is not None and b.prompt is not None:
+        return a.prompt == b.prompt
+    texts = a.asked.prompt, b.asked.prompt
+    return None not in texts and texts[0] == texts[1]
