@@ -3,11 +3,13 @@ contexts, counts. No torch."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from engine.analysis.acceptance.significance import fisher_less
 from engine.audit.recorded_drafts import RecordedDraft
@@ -62,6 +64,16 @@ class Cause:
     def rank(self) -> int:
         """Place of its stage in the order of causes."""
         return STAGES.index(self.stage)
+
+
+class Missing(NamedTuple):
+    """A fact that would have shown more, and how to record it: a sentence each."""
+
+    fact: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.fact} {self.remedy}"
 
 
 # -- what was asked ----------------------------------------------------------------------------
@@ -249,7 +261,7 @@ def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
 
 
 def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
-    """Whether the first different token stands among the other's candidates."""
+    """Whether the first different token is among the other's candidates."""
     ranks = []
     for one, other in zip(mine, theirs, strict=True):
         at = n_equal(one, other) or 0
@@ -361,9 +373,9 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     settings = a.setting, b.setting
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
     if all(settings) and max(temps) > 0:
-        names = [n for n in settings[0] if n in settings[1] and settings[0][n] != settings[1][n]]
+        names = [n for n in settings[0] if n in settings[1] and _differ(n, *settings)]
     else:
-        names = ["temperature"] if all(settings) and temps[0] != temps[1] else []
+        names = []
     rules = [
         side.run.facts.options.spec.accept if side.run.facts.options else "" for side in (a, b)
     ]
@@ -375,6 +387,14 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     at = _n_same(a.text, b.text)
     place = f"the texts part at position {at}" if at < min(len(a.text), len(b.text)) else ""
     return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
+
+
+def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two settings are other ones; servers keep them in single precision."""
+    try:
+        return not math.isclose(float(one[name]), float(other[name]), rel_tol=1e-6, abs_tol=1e-9)
+    except (TypeError, ValueError):
+        return bool(one[name] != other[name])
 
 
 def counting_cause(side: DraftSide) -> Cause | None:
