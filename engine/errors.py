@@ -71,6 +71,10 @@ class PeerLibraryError(DraftscopeError):
     """A llama.cpp library that cannot be used, or that ended while it was."""
 
 
+class BisectError(DraftscopeError):
+    """Two ends between which nothing can be searched for."""
+
+
 class StateBlobError(DraftscopeError):
     """A saved state of llama.cpp that is in another format or of another model."""
 

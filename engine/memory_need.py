@@ -120,10 +120,9 @@ def server_estimate(
     """
     n_seqs, types = max(1, options.parallel), options.spec.types
     n_ctx = options.n_ctx or info.n_ctx_train
-    n_cells = -(-n_ctx // _CELLS) * _CELLS
-    n_ctx = n_cells
+    n_ctx = n_cells = _whole(n_ctx)
     if options.kv != "unified":
-        n_ctx = -(-(n_cells // n_seqs) // _CELLS) * _CELLS
+        n_ctx = _whole(n_cells // n_seqs)
         n_cells = n_ctx * n_seqs
     drafts_itself = "draft-mtp" in types
     mtp = sum(layer.n_bytes for layer in info.layers if layer.kind.endswith("mtp"))
@@ -132,6 +131,13 @@ def server_estimate(
         "weights": info.weight_bytes - (0 if drafts_itself else mtp),
         "KV": n_cells * sum(_cell_bytes(cell, cell_types) for cell in cells),
     }
+    if info.window:  # each sequence has cells of its own, whatever -kvu says
+        n_window = _whole(min(n_ctx, info.window + options.n_ubatch))
+        of_tokens = info.cell[0] - sum(numbers for _, numbers in info.block_rows)
+        kept = [(n_window, of_tokens)]
+        kept += [(_whole(-(-n_ctx // ratio)), numbers) for ratio, numbers in info.block_rows]
+        sizes["KV"] = n_seqs * sum(n * _cell_bytes((row, 0), cell_types) for n, row in kept)
+        n_cells = n_seqs * n_window
     if drafts_itself and info.mtp_kv_bytes_per_token:
         sizes["MTP KV"] = n_cells * _cell_bytes(info.mtp_cell, ("f16", "f16"))
     sizes["state"] = n_seqs * info.state_bytes
@@ -150,6 +156,11 @@ def server_estimate(
 
 def _checkpoints(info: ModelInfo, n_seqs: int, cache: CacheOptions | None) -> int:
     return (cache or CacheOptions()).ctx_checkpoints * n_seqs * info.state_bytes
+
+
+def _whole(n: int) -> int:
+    """Cells that llama.cpp makes of n."""
+    return -(-n // _CELLS) * _CELLS
 
 
 def _cell_bytes(cell: tuple[int, int], types: tuple[str, str]) -> int:

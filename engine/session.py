@@ -18,13 +18,14 @@ from engine.batch import Span
 from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
-from engine.draft.adaptive import ADAPT_RULES, AdaptedSequences
+from engine.draft.adaptive import adapted
 from engine.draft.chain import DrafterChain
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.errors import ContextFullError, OptionError
+from engine.fork import Fork, LaterParts
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
@@ -219,10 +220,14 @@ class Session:
         *,
         audit: Auditor | None = None,
         observer: RoundObserver | None = None,
+        fork: Fork | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
+
+        fork: decode another run's rounds again, with its options, up to a round, and go on with
+        these; not with a cache.
 
         audit: observes the run and checks it at its end (engine.audit); observer: observes it only.
 
@@ -231,39 +236,78 @@ class Session:
         (rejection), the sampler. There are options.parallel slots then, even for fewer prompts.
         """
         trace = TraceStore() if trace is None else trace
-        n_ctx = self.context(prompts, options)
-        n_slots = options.parallel if cache else min(options.parallel, len(prompts))
-        n_rs_seq = options.snapshots
-        key = self._cache_key(options)
+        first = fork.options if fork else options
+        """Options that the run begins with."""
+        n_ctx = self.context(prompts, first)
+        n_slots = first.parallel if cache else min(first.parallel, len(prompts))
+        key = self._cache_key(first)
         kept = cache.take(key) if cache else None
-        memories = self._memories(options) if cache is None else LentMemories()
+        memories = self._memories(first) if cache is None else LentMemories()
         there = kept.drafters if kept else None
-        drafters = self.make_drafters(options, n_slots, n_ctx, there, memories)
-        make = partial(self.make_memory, options, n_slots, n_ctx, n_rs_seq)
-        memory = kept.memory if kept else memories.take(_of_target(options, n_slots, n_ctx), make)
+        drafters = self.make_drafters(first, n_slots, n_ctx, there, memories)
+        make = partial(self.make_memory, first, n_slots, n_ctx, first.snapshots)
+        memory = kept.memory if kept else memories.take(_of_target(first, n_slots, n_ctx), make)
         if cache and not kept:
-            kept = cache.keep(key, memory, drafters, options)
-        run_id = self.begin_run(trace, options, memory, n_rs_seq)
-        recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
-        adapt = ADAPT_RULES.get(options.spec.adapt)
-        chain = DrafterChain(
-            drafters, AdaptedSequences(adapt, options.spec.longest) if adapt else None
+            kept = cache.keep(key, memory, drafters, first)
+        later = self._later(fork, options, memory, drafters, n_slots) if fork else None
+        followers = [one for one in later.drafters if one not in drafters] if later else ()
+        run_id = self.begin_run(
+            trace, options, later.memory if later else memory, options.snapshots
         )
+        recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
+        chain = DrafterChain(drafters, followers, adapted(first.spec.adapt, first.spec.longest))
         trace.runs[run_id].drafters = chain.statistics
         scheduler = Scheduler(
             self.model,
             memory,
             chain,
             prompts,
-            options,
+            first,
             self.tokenizer.eog_ids,
             recorder,
             held=kept.held if kept else None,
-            grammar=self.grammar(options),
+            grammar=self.grammar(first),
             observer=audit or observer,
         )
+        if fork and later:
+            grammar = self.grammar(first)
+            fork.attach(scheduler, memory, chain, grammar, later, trace.runs[run_id])
         return Run(
             run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
+        )
+
+    def _later(
+        self,
+        fork: Fork,
+        options: RunOptions,
+        memory: HybridMemory,
+        drafters: Sequence[Drafter],
+        n_slots: int,
+    ) -> LaterParts:
+        """What a fork goes on with: of the parts that it begins with all those that its other
+        options do not change, since these are at the right place by then."""
+        first = fork.options
+        if fork.token is not None:
+            self._check_tokens([fork.token])
+        if options.parallel != first.parallel:
+            raise OptionError(
+                f"The run to go on from has --parallel {first.parallel}.", "Leave --parallel out."
+            )
+        prompts = fork.prompts()
+        n_ctx, n_ctx_first = self.context(prompts, options), self.context(prompts, first)
+        there = {one.name: one for one in drafters}
+        same = {
+            name: there[name]
+            for name in first.spec.types
+            if n_ctx == n_ctx_first and _of_drafter(first, name) == _of_drafter(options, name)
+        }
+        sizes = n_slots, n_ctx
+        is_same = _of_memory(first, n_slots, n_ctx_first) == _of_memory(options, *sizes)
+        return LaterParts(
+            options,
+            memory if is_same else self.make_memory(options, *sizes, options.snapshots),
+            self.make_drafters(options, *sizes, same),
+            self.grammar(options),
         )
 
     def _memories(self, options: RunOptions) -> LentMemories:
@@ -486,6 +530,23 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
+
+
+def _of_memory(options: RunOptions, n_slots: int, n_ctx: int) -> tuple[object, ...]:
+    """All that Session.make_memory depends on."""
+    return *_of_target(options, n_slots, n_ctx), options.faults
+
+
+def _of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
+    """All that Session.make_drafters makes a drafter of, but for its sizes."""
+    return (
+        name in options.spec.types,
+        DRAFTERS[name].options_of(options.spec),
+        options.n_ubatch,
+        options.batch_invariant,
+        options.faults,
+        options.spec.accept == "rejection" and (options.sampler.temp, options.sampler.seed),
+    )
 
 
 def _of_target(options: RunOptions, n_slots: int, n_ctx: int) -> tuple[object, ...]:

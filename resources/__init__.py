@@ -15,7 +15,9 @@ DEMO = ROOT / "demo"
 PROMPTS = ROOT / "prompts"
 SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = SCENARIOS / "memory"
+ROLLBACK_SCRIPTS = SCENARIOS / "rollback"
 HELP = ROOT / "help"
+SESSION_PAGE = ROOT / "session_page"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 
 

@@ -28,6 +28,7 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.close_trace",
             "file.export",
             "file.report",
+            "file.share",
             SEPARATOR,
             "file.copy_text",
             "file.copy_step",

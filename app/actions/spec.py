@@ -93,6 +93,14 @@ FILE = (
         needs=_RUN,
     ),
     ActionSpec(
+        "file.share",
+        "&Share…",
+        "Write the runs of the trace on show, with text, plots and every round, as one HTML page "
+        "that any browser opens",
+        "Ctrl+Shift+S",
+        needs=_RUN,
+    ),
+    ActionSpec(
         "file.copy_text", "&Copy Text", "Copy the generated text", _Key.Copy, "copy", needs=_RUN
     ),
     ActionSpec(
@@ -173,6 +181,13 @@ RUN = (
         not_at_servers="A server shows no logits to compare lanes by; open its model for that",
     ),
     ActionSpec(
+        "run.check_rollback",
+        "Check llama.cpp Rollbac&k",
+        "Play every scenario of rollback on a build of llama.cpp, and show the verdicts in Gate",
+        needs=_IDLE_MODEL,
+        not_at_servers="A server shows no logits to compare lanes by; open its model for that",
+    ),
+    ActionSpec(
         "run.llama_library",
         "llama.cpp &Library…",
         "Choose the build of llama.cpp that its lanes use",
@@ -200,6 +215,7 @@ RUN_MENU = (
     "run.compare",
     "run.measure_fidelity",
     "run.rescore",
+    "run.check_rollback",
     "run.llama_library",
     "menu.scenarios",
     SEPARATOR,

@@ -282,4 +282,16 @@ PANELS = (
         "Show or hide the results of a sweep or of draftscope tune",
         checkable=True,
     ),
+    ActionSpec(
+        "view.panel_gate",
+        "&Gate",
+        "Show or hide the checks of a llama.cpp build, and how far a bisect is",
+        checkable=True,
+    ),
+    ActionSpec(
+        "view.panel_conform",
+        "&Kernel Checks",
+        "Show or hide checks of rollback kernels of vLLM, SGLang, flash-linear-attention or yours",
+        checkable=True,
+    ),
 )

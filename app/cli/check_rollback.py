@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
@@ -13,17 +14,20 @@ from app.cli.common import (
     add_model,
     add_threads,
     check_files,
+    llama_settings,
     positive,
     target_path,
 )
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
+from engine.errors import OptionError
+from engine.files import check_writable, written_whole
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.compare.rollback_check import CheckedLane
 
-_LINE = "{:<13} {:<18} {:>5} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8} {:>5}  {}"
+_LINE = "{:<24} {:<18} {:>5} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8} {:>5}  {}"
 _HEADS = (
     "scenario",
     "policy",
@@ -38,25 +42,53 @@ _HEADS = (
     "outcome",
 )
 _MOST_DEPTHS = 16
+_MOST_SLOTS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.usage = "draftscope check-rollback (MODEL | --demo) [--llama-cpp-lib PATH] [options]"
+    parser.usage = "draftscope check-rollback (MODEL | --demo) [--llama-cpp BUILD] [options]"
     parser.epilog = (
         "llama.cpp decodes, drafts by script, and undoes what is rejected by its planes\n"
         "(llama_memory_seq_rm) or by saving and restoring the sequence. It is measured against\n"
         "itself token by token; more than three times what the width of a batch does is WRONG.\n"
         "Two removals beyond what it guarantees it accepts all the same: of a whole batch, and of\n"
         "more than the last batch had. They are known defects; a build that refuses them or gets\n"
-        "them right has mended them. S: worst relative error of a recurrent state.\n\n"
-        "exit status: 0 right but for known defects (--strict: right), 1 something wrong or the\n"
-        "library failed, 2 wrong usage\n\n"
-        "example:\n"
-        "  draftscope check-rollback model.gguf --llama-cpp-lib ~/llama.cpp/build/bin"
+        "them right has mended them. S: worst relative error of a recurrent state.\n"
+        "Then scripts of reported failures are played on its memory (draftscope memory plays each\n"
+        "by its name). All is measured at the settings that are given, and so is the noise.\n\n"
+        "exit status: 0 right but for known defects (--strict: right), or with --baseline nothing\n"
+        "new; 1 something wrong or the library failed, 2 wrong usage\n\n"
+        "examples:\n"
+        "  draftscope check-rollback model.gguf --llama-cpp ~/llama.cpp/build\n"
+        "  draftscope check-rollback model.gguf --llama-cpp build -ngl 99 -fa on -ctk q8_0 \\\n"
+        "    --baseline before.json --junit gate.xml --markdown gate.md"
     )
     model = add_model(parser)
     add_llama_library(model)
+    model.add_argument(
+        "-b",
+        "--batch-size",
+        type=positive,
+        metavar="N",
+        help="tokens of llama.cpp's batches (default: those of a ubatch)",
+    )
+    model.add_argument(
+        "-ub",
+        "--ubatch-size",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="tokens of a ubatch (default %(default)s)",
+    )
+    model.add_argument(
+        "-np",
+        "--parallel",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="sequences of the scenario with several (default %(default)s)",
+    )
     add_threads(model)
     test = parser.add_argument_group("test")
     test.add_argument(
@@ -75,7 +107,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each sequence (default %(default)s)",
     )
     test.add_argument("--strict", action="store_true", help="fail for known defects too")
-    add_lane_output(parser, "the trace of all lanes")
+    test.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="what --json printed for an earlier build: only what is new fails",
+    )
+    output = add_lane_output(parser, "the trace of all lanes")
+    output.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
+    output.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write a summary of five lines"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,10 +125,17 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     check_trace_folder(args.trace)
     check_files(target)
+    if args.parallel < 2 or args.parallel > _MOST_SLOTS:
+        raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
+    for path in filter(None, (args.junit, args.markdown)):
+        check_writable(path)
     from engine.compare.rollback_check import KNOWN, check_rollback
     from engine.model.threads import use_threads
+    from engine.report.rollback_gate import Gate, junit, markdown, read_baseline
     from engine.session import Session
 
+    baseline = None if args.baseline is None else read_baseline(args.baseline)
+    settings = llama_settings(args, args.batch_size)
     session = Session.open(target, compute="f32", device="cpu")
     use_threads(args.threads, session.info)
     trace = TraceStore()
@@ -94,7 +143,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print_line(_LINE.format(*_HEADS))
     try:
-        for lane in check_rollback(session, args.llama_cpp_lib, args.depths, args.n_predict, trace):
+        for lane in check_rollback(
+            session,
+            args.llama_cpp_lib,
+            args.depths,
+            args.n_predict,
+            trace,
+            settings=settings,
+            n_slots=args.parallel,
+            n_ubatch=args.ubatch_size,
+        ):
             checked.append(lane)
             if not args.json:
                 print_line(_line(lane))
@@ -107,8 +165,15 @@ def run(args: argparse.Namespace) -> int:
     version = next(
         (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp"), ""
     )
+    words = f"{settings.words()} -ub {args.ubatch_size} -np {args.parallel}"
+    gate = Gate(checked, baseline, version, target.name, words, args.strict)
+    for path, text in ((args.junit, junit), (args.markdown, markdown)):
+        if path is not None:
+            with written_whole(path) as part:
+                part.write_text(text(gate), encoding="utf-8")
     if args.json:
         facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
+        facts |= {"settings": words, "new": [lane.name for lane in gate.failures]}
         print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
     else:
         print_line()
@@ -116,31 +181,36 @@ def run(args: argparse.Namespace) -> int:
         print_line(
             f"{version}: {len(checked)} lanes, {n_wrong} wrong, {n_known} with known defects"
         )
-    return int(n_wrong > 0 or (args.strict and n_known > 0))
+        if baseline is not None:
+            print_line(f"{len(gate.failures)} new failures, {len(gate.fixed)} fixed")
+    return int(bool(gate.failures))
 
 
 def _line(lane: CheckedLane) -> str:
     verdict = lane.verdict
-    measured = ("-", "-", "-")
-    if verdict.n_positions:
+    measured, n_positions = ("-", "-", "-"), 0 if verdict is None else verdict.n_positions
+    if verdict and n_positions:
         state = verdict.state_error
         measured = (
             f"{verdict.worst_nmse:.1e}",
             f"{verdict.bound:.1e}",
             "-" if state is None else f"{state:.1e}",
         )
-    numbers = (lane.n_draft, lane.n_rs_seq, lane.n_undone, verdict.n_positions)
+    numbers = (lane.n_draft, lane.n_rs_seq, lane.n_undone, n_positions)
     where = "-" if lane.round is None else lane.round
     return _LINE.format(lane.scenario, lane.policy, *numbers, *measured, where, lane.outcome)
 
 
 def _about(lane: CheckedLane) -> str:
-    return f"{lane.scenario}, {lane.policy}, {lane.n_rs_seq} planes: {lane.about}"
+    planes = f", {lane.n_rs_seq} planes" if lane.verdict else ""
+    return f"{lane.scenario}, {lane.policy}{planes}: {lane.about}"
 
 
 def _facts(lane: CheckedLane) -> dict[str, Any]:
-    facts = asdict(lane)
+    facts = {"name": lane.name} | asdict(lane)
     verdict = facts.pop("verdict")
+    if verdict is None:
+        return facts
     measured = {
         name: value if value is None or math.isfinite(value) else None
         for name in ("worst_nmse", "max_abs", "bound", "state_error", "conv_error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from app.cli.common import (
     add_model,
     draft_paths,
     finite_number,
+    llama_settings,
     open_session,
     positive,
     target_path,
@@ -39,6 +40,7 @@ from app.cli.run_arguments import (
     run_options,
 )
 from engine.analysis.findings.check import recorded
+from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
 from engine.analysis.state_drift import state_drift
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
@@ -174,7 +176,11 @@ def run(args: argparse.Namespace) -> int:
     if scenario:
         prompts = [session.prompt(text) for text in scenario.prompts]
         job = start_comparison(
-            session, scenario, bound=args.bound, llama_library=args.llama_cpp_lib
+            session,
+            scenario,
+            bound=args.bound,
+            llama_library=args.llama_cpp_lib,
+            llama_settings=llama_settings(args),
         )
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
@@ -186,10 +192,12 @@ def run(args: argparse.Namespace) -> int:
             bound=args.bound,
             draft_accept=args.draft_accept,
             llama_library=args.llama_cpp_lib,
+            llama_settings=llama_settings(args),
         )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
     lanes_shown = [RunRef(job.trace, verdict.run_id) for verdict in verdicts]
+    costs = [RunCost.of(lane) for lane in lanes_shown]
     if deliver_report(
         args, lambda words: compare_report(lanes_shown, environment(), words, verdicts)
     ):
@@ -199,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
             {
                 "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
                 "bound": job.bound,
+                "cost": strict_json({cost.name: cost.figures() for cost in costs}),
                 "noise_checks": {
                     verdict.lane: strict_json(check)
                     for verdict in verdicts
@@ -221,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print_lines((*(heading(scenario) if scenario else ()), *_lines(job, verdicts)))
+        print_lines((*(heading(scenario) if scenario else ()), *_lines(job, verdicts, costs)))
         print_lines(outcome(scenario, job.trace) if scenario else ())
     return int(any(verdict.is_beyond for verdict in verdicts))
 
@@ -251,8 +260,8 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
     return 0
 
 
-def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
-    """The table, and a sentence for every lane that needs one."""
+def _lines(job: Comparison, verdicts: list[LaneVerdict], costs: Sequence[RunCost]) -> Iterator[str]:
+    """The tables of errors and of costs, and a sentence for every lane that needs one."""
     n = sum(map(len, job.emitted))
     yield f"{n} tokens, bound on the NMSE of the logits {job.bound:.1e}"
     yield ""
@@ -264,6 +273,15 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict]) -> Iterator[str]:
     yield LANE_NOTE
     yield from lane_notes(verdicts, job.bound)
     yield from noise_notes(job.trace, verdicts)
+    yield ""
+    rows = [COST_HEADS, *map(cost_cells, costs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for lane, *cells in rows:
+        right = (f"{cell:>{n}}" for cell, n in zip(cells, widths[1:], strict=True))
+        yield "  ".join((f"{lane:<{widths[0]}}", *right))
+    yield ""
+    yield COST_NOTE
+    yield from cost_notes(costs)
     if found := list(finding_lines(job.trace)):
         yield from ("", *found)
 

@@ -12,7 +12,17 @@ from app.cli.output import is_terminal, print_json, print_line, print_lines, sho
 from engine.errors import OptionError
 from engine.files import written_whole
 
-_CHECKS = ("depths", "lengths", "subsets", "no-drafts", "rounds", "repeat", "batch", "drift")
+_CHECKS = (
+    "depths",
+    "lengths",
+    "subsets",
+    "no-drafts",
+    "rounds",
+    "repeat",
+    "batch",
+    "drift",
+    "cost",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report as one HTML page")
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE.pyz",
+        help="write a script that plays the first fault again with torch and triton alone",
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
 
 
@@ -82,6 +99,9 @@ def _checks(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     """Check all kernels of the target; the exit status is the verdict."""
     from engine.conform import report, runner
+    from engine.conform.repeat_script import write_script
+    from engine.report.markdown import markdown
+    from engine.report.page import html_page
 
     name, place, version = runner.open_target(args.target)
     known = [kernel.name for kernel in runner.kernels(name, place)]
@@ -116,13 +136,23 @@ def run(args: argparse.Namespace) -> int:
             show_progress(f"{outcome.kernel} {outcome.recurrence}: {outcome.check}")
     if is_terminal(sys.stderr):
         show_progress("")
+    whole = report.report(outcomes, title, args.target, device)
     for path, text in (
-        (args.markdown, report.markdown(outcomes, title, args.target)),
+        (args.html, html_page(whole)),
+        (args.markdown, markdown(whole)),
         (args.junit, report.junit(outcomes, title, args.target)),
     ):
         if path is not None:
             with written_whole(path) as part:
                 part.write_text(text, encoding="utf-8")
+    faults = [fault for outcome in outcomes for fault in outcome.faults if not fault.note]
+    if args.script is not None and faults:
+        if name == "draftscope":
+            raise OptionError(
+                "The kernels of this program need the whole of it: no script was written.",
+                "Leave out --script and repeat the check with the command in the report.",
+            )
+        write_script(args.script, faults[0], args.target, device)
     n_failed = sum(not outcome.passed for outcome in outcomes)
     if args.json:
         checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
@@ -131,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(report.lines(outcomes, args.target))
         where = "on CUDA" if device == "cuda" else "on the CPU"
         print_line()
-        print_line(f"{title}: {len(outcomes)} checks {where}, {n_failed} failed")
+        print_line(f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed")
     return int(n_failed > 0)
 
 

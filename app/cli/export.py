@@ -1,15 +1,23 @@
-"""`draftscope export`: an exported trace in the formats of other tools."""
+"""`draftscope export`: an exported trace in the formats of other tools, and as a page to share."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.cli.common import check_output, output_file
 from app.cli.output import tell
-from engine.errors import TraceFileError
+from engine.errors import OptionError, TraceFileError
 from engine.files import written_whole
+
+if TYPE_CHECKING:
+    from engine.trace.run_ref import RunRef
+    from engine.trace.store import TraceStore
+
+_FORMATS = ("html", "perfetto", "aiperf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,25 +25,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace", metavar="TRACE", type=Path, help="folder of an exported trace, of any engine's run"
     )
-    parser.add_argument(
+    group = parser.add_argument_group("what to write, one at least")
+    group.add_argument(
+        "--html",
+        metavar="FILE",
+        type=output_file,
+        help="text, plots, findings and every round as one page that any browser opens, without a "
+        "network",
+    )
+    group.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        type=output_file,
+        help="phases, counters and drafts over time, for ui.perfetto.dev and chrome://tracing",
+    )
+    group.add_argument(
         "--aiperf",
         metavar="FILE",
         type=output_file,
-        required=True,
         help="acceptance records as AIPerf has them: a line of JSON for each sequence of each run",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="N",
+        type=int,
+        action="append",
+        default=[],
+        dest="runs",
+        help="a run of the trace by its number; repeat for several (default: all)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the records, tell how many."""
-    from engine.observe.files.records.aiperf import acceptance_records
+    """Write each file, and say how much is in it."""
+    from engine.report.session_data import chosen_runs
     from engine.trace.reopen import open_trace
 
-    check_output(args.aiperf, "--aiperf")
+    wanted = [name for name in _FORMATS if getattr(args, name) is not None]
+    if not wanted:
+        raise OptionError(
+            "No format is given.", "Give --html FILE, --perfetto FILE or --aiperf FILE."
+        )
+    for name in wanted:
+        check_output(getattr(args, name), f"--{name}")
     store = open_trace(args.trace)
+    runs = list(chosen_runs(store, args.runs))
+    if args.html is not None:
+        from engine.report.session_page import write_session_page
+
+        write_session_page(runs, args.trace.absolute().name, args.html)
+        tell(f"page with {_counted(len(runs), 'run')} written to {args.html}")
+    if args.perfetto is not None:
+        from engine.trace.perfetto import write_perfetto
+
+        n = write_perfetto(runs, args.perfetto)
+        tell(f"{n} events written to {args.perfetto}")
+    if args.aiperf is not None:
+        _write_aiperf(store, runs, args)
+    return 0
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Namespace) -> None:
+    from engine.observe.files.records.aiperf import acceptance_records
+
+    chosen = {one.run_id for one in runs}
     n_left_out = 0
     lines = []
-    for _, _, record in acceptance_records(store):
+    for run_id, _, record in acceptance_records(store):
+        if run_id not in chosen:
+            continue
         if record is None:
             n_left_out += 1
         else:
@@ -53,4 +115,3 @@ def run(args: argparse.Namespace) -> int:
             f"{n_left_out} sequences left out: nothing was drafted, or the number of their steps "
             "is not known"
         )
-    return 0

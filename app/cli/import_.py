@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
     from app.cli.recorded import check_trace_folder, finding_lines, findings_json
-    from engine.analysis.findings.check import record_findings, recorded
+    from engine.analysis.findings.check import recorded
     from engine.errors import OptionError
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
@@ -75,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
         runs = import_file(
             store, path, name=args.name, log=args.log, later=later, vocabulary=vocabulary
         )
-        record_findings(store, runs)
         if not args.json:
             for run_id in runs:
                 name = path.name if later is None else f"{path.name} to {later.name}"

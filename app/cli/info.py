@@ -348,7 +348,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
         first, last = members[0].index, members[-1].index
         span = str(first) if first == last else f"{first}-{last}"
         total = size_text(sum(layer.n_bytes for layer in members))
-        lines.append(f"  {span:<8} {kind:<20} {quant:<16} {total:>12}")
+        lines.append(f"  {span:<8} {kind:<23} {quant:<16} {total:>12}")
     return lines
 
 

@@ -15,6 +15,7 @@ from app.cli.common import (
     add_lane_output,
     add_llama_library,
     add_model,
+    llama_settings,
     open_session,
     target_path,
 )
@@ -26,7 +27,7 @@ from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_scr
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import ROLLBACK_POLICIES
 from engine.trace.store import TraceStore
-from resources import MEMORY_SCRIPTS
+from resources import MEMORY_SCRIPTS, ROLLBACK_SCRIPTS
 
 if TYPE_CHECKING:
     from engine.compare.memory_player import MemoryPlay, StatementOutcome
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=OURS,
         help="whose memory is played on (default %(default)s). llama.cpp has planes and "
         "checkpoint; it tells the last position and the recurrent states, so that other facts are "
-        "not judged, and keep, split, kv=unified, faults and --fill cannot be asked of it",
+        "not judged, and keep, split, faults and --fill cannot be asked of it",
     )
     chosen.add_argument(
         "--fill",
@@ -161,9 +162,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _script(name: str) -> MemoryScript:
     """A bundled script by its name, else a file."""
-    bundled = MEMORY_SCRIPTS / f"{name}.toml"
-    known = bundled.parent == MEMORY_SCRIPTS and bundled.is_file()
-    return read_script(bundled if known else Path(name))
+    for folder in (MEMORY_SCRIPTS, ROLLBACK_SCRIPTS):
+        bundled = folder / f"{name}.toml"
+        if bundled.parent == folder and bundled.is_file():
+            return read_script(bundled)
+    return read_script(Path(name))
 
 
 def _played(
@@ -189,7 +192,7 @@ def _played_by_llama(
 
     assert session.path is not None  # it was opened from a file
     start = perf_counter()
-    engine = peer_lane.open_llama(session.path, args.llama_cpp_lib)
+    engine = peer_lane.open_llama(session.path, args.llama_cpp_lib, llama_settings(args))
     try:
         play = MemoryPlay(script, policy, LlamaScriptEngine(session, engine))
         return _to_its_end(play, start)

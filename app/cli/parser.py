@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "compare": "rollback policies side by side against plain decoding: where logits diverge",
     "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
     "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
+    "bisect": "which commit or build of llama.cpp broke its rollback",
     "conform": "rollback kernels of vLLM, SGLang, FLA or your own against the recurrences in f64",
     "bench": "the prompt suite with and without speculation; other measurements",
     "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
@@ -33,7 +34,7 @@ SUBCOMMANDS = {
     "match": "the same prompts one by one and side by side: is every text the same",
     "fidelity": "how far each compute mode's logits are from those of f32",
     "import": "captures, logs and records of other engines, as a trace",
-    "export": "an exported trace in the formats of other tools: AIPerf acceptance records",
+    "export": "a trace as a page that any browser opens, for Perfetto, or as AIPerf records",
     "rescore": "the tokens of any engine's run judged again by this one on the same file",
     "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
     "acceptance": "drafted tokens accepted by position, depth, token class; of one run or two",
@@ -70,8 +71,7 @@ FIRST_OPTIONS = {
     "--json",
     "bench against": "--demo --llama-cpp --pairs --depth --prompts -n --spec-synth-rates -t --json "
     "--markdown",
-    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp-lib --compute --json "
-    "--trace",
+    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp --compute --json --trace",
     "sweep": "--demo --out --list --retry-failed --no-traces --ray --ship --json --report "
     "--markdown",
     "rescore": "-m --demo --run --assume-same --server --probe --compute -t --json --trace",
@@ -125,7 +125,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the words kept for the error."""
         self._words = list(args or ())
-        if any(pair in _FLASH for pair in pairwise(self._words)):  # -f with a file named "a"
+        if "-fa" not in self._option_string_actions and any(
+            pair in _FLASH for pair in pairwise(self._words)
+        ):  # -f with a file named "a"
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 

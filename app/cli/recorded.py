@@ -119,19 +119,23 @@ def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) 
     tell(f"trace written to {folder}{'' if is_known else _LATE}")
 
 
-def finding_lines(trace: TraceStore) -> Iterator[str]:
+def finding_lines(trace: TraceStore, run_id: int | None = None) -> Iterator[str]:
     """A line per finding: severity, rule, where, message; suggestion, for a first cause. What
-    follows from it is indented below."""
-    for cause, following in with_consequences(recorded(trace)):
+    follows from it is indented below. run_id: of that run alone."""
+    for cause, following in with_consequences(_recorded(trace, run_id)):
         yield f"{_line(trace, cause)} {cause.suggestion}"
         for finding in following:
             yield f"  follows: {_line(trace, finding)}"
 
 
-def findings_json(trace: TraceStore) -> list[dict[str, Any]]:
+def _recorded(trace: TraceStore, run_id: int | None) -> list[Finding]:
+    return [one for one in recorded(trace) if run_id is None or one.run_id == run_id]
+
+
+def findings_json(trace: TraceStore, run_id: int | None = None) -> list[dict[str, Any]]:
     """The findings as JSON objects, each with the name of its lane, null outside comparisons, and
-    the rule of the first cause that it follows from, null for such a cause."""
-    found = recorded(trace)
+    the rule of the first cause that it follows from, null for such a cause. run_id: as above."""
+    found = _recorded(trace, run_id)
     cause_of = {
         id(one): cause.rule for cause, following in with_consequences(found) for one in following
     }

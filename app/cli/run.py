@@ -35,6 +35,7 @@ from app.cli.run_arguments import (
     PromptSource,
     add_arguments,
     cache_options,
+    given_options,
     print_notes,
     refuse_cache,
     run_options,
@@ -45,6 +46,7 @@ from engine.conversation.recorded import RecordedConversation, RecordedTurn, rea
 from engine.conversation.turns import Turn, content_of
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.fork import Fork, fork_lines
 from engine.gguf.tokenizer import StreamDecoder
 from engine.options import Prompt, RunOptions
 from engine.report.headline import figure_lines
@@ -75,21 +77,36 @@ def run(args: argparse.Namespace) -> int:
     if args.turns is not None:
         return run_turns(args, options, target, drafts)
     refuse_turns(args)
-    if not args.sources:
+    trace, fork = TraceStore(), None
+    if args.fork_from is not None:
+        fork = _fork(args)
+        trace, options = fork.parent.store, given_options(args, fork.options)
+        types = (*fork.options.spec.types, *options.spec.types)
+        both = replace(options, spec=replace(options.spec, types=tuple(dict.fromkeys(types))))
+        drafts = draft_files(args, both)
+    elif any(one is not None for one in (args.round, args.position, args.force, args.from_run)):
+        raise OptionError("There is nothing to go on from.", "Name a trace with --from.")
+    elif not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
     print_notes(options)
     session = open_session(args, target, drafts)
-    prompts = [make_prompt(session, args, source) for source in args.sources]
+    if fork:
+        fork.check_model(session.identity, session.compute)
+        tell(f"rounds 0 to {fork.round - 1} of {fork.parent} are decoded again")
+        prompts = [
+            Prompt(one.tokens, session.tokenizer.decode(one.tokens)) for one in fork.prompts()
+        ]
+    else:
+        prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.audit.run_audit import audit_of
     from engine.machine.environment import environment
     from engine.report.run import run_report
 
-    trace = TraceStore()
-    audit = audit_of(session, prompts, options, asked=args.audit)
-    job = session.start(prompts, options, trace, audit=audit)
+    audit = None if fork else audit_of(session, prompts, options, asked=args.audit)
+    job = session.start(prompts, options, trace, audit=audit, fork=fork)
     streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
-        stream = _Stream(trace, session, "" if args.chat else prompts[0].text)
+        stream = _Stream(trace, job.run_id, session, "" if args.chat else prompts[0].text)
         decode(job, job.advance, args.trace, session.content, stream.show)
         stream.end()
     else:
@@ -104,15 +121,41 @@ def run(args: argparse.Namespace) -> int:
     if not streaming:
         for seq_id, prompt in enumerate(prompts):
             print_line(f"--- sequence {seq_id}")
-            stream = _Stream(trace, session, "" if args.chat else prompt.text, seq_id)
+            stream = _Stream(trace, job.run_id, session, "" if args.chat else prompt.text, seq_id)
             stream.show()
             stream.end()
-    print_lines(finding_lines(trace))
+    print_lines(finding_lines(trace, job.run_id))
     if args.audit:
         for line in audit_text(trace.runs[job.run_id]):
             tell(line)
-    print_lines(figure_lines(job.summary()))
+    print_lines((*figure_lines(job.summary()), *fork_lines(RunRef(trace, job.run_id))))
     return 0
+
+
+def _fork(args: argparse.Namespace) -> Fork:
+    """Where the arguments go on from; its compute mode and threads where none are given. Raises
+    OptionError and TraceFileError."""
+    from engine.trace.reopen import open_trace
+
+    for given, name in ((args.sources, "A prompt"), (args.audit, "--audit")):
+        if given:
+            raise OptionError(f"{name} cannot be combined with --from.", "Leave one out.")
+    if (args.round is None) == (args.position is None):
+        raise OptionError("--from needs one of --round and --position.", "Give one of them.")
+    store = open_trace(args.fork_from)
+    run_id = args.from_run if args.from_run is not None else min(store.runs, default=0)
+    if run_id not in store.runs:
+        raise OptionError(f"The trace has no run {run_id}.", "Name another with --from-run.")
+    parent = RunRef(store, run_id)
+    if args.round is not None:
+        fork = Fork(parent, args.round, args.force, args.from_seq)
+    else:
+        fork = Fork.after(parent, args.position, args.from_seq, args.force)
+    facts = parent.facts
+    if args.compute == "auto" and facts.compute:
+        args.compute = facts.compute
+    args.threads = args.threads or facts.threads
+    return fork
 
 
 def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
@@ -150,8 +193,10 @@ class _Stream:
     """Prints a prompt, and its continuation as the rounds bring it; where there are colours with
     the drafts that were not accepted in place, elsewhere the text alone."""
 
-    def __init__(self, trace: TraceStore, session: Session, prompt: str, seq_id: int = 0) -> None:
-        self._tokens, self._seq_id = trace.tokens, seq_id
+    def __init__(
+        self, trace: TraceStore, run_id: int, session: Session, prompt: str, seq_id: int = 0
+    ) -> None:
+        self._tokens, self._run_id, self._seq_id = trace.tokens, run_id, seq_id
         self._tokenizer = session.tokenizer
         self._decoder = StreamDecoder(session.tokenizer)
         self._kinds = (*EMITTED_KINDS, *GHOST_KINDS) if is_coloured() else EMITTED_KINDS
@@ -163,12 +208,13 @@ class _Stream:
         n = len(self._tokens)
         kinds = self._tokens.texts("kind", self._seen, n)
         ids = self._tokens.column("token_id", self._seen, n).tolist()
-        sequences = self._tokens.column("seq_id", self._seen, n).tolist()
+        is_mine = self._tokens.column("seq_id", self._seen, n) == self._seq_id
+        is_mine &= self._tokens.column("run_id", self._seen, n) == self._run_id
         self._seen = n
         print_texts(
             styled(self._text(token, kind), kind)
-            for token, kind, seq_id in zip(ids, kinds, sequences, strict=True)
-            if seq_id == self._seq_id and kind in self._kinds
+            for token, kind, mine in zip(ids, kinds, is_mine.tolist(), strict=True)
+            if mine and kind in self._kinds
         )
 
     def _text(self, token: int, kind: str) -> str:
@@ -201,7 +247,8 @@ def _report(
         },
         "totals": job.summary(),
         **facts.pick("audit"),
-        "findings": findings_json(job.trace),
+        **({"fork": facts["fork"]} if facts.fork else {}),
+        "findings": findings_json(job.trace, job.run_id),
     }
 
 

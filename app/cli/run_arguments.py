@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.cli.common import add_compute, add_model, finite_number, read_text, token_ids
+from app.cli.common import add_compute, add_model, finite_number, positive, read_text, token_ids
 from app.cli.output import note
 from app.cli.recorded import add_report
 from engine.draft.registry import DRAFTERS
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options, in groups."""
     parser.usage = (
         "draftscope run (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
-        "       draftscope run (MODEL | --demo) --turns FILE [options]"
+        "       draftscope run (MODEL | --demo) --turns FILE [options]\n"
+        "       draftscope run (MODEL | --demo) --from TRACE (--round R | --position P) [options]"
     )
     parser.epilog = (
         f"{LEGEND}\n\n"
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compute(model)
     add_prompts(parser)
     add_turns(parser)
+    add_fork(parser)
     add_sampling(parser)
     add_speculation(parser)
     add_synthetic(parser)
@@ -133,6 +135,66 @@ def add_turns(parser: argparse.ArgumentParser) -> None:
         choices=("recorded", "anew"),
         help="answers that the file has are taken as they are (recorded, the default), or the "
         "model writes others in their place (anew)",
+    )
+
+
+def add_fork(parser: argparse.ArgumentParser) -> None:
+    """--from and where it goes on from there."""
+    group = parser.add_argument_group("forks (in place of prompts)")
+    group.add_argument(
+        "--from",
+        dest="fork_from",
+        metavar="TRACE",
+        type=Path,
+        help="go on from a round of a recorded run with its options but for those that are given: "
+        "its rounds are decoded again up to there; --trace then has both runs",
+    )
+    group.add_argument(
+        "--from-run", metavar="N", type=int, help="its number in the trace (default: the first)"
+    )
+    group.add_argument("--round", metavar="R", type=positive, help="the first new round, from 1")
+    group.add_argument(
+        "--position", metavar="P", type=positive, help="instead: the last position that stays"
+    )
+    group.add_argument(
+        "--from-seq",
+        metavar="SEQ",
+        type=int,
+        default=0,
+        help="sequence that --position and --force are about (default 0)",
+    )
+    group.add_argument(
+        "--force",
+        metavar="ID",
+        type=int,
+        help="token that takes the place of the newest one that stays",
+    )
+
+
+def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
+    """Options of a run with those in place of its own that the command line names. Raises
+    OptionError for a value out of range."""
+    words, values = list(map(str, args.words)), {}
+    for one in options_in(RunOptions):
+        value: Any = start
+        for name in one.path:
+            value = getattr(value, name)
+        if hasattr(args, one.option.dest) and any(_names(words, flag) for flag in one.option.flags):
+            value = getattr(args, one.option.dest)
+        values[one.path] = tuple(value) if isinstance(value, list) else value
+    if args.spec_default:
+        values["spec", "types"] = tuple(dict.fromkeys((*values["spec", "types"], "ngram-mod")))
+    return build(RunOptions, values)
+
+
+def _names(words: Sequence[str], flag: str) -> bool:
+    """Whether one of the words is a flag, alone or with its value."""
+    is_short = len(flag) == 2
+    return any(
+        word == flag
+        or word.startswith(f"{flag}=")
+        or (is_short and word.startswith(flag) and word[2:3].isdigit())
+        for word in words
     )
 
 

@@ -44,12 +44,16 @@ from resources import SUITES
 if TYPE_CHECKING:
     from engine.experiments.tune.checks import GridCheck, SettingError
     from engine.experiments.tune.confirm import Confirmed
+    from engine.experiments.tune.on_server import ServerTuned
     from engine.experiments.tune.tune import Tuned, TunePlan
     from engine.options import Prompt
     from engine.session import Session
 
 
 N_PREDICT = 64
+PLAIN = "plain"
+_SERVER_N = 512
+"""Tokens of a server's answer at most, unless -n says otherwise."""
 PAIRS = 6
 
 
@@ -62,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  draftscope tune --demo\n"
         "  draftscope tune model.gguf --prompts HumanEval.jsonl.gz --limit 12 --seed 1\n"
-        "  draftscope tune model.gguf -md draft.gguf --prompts question.jsonl --chat --json t.json"
+        "  draftscope tune model.gguf -md draft.gguf --prompts turns.jsonl --chat --json t.json\n"
+        "  draftscope tune --server 'llama-server -m m.gguf -ngl 99 {flags}' --spec-type draft-mtp"
     )
     model = add_model(parser)
     add_draft_model(model)
@@ -93,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then search threads, rollback policy and split by this many real runs (needs "
         "draftscope[tune])",
     )
+    _add_server(parser)
     decoding = parser.add_argument_group("decoding")
     for one in grouped(RunOptions, "decoding"):
         add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
@@ -120,6 +126,118 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a result file that the window opens, like that of a sweep",
     )
     add_report(output)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a server of yours, in place of MODEL")
+    group.add_argument(
+        "--server",
+        metavar="CMD",
+        default="",
+        help="command of llama-server, vLLM or SGLang: it is started with each setting, whose "
+        "flags replace {flags}; {port} is its port; both are added at the end where missing",
+    )
+    group.add_argument(
+        "--running",
+        type=_running,
+        default={},
+        metavar="plain=URL,NAME=URL",
+        help="OpenAI-compatible servers that run already, each with a setting of its own",
+    )
+    group.add_argument(
+        "--lengths",
+        type=_lengths,
+        default=(1, 2, 3, 4, 6, 8),
+        metavar="N[,N]",
+        help="n_max to try, the shortest first (default 1,2,3,4,6,8)",
+    )
+    group.add_argument(
+        "--budget",
+        type=positive,
+        default=300,
+        metavar="S",
+        help="seconds that all of it may take: answers become shorter (default %(default)s)",
+    )
+    group.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep what was measured; the same command goes on from it",
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(sorted({int(word) for word in text.split(",")}))
+    except ValueError:
+        lengths = ()
+    if not lengths or not 1 <= lengths[0] <= lengths[-1] <= 64:
+        raise argparse.ArgumentTypeError("write whole numbers from 1 to 64, such as 1,2,4,8")
+    return lengths
+
+
+def _running(text: str) -> dict[str, str]:
+    pairs = [word.partition("=") for word in text.split(",")]
+    if not all(name and url for name, _, url in pairs):
+        raise argparse.ArgumentTypeError("write NAME=URL, several with commas between them")
+    return {name: url for name, _, url in pairs}
+
+
+def _tune_server(args: argparse.Namespace) -> int:
+    """Measure a server's settings; print and write what was found."""
+    from engine.experiments.tune.on_server import ServerPlan, tune_server
+
+    if args.server and args.running:
+        raise OptionError("--server and --running exclude each other.", "Leave one of them out.")
+    if not args.running and not args.spec_type:
+        raise OptionError(
+            "It is not known what the server can draft with.",
+            "Name it with --spec-type, such as draft-mtp or ngram-mod.",
+        )
+    _check_drafters(args)
+    args.limit = args.limit or 4
+    plan = ServerPlan(
+        [one.text for one in _prompts(args)],
+        args.server,
+        args.running,
+        args.spec_type or (),
+        args.lengths,
+        rates=args.spec_synth_rates or (),
+        n_predict=_SERVER_N if args.n_predict == N_PREDICT else args.n_predict,
+        pairs=max(args.pairs, PAIRS),
+        most_s=args.budget,
+        ignore_eos=bool(args.ignore_eos),
+        kept=args.keep,
+    )
+    found = tune_server(plan, tell)
+    with_texts = not plan.rates and all(one.n_prompts for one in found.confirmed)
+    print_lines(_server_lines(found, with_texts))
+    if args.json is not None:
+        data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
+        with written_whole(args.json) as part:
+            part.write_text(json_text(data) + "\n", encoding="utf-8")
+        tell(f"results written to {args.json}")
+    return 0
+
+
+def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
+    """with_texts: whether texts without and with drafts are to be the same."""
+    width = max(map(len, found.screened))
+    yield f"measured once, {found.n_predict} tokens a prompt:"
+    for name, (speed, rate) in found.screened.items():
+        accepted = "" if rate is None else f"  acceptance {rate:.3f}"
+        yield f"  {name:<{width}} {speed:>9.1f} tok/s{accepted}"
+    yield "in alternation:"
+    for one in sorted(found.confirmed, key=lambda one: -one.median):
+        low, high = min(one.speeds), max(one.speeds)
+        same = f", {one.same} of {one.n_prompts} texts as without drafts" if with_texts else ""
+        yield f"  {one.name:<{width}} {one.median:>9.1f} tok/s ({low:.1f} to {high:.1f}){same}"
+    yield from found.verdict.lines
+    if found.verdict.chosen == PLAIN:
+        yield "do not speculate"
+    if found.flags is not None:
+        yield f"flags for {found.flags.engine}: {found.flags.flags or 'none'}"
+        yield from (f"  {words}" for words in found.flags.missing)
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +268,8 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Record, simulate, confirm; print and write what was found."""
+    if args.server or args.running:
+        return _tune_server(args)
     target = target_path(args)
     prompts = _prompts(args)
     base = _base(args)

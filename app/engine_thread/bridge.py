@@ -98,6 +98,12 @@ class Bridge(EngineStatus):
         """Pause before the next round."""
         if self._run is not None:
             self._run.pause.set()
+            self.pause_asked.emit()
+
+    @property
+    def pausing(self) -> bool:
+        """Whether the run pauses after the round that goes on."""
+        return self.state is State.RUNNING and self._run is not None and self._run.pause.is_set()
 
     def stop(self) -> None:
         """End the run before the next round."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position, RunOverlay
 from engine.trace.run_ref import RunRef
 
@@ -37,6 +38,7 @@ class Feed(QObject):
 
     numbers_changed = Signal(object)  # LiveNumbers
     overlay_changed = Signal(object)  # RunOverlay or None
+    range_changed = Signal(object)  # RunRange or None
     run_shown = Signal(object)  # RunRef or None
 
     def __init__(self, parent: QObject) -> None:
@@ -45,6 +47,7 @@ class Feed(QObject):
         self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._overlay: RunOverlay | None = None
+        self._range: RunRange | None = None
         self._size_shown = -1
         self._told = 0.0
         self._begun = 0.0
@@ -72,6 +75,7 @@ class Feed(QObject):
             ):
                 second = None
         self._send_overlay(None)
+        self.set_range(None)
         self._run, self._cursor = run, None
         self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
         for view in self._views:
@@ -139,8 +143,18 @@ class Feed(QObject):
         if position is not None and position.run != self._run:
             self.show_run(position.run)
         self._cursor = position
+        self.set_range(None)
         for view in self._views:
             view.set_cursor(position)
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Make a range of rounds the subject, of the run on show or another one; None: the position
+        again."""
+        if chosen is not None and chosen.run != self._run:
+            self.show_run(chosen.run)
+        if chosen != self._range:
+            self._range = chosen
+            self.range_changed.emit(chosen)
 
     def _tick(self) -> None:
         self._timer.setInterval(FRAME_MS)

@@ -14,6 +14,8 @@ from app.engine_thread.requests import (
     ChatWrap,
     CompareRequest,
     Decoding,
+    GateRequest,
+    LanesRequest,
     OpenRequest,
     RunRequest,
     ScriptRequest,
@@ -27,6 +29,7 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.memory_player import MemoryPlay
+    from engine.compare.rollback_check import RollbackChecks
     from engine.conversation.conversation import Conversation, TurnRun
     from engine.decode.held_sequences import PromptCache
     from engine.run import Run
@@ -175,13 +178,16 @@ class LocalSession:
         self._learn_content(turn)
         return turn
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
-        """Begin a comparison on the prompts, as many side by side as the options allow, or a
-        script of memory operations."""
+    def compare(self, request: LanesRequest, trace: TraceStore) -> Decoding:
+        """Begin a comparison on the prompts, as many side by side as the options allow, a script
+        of memory operations, or the checks of a build of llama.cpp."""
         from engine.compare.comparison import Comparison
         from engine.compare.memory_engine import play_script
+        from engine.compare.rollback_check import RollbackChecks
 
         first = len(trace.runs)
+        if isinstance(request, GateRequest):
+            return DecodingLanes(RollbackChecks(self._session, request.llama_library, trace), first)
         if isinstance(request, ScriptRequest):
             play = play_script(self._session, request.script, request.policy, trace)
             return DecodingLanes(play, first)
@@ -217,7 +223,7 @@ class LocalSession:
 class DecodingLanes:
     """A comparison, or a script, in progress. run_id: its reference lane."""
 
-    def __init__(self, comparison: Comparison | MemoryPlay, run_id: int) -> None:
+    def __init__(self, comparison: Comparison | MemoryPlay | RollbackChecks, run_id: int) -> None:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:

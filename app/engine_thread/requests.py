@@ -82,7 +82,7 @@ class CompareRequest:
     """What a comparison is made of: prompts as text, common options, lanes next to the reference.
 
     draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
-    llama_library: a build of llama.cpp for its lanes, None = that of llama-cpp-python.
+    llama_library: a build of llama.cpp for its lanes, None = an installed package.
     """
 
     texts: tuple[str, ...]
@@ -99,6 +99,17 @@ class ScriptRequest:
 
     script: MemoryScript
     policy: str
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """Every check of rollback on a build of llama.cpp, None = that of llama-cpp-python."""
+
+    llama_library: Path | None = None
+
+
+LanesRequest = CompareRequest | ScriptRequest | GateRequest
+"""What lanes are made of."""
 
 
 class Decoding(Protocol):
@@ -134,7 +145,7 @@ class EngineSession(Protocol):
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Begin a turn of a conversation as a run in a trace."""
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
+    def compare(self, request: LanesRequest, trace: TraceStore) -> Decoding:
         """Begin the lanes of a comparison in a trace, the reference lane first."""
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ class EngineStatus(QObject):
     finished = Signal(object)  # Job, however it ended; one that decodes ends with `run_ended`
     run_started = Signal(object)  # RunRef
     run_ended = Signal(object)  # RunRef
+    pause_asked = Signal()  # the run pauses after the round that goes on
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
     exported = Signal(object)  # ExportTrace, whose folder is complete
     listed_changed = Signal()  # other traces are listed, or their rows are somewhere else

@@ -7,6 +7,7 @@ import faulthandler
 import json
 import logging
 import logging.handlers
+import math
 import os
 import sys
 import threading
@@ -189,16 +190,20 @@ def round_in_question(run: RunRef, cursor: Position | None) -> tuple[int, int] |
 
 
 def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, str]) -> str:
-    """Environment, model, effective options, figures, one round, and findings as Markdown.
+    """Processor, acceptance and speed in a line; then environment, model, effective options,
+    figures, one round, and findings as Markdown.
 
     environment: of this machine; that of an opened trace is its own and takes precedence.
     """
     store, run_id, facts = run.store, run.run_id, run.facts
     model = facts.model
     known = {"model", "options", "environment", "summary", FACT, *_OF_OTHERS}
+    machine = facts.environment or environment
+    figures = facts.summary or summary(store, run_id)
     parts = [
+        _headline(figures, machine),
         "### Environment",
-        _bullets(facts.environment or environment),
+        _bullets(machine),
         "### Model",
         _bullets(_mapping(model)) if model else "not recorded",
         "### Run",
@@ -206,13 +211,27 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
         "### Options in effect",
         _block(facts.pick("options")["options"] or _asked(facts)),
         "### Figures",
-        _block(facts.summary or summary(store, run_id)),
+        _block(figures),
     ]
     place = round_in_question(run, cursor)
     if place is not None:
         parts += [f"### Round {place[0]}, sequence {place[1]}", _round(store, run_id, *place)]
     parts += ["### Findings", _findings(store, run_id)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    """What a reader wants first, as far as it is known."""
+    rate, drafted = figures.get("draft_acceptance_rate"), figures.get("draft_n")
+    speed = figures.get("predicted_per_second")
+    parts = []
+    if isinstance(rate, float) and math.isfinite(rate) and isinstance(drafted, int):
+        parts.append(f"{rate:.1%} of {drafted:,} drafted tokens accepted")
+    if isinstance(speed, float) and math.isfinite(speed):
+        parts.append(f"{speed:.1f} tok/s")
+    if processor := machine.get("processor"):
+        parts.append(_line(str(processor)))
+    return ", ".join(parts)
 
 
 def _asked(facts: RunFacts) -> list[Any]:

@@ -105,7 +105,7 @@ class Settings:
 
     @property
     def llama_library(self) -> Path | None:
-        """The build of llama.cpp for its lanes; None = that of llama-cpp-python."""
+        """The build of llama.cpp for its lanes; None = an installed package."""
         name = self._text("compare/llama_library")
         return Path(name) if name else None
 

@@ -1,5 +1,5 @@
-"""The lanes of a comparison as the trace holds them: errors, verdicts and their sentence, top-k,
-states.
+"""The lanes of a comparison as the trace holds them: errors, verdicts and their sentence, cost,
+top-k, states.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ import numpy as np
 
 from app.trace_models.number_text import error_text
 from app.trace_models.run_rows import RowIndex
-from app.trace_models.token_stream import line_text
 from engine.analysis.findings.run_rows import lane_kind
+from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.token_text import line_text
+
+_GROWN = 1.05
+"""Costs are worked out again when the rounds have grown by this factor."""
 
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
@@ -59,6 +63,8 @@ class ComparedLanes:
         self.verdicts: dict[int, LaneVerdict] = {}
         self.bounds: dict[int, float] = {}
         """NMSE that each lane may reach."""
+        self.costs: dict[int, RunCost] = {}
+        self._costs_of = 0
         self._divergence = RowIndex(store.divergence, self.followers)
         self._states = RowIndex(store.states, self.followers)
         self._rounds = RowIndex(store.rounds, run_ids)
@@ -73,6 +79,11 @@ class ComparedLanes:
         found = [table.poll() for table in tables]
         if any(found) or not self.verdicts:
             self._judge()
+        n, is_over = len(self.store.rounds), self.is_over
+        is_last = is_over and self._costs_of != n
+        if not self.costs or n > _GROWN * self._costs_of or is_last:
+            self._costs_of = n
+            self.costs = {run.run_id: RunCost.of(run) for run in self.runs}
         return any(found)
 
     def _judge(self) -> None:

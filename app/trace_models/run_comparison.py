@@ -9,17 +9,13 @@ import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import run_names
-from app.trace_models.token_stream import line_text, pieces_at
-from engine.analysis.baseline import find_baseline, speed
+from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
-from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
+from engine.trace.records import EMITTED_KINDS, PHASES
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
-from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-
-_MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
-_RESTORES = ("restore", "restore_depth")
-_UNDONE = ("seq_rm", *_RESTORES)
+from engine.trace.token_text import line_text, pieces_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class FigurePair:
 
 def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
     """The figures that people compare, of both runs as they are now."""
-    one, two = (_figures(run.store, run.run_id) for run in (first, second))
+    one, two = map(_figures, (first, second))
     pairs = [
         FigurePair(label, (one[label], two[label]), unit, tip)
         for label, unit, tip in _COMPARED
@@ -77,47 +73,31 @@ def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
 
 _COMPARED = (
     ("tokens/s", "", "Generated tokens per second, without the prompt"),
-    ("net speed-up", "", "Against the plain run of the same prompt that each is measured by"),
     ("acceptance", "", "Accepted of all drafted tokens"),
     ("tokens/step", "", "Mean acceptance length: 1 + accepted / steps"),
     ("tokens", "count", "Generated, all sequences together"),
     ("rounds", "count", "Scheduler rounds, those of the prompt too"),
     ("rollbacks", "count", "Rounds of a sequence that undid tokens in memory, restores too"),
     ("restores", "count", "Those of them that put a checkpoint back"),
-    ("bytes moved", "bytes", "State copied unchanged, restored, and saved in checkpoints"),
+    ("bytes moved", "bytes", "State copied, restored, saved in checkpoints, after the prompt"),
     ("prompt", "ms", "Forward passes of the target over the prompt"),
 )
 
 
-def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
-    table = store.rounds
-    n = len(table)
-    mine = table.column("run_id", 0, n) == run_id
-    rounds = table.column("round", 0, n)[mine]
-    paths = table.column("rollback_path", 0, n)[mine]
-
-    def n_of(names: tuple[str, ...]) -> int | None:
-        if not paths.any():  # another engine's, that does not report how it rolls back
-            return None
-        return int(np.isin(paths, [store.text_pool.find(name) for name in names]).sum())
-
-    moved = np.concatenate([table.column(name, 0, n)[mine] for name in _MOVED])
-    moved = moved[moved != MISSING]
-    known = summary(store, run_id)
-    baseline = find_baseline(store, run_id)
-    is_lane = "lane" in store.runs[run_id]  # without the drafting, which all lanes share
-    per_second = None if is_lane else known["predicted_per_second"] or None
+def _figures(run: RunRef) -> dict[str, Any]:
+    rounds = RunColumns(run.store, "rounds", run.run_id)["round"]
+    cost, known = RunCost.of(run), summary(run.store, run.run_id)
+    is_lane = "lane" in run.facts  # without the drafting, which all lanes share
+    undone = None if cost.n_removed is None else cost.n_removed + (cost.n_restores or 0)
     return {
-        "tokens/s": per_second,
-        "net speed-up": per_second
-        and (None if baseline is None else per_second / speed(store, baseline)),
+        "tokens/s": None if is_lane else known["predicted_per_second"] or None,
         "acceptance": known["draft_acceptance_rate"],
         "tokens/step": known["mean_acceptance_length"],
         "tokens": known["predicted_n"],
         "rounds": int(rounds[-1]) + 1 if len(rounds) else None,
-        "rollbacks": n_of(_UNDONE),
-        "restores": n_of(_RESTORES),
-        "bytes moved": int(moved.sum()) if len(moved) else None,
+        "rollbacks": undone,
+        "restores": cost.n_restores,
+        "bytes moved": cost.bytes_moved,
         "prompt": known["prompt_ms"] or None,
         "phase_ms": known["phase_ms"],
     }

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from engine.analysis.baseline import prompt_key
 from engine.conversation.turns import content_of, turn_of
 from engine.trace.facts import RunFacts, RunNotes
 from engine.trace.run_ref import RunRef
@@ -34,10 +33,9 @@ def note(run: RunRef, **changes: Any) -> None:
 
 def describe_prompt(run: RunRef) -> None:
     """Keep what lists say of the prompt, while its rows are in memory."""
-    found = prompt_text(run), prompt_key(run.store, run.run_id)
-    notes = notes_of(run.facts)
-    if any(found) and (notes.prompt, notes.prompt_key) != found:
-        note(run, prompt=found[0], prompt_key=found[1])
+    found = prompt_text(run)
+    if found and notes_of(run.facts).prompt != found:
+        note(run, prompt=found)
 
 
 def prompt_text(run: RunRef) -> str:

@@ -137,7 +137,8 @@ def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
     if best is None:
-        return "Tokens per round: the run was not timed"
+        why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
+        return f"Tokens per round: {why}"
     words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
     if found.current is None:
         return words
@@ -163,7 +164,7 @@ def note(found: TuneSurface) -> str:
 def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
     if found.request.run.facts.lane:
-        return " Lanes draft together: the time of drafting is left out."
+        return " Lanes share their drafts, so that they have no speed of their own."
     if found.current is None or not found.is_timed or not found.measured:
         return ""
     estimated = float(found.surface.tokens_per_second[found.current])
@@ -238,7 +239,8 @@ _LEAST = 0.1
 class HeatMap:
     """values: float [n_y, n_x], NaN where there is none; row 0 is drawn at the bottom. y_name:
     empty for a single row without a name. texts: of the cells, [n_y][n_x]. marks: BEST
-    or CURRENT by (row, column); a cell may be both."""
+    or CURRENT by (row, column); a cell may be both. grounds: names of theme colours of the cells,
+    [n_y][n_x], in place of those by value."""
 
     x_name: str
     y_name: str
@@ -247,6 +249,7 @@ class HeatMap:
     values: np.ndarray
     texts: tuple[tuple[str, ...], ...]
     marks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    grounds: tuple[tuple[str, ...], ...] = ()
 
     def place(self, row: int, column: int) -> str:
         """Where a cell is, in words."""
@@ -265,13 +268,16 @@ class HeatMap:
         return shares
 
 
-def cell_colours(theme: Theme, share: float) -> tuple[QColor, QColor]:
-    """The colours of a cell and of the text in it; the ground changes into the accent."""
+def cell_colours(theme: Theme, share: float, name: str = "") -> tuple[QColor, QColor]:
+    """The colours of a cell and of the text in it; the ground changes into the accent, or has a
+    name."""
     ground, full = theme.color("plot.background"), theme.color("ui.accent")
     part = _LEAST + (1 - _LEAST) * share
     mixed = QColor.fromRgbF(
         *(a + part * (b - a) for a, b in zip(_parts(ground), _parts(full), strict=True))
     )
+    if name:
+        mixed = theme.color(name)
     inks = QColor("black"), QColor("white")  # on any ground, one of them has 4.5 : 1
     return mixed, max(inks, key=lambda ink: contrast(ink, mixed))
 

@@ -1,4 +1,4 @@
-"""Small buttons: a rounded one that floats over a view ("Jump to live"), and one in the title of a
+"""Small buttons: a rounded one that floats over a view ("To the end"), and one in the title of a
 dock that opens a menu.
 """
 

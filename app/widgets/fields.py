@@ -14,12 +14,14 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
+    QFileDialog,
     QFormLayout,
     QHBoxLayout,
     QLineEdit,
     QMenu,
     QSizePolicy,
     QSpinBox,
+    QStyle,
     QToolButton,
     QWidget,
 )
@@ -80,6 +82,25 @@ def text(placeholder: str) -> QLineEdit:
     return line
 
 
+def file_path(placeholder: str, accepted: str) -> QLineEdit:
+    """The path of a file, typed or chosen. accepted: filters of the dialog."""
+    line = text(placeholder)
+    drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
+    browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
+    browse.setToolTip("Browse…")
+
+    def ask() -> None:
+        options = QFileDialog.Option.DontUseNativeDialog
+        name, _ = QFileDialog.getOpenFileName(
+            line, "Choose a file", line.text(), accepted, options=options
+        )
+        if name:
+            line.setText(name)
+
+    browse.triggered.connect(ask)
+    return line
+
+
 def reading(field: QWidget) -> str:
     """The value of a field, or of a row of fields side by side, as text for a summary."""
     match field:
@@ -134,6 +155,8 @@ def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str =
         widget.setAccessibleName(" ".join(word for word in (name or label, prefix) if word))
         widget.setAccessibleDescription(tip)
     form.addRow(label, field)
+    if said := form.labelForField(field):
+        said.setToolTip(tip)
 
 
 NONE = "none"

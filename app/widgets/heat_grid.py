@@ -148,7 +148,8 @@ class HeatGrid(QWidget):
                 painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
                 ink = self._theme.color("ui.muted")
             else:
-                colour, ink = cell_colours(self._theme, share)
+                name = heat_map.grounds[row][column] if heat_map.grounds else ""
+                colour, ink = cell_colours(self._theme, share, name)
                 painter.fillRect(box, colour)
             if has_text:
                 painter.setPen(ink)

@@ -28,6 +28,7 @@ from app.widgets.fields import (
     NamesChoice,
     add_row,
     choice,
+    file_path,
     new_form,
     reading,
     real,
@@ -150,6 +151,13 @@ ABOVE: tuple[tuple[str, ...], ...] = (
 """Options that are always on show, above the groups."""
 _PER_ROW = 3
 """A drafter's own numbers in one row; more would make the panel wider."""
+_FILES = {
+    "json_schema": "JSON schema (*.json);;All files (*)",
+    "grammar_file": "Lark grammar (*.lark);;All files (*)",
+    "lookup_cache_static": "n-grams of llama-lookup-create (*)",
+    "lookup_cache_dynamic": "n-grams of llama-lookup-create (*)",
+}
+"""Options that name a file, and what the dialog offers."""
 _COMMON = (("n_min",), ("p_min",), ("accept",))
 
 
@@ -168,6 +176,8 @@ def make_field(one: PlacedOption) -> Any:
         return whole(int(row.low), int(row.high), int(number), row.special)
     if one.kind is float:
         return real(row.low, row.high, number, row.special)
+    if one.path[-1] in _FILES:
+        return file_path(row.text, _FILES[one.path[-1]])
     return text(row.text)
 
 

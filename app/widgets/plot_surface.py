@@ -28,10 +28,12 @@ class PlotSurface(pg.PlotWidget):
     clicked = Signal(float, float)  # x, y
     double_clicked = Signal()
 
-    def __init__(self, widest_label: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, widest_label: str, parent: QWidget | None = None, *, box: pg.ViewBox | None = None
+    ) -> None:
         figures = ValueAxis()
         axes = {"left": figures, "bottom": PlotAxis("bottom")}
-        super().__init__(parent, axisItems=axes, enableMenu=False)
+        super().__init__(parent, axisItems=axes, enableMenu=False, viewBox=box)
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
@@ -25,7 +27,25 @@ _LEAST_LINES, _LEAST_HIGH = 2.5, 40
 _NAMED_FROM = 4
 """Lines that a plot is high from which on its x-axis has a name."""
 _PAN = 0.25
+_RANGE_ALPHA = 0.15
 _ZOOM = 0.7
+
+
+class _DragBox(pg.ViewBox):
+    """dragged: with the left button, from an x to another, and whether the button is up again. With
+    Shift it pans, as with the middle button."""
+
+    dragged = Signal(float, float, bool)
+
+    def mouseDragEvent(self, event: Any, axis: int | None = None) -> None:
+        shifted = event.modifiers() & Qt.KeyboardModifier.ShiftModifier
+        if event.button() != Qt.MouseButton.LeftButton or shifted:
+            super().mouseDragEvent(event, axis)
+            return
+        event.accept()
+        places = (event.buttonDownScenePos(), event.scenePos())
+        x0, x1 = (self.mapSceneToView(place).x() for place in places)
+        self.dragged.emit(x0, x1, bool(event.isFinish()))
 
 
 class RoundPlot(PlotSurface):
@@ -33,12 +53,15 @@ class RoundPlot(PlotSurface):
 
     unit: what is counted on the x-axis, round or position.
 
-    Wheel: zoom at the cursor. Drag: pan. Double click: back to the first zoom. Keys: Left and
-    Right step through rounds, W and S zoom, A and D pan, Home shows all rounds, End follows the
-    newest round again.
+    Wheel: zoom at the cursor. Drag: choose a range; with Shift or the middle button: pan. Double
+    click: back to the first zoom. Keys: Left and Right step through rounds, W and S zoom, A and D
+    pan, F brings the chosen range into sight, Home shows all rounds, End follows the newest round
+    again, Escape lets go of the range.
     """
 
     round_stepped = Signal(int)  # -1 or +1
+    range_chosen = Signal(int, int)  # first and last round
+    range_left = Signal()
     x_changed = Signal(float, float)
     follow_changed = Signal(bool)
     unit_changed = Signal()
@@ -46,7 +69,7 @@ class RoundPlot(PlotSurface):
     def __init__(
         self, theme: Theme, y_label: str, parent: QWidget | None = None, *, unit: str = "round"
     ) -> None:
-        super().__init__(_WIDEST_LABEL, parent)
+        super().__init__(_WIDEST_LABEL, parent, box=_DragBox(enableMenu=False))
         self.overlay: RunOverlay | None = None
         """A second run on the same axis; `show_all` brings its end into sight too."""
         self._theme, self._y_label, self._unit = theme, y_label, unit
@@ -72,7 +95,13 @@ class RoundPlot(PlotSurface):
         self.cursor_line.setZValue(20)
         self.cursor_line.hide()
         self.addItem(self.cursor_line, ignoreBounds=True)
-        self._chip = Chip("→ Jump to live", theme, self)
+        self._chosen_range: tuple[int, int] | None = None
+        self._range_item = pg.LinearRegionItem(movable=False)
+        self._range_item.setZValue(-5)
+        self._range_item.hide()
+        self.addItem(self._range_item, ignoreBounds=True)
+        self.box.dragged.connect(self._on_dragged)
+        self._chip = Chip("→ To the end", theme, self)
         self._chip.setToolTip(f"Follow the newest {unit} again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
@@ -191,6 +220,7 @@ class RoundPlot(PlotSurface):
     def begin_run(self) -> None:
         """Another run comes on show: the first zoom again, unless what is in sight is pinned."""
         self._n_rounds = self._first = 0
+        self.set_range(None)
         if self.pinned:
             self.show_rounds(0)
         else:
@@ -221,6 +251,7 @@ class RoundPlot(PlotSurface):
             plot._span = None if plot._span is None else right - left
             plot.take_x(left, right)
             plot.set_cursor(plot._cursor_round)
+            plot.set_range(plot._chosen_range)
             plot.show_rounds(plot._n_rounds, plot._first)
             plot.unit_changed.emit()
 
@@ -238,6 +269,38 @@ class RoundPlot(PlotSurface):
             self.set_follow(False)
             half = (right - left) / 2
             self._set_x(place - half, place + half)
+
+    @property
+    def chosen_range(self) -> tuple[int, int] | None:
+        """First and last round of the chosen range."""
+        return self._chosen_range
+
+    def set_range(self, chosen: tuple[int, int] | None) -> None:
+        """Shade a range of rounds, first and last, or none."""
+        self._chosen_range = chosen
+        self._range_item.setVisible(chosen is not None)
+        if chosen is not None:
+            first, last = chosen
+            ends = self.run_axis.starts(np.array([first, last + 1]))
+            self._range_item.setRegion(ends.tolist())
+
+    def zoom_to_range(self) -> None:
+        """Bring the range into sight, with a little of what is around it."""
+        if self._chosen_range is not None:
+            left, right = self._range_item.getRegion()
+            room = max(0.05 * (right - left), self.run_axis.round_width)
+            self.set_follow(False)
+            self._move_to(left - room, right + room)
+
+    def _on_dragged(self, x0: float, x1: float, is_over: bool) -> None:
+        """A drag from one place of the x-axis to another."""
+        if not self._n_rounds:
+            return
+        at = sorted(self.run_axis.round_at(x) for x in (x0, x1))
+        first, last = (min(max(one, self._first), self._n_rounds - 1) for one in at)
+        self.set_range((first, last))
+        if is_over:
+            self.range_chosen.emit(first, last)
 
     def link_x(self, other: RoundPlot) -> None:
         """Share the axis, what is in sight of it, and following with another plot and those that
@@ -273,6 +336,11 @@ class RoundPlot(PlotSurface):
         self.colour_axes(theme)
         self._name_axis()
         self.cursor_line.setPen(plot_pen(theme.color("plot.cursor")))
+        shade = theme.color("plot.cursor")
+        for edge in self._range_item.lines:
+            edge.setPen(plot_pen(shade))
+        shade.setAlphaF(_RANGE_ALPHA)
+        self._range_item.setBrush(shade)
         self._chip.retheme(theme)
 
     def _name_axis(self) -> None:
@@ -352,7 +420,11 @@ class RoundPlot(PlotSurface):
             Qt.Key.Key_S: lambda: self._zoom(middle, right - left, 1 / _ZOOM),
             Qt.Key.Key_Home: self.show_all,
             Qt.Key.Key_End: lambda: self.set_follow(True),
+            Qt.Key.Key_F: self.zoom_to_range,
         }
+        if event.key() == Qt.Key.Key_Escape and self._chosen_range is not None:
+            self.range_left.emit()
+            return
         act = actions.get(event.key())
         if act is None:
             event.ignore()

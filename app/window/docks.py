@@ -33,6 +33,8 @@ TITLES = {
     "drafter": "Drafter",
     "tune": "Tune",
     "results": "Results",
+    "gate": "Gate",
+    "conform": "Kernel checks",
 }
 _PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
 _HIGH = ("runs", "breaks", "conversation", "tune")

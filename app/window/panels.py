@@ -27,9 +27,9 @@ from app.window.docks import Docks
 from app.window.menus import PlotsMenu
 from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
-from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
+    from app.panels.conform import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
     from app.panels.results.results_view import ResultsView
     from app.window.plot_group import PlotView
@@ -45,6 +45,7 @@ class Panels:
         self._actions = actions
         self._is_complete = self._is_open = False
         self._results: ResultsView | None = None
+        self._conform: ConformView | None = None
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
         self.findings = FindingsView(theme)
@@ -79,7 +80,7 @@ class Panels:
         menu: PlotsMenu,
         report: Callable[[str, str, str], None],
         docks: Docks,
-        made: Callable[[PlotView | DivergenceView | ResultsView], None],
+        made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
         plots takes half as long as everything else, so it may come after the first painting, and
@@ -111,6 +112,7 @@ class Panels:
         for name in PLOTS:
             docks.fill_when_seen(name, partial(plots.__getitem__, name))
         docks.fill_when_seen("results", lambda: self.results)
+        docks.fill_when_seen("conform", self._make_conform)
         self._is_complete = True
 
     @property
@@ -124,6 +126,13 @@ class Panels:
             self._made(self._results)
         return self._results
 
+    def _make_conform(self) -> None:
+        from app.panels.conform import ConformView
+
+        self._conform = ConformView(self._theme)
+        self._docks.fill("conform", self._conform)
+        self._made(self._conform)
+
     @property
     def has_divergences(self) -> bool:
         """Whether the comparison on show has a position beyond the bound."""
@@ -135,10 +144,10 @@ class Panels:
         if self._is_complete:
             self.divergence.show_triage(verdict, reason)
 
-    def set_plain(self, plain: RunRef | None) -> None:
-        """The run that the one on show is measured by."""
+    def plain_measured(self) -> None:
+        """The run on show has been measured against plain decoding."""
         if self._is_complete:
-            self.plots.set_plain(plain)
+            self.plots.plain_measured()
 
     def fill(self, docks: Docks) -> None:
         """Put the views made so far into their docks."""
@@ -188,8 +197,9 @@ class Panels:
             self._theme = theme
             self.plots.retheme(theme)
             self.divergence.retheme(theme)
-            if self._results is not None:
-                self._results.retheme(theme)
+            for late in (self._results, self._conform):
+                if late is not None:
+                    late.retheme(theme)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models."""

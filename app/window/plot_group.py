@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWi
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
 from app.panels.drafter import DrafterView
+from app.panels.gate import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
 from app.panels.plots.kv_cells_view import KvCellsView
@@ -25,11 +26,11 @@ from app.panels.plots.verify_width_view import VerifyWidthView
 from app.panels.tune import TuneView
 from app.panels.what_if import WhatIfView
 from app.saved.settings import Settings
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import UNITS, RunOverlay
 from app.widgets.whole_run_view import WholeRunView
 from app.window.plot_export import SUFFIXES, picture, write_plot
 from engine.errors import TraceFileError
-from engine.trace.run_ref import RunRef
 
 OVER_ROUNDS: dict[str, Callable[[Theme], RoundView]] = {
     "rollback": RollbackView,
@@ -44,6 +45,7 @@ _WHOLE: dict[str, Callable[[Theme], WholeRunView]] = {
     "what_if": WhatIfView,
     "drafter": DrafterView,
     "tune": TuneView,
+    "gate": GateView,
 }
 
 PlotView = RoundView | WholeRunView
@@ -76,7 +78,7 @@ class PlotGroup:
         self.views: dict[str, RoundView] = {}
         self.whole: dict[str, WholeRunView] = {}
         self._overlay: RunOverlay | None = None
-        self._plain: RunRef | None = None
+        self._range: RunRange | None = None
         self.rollback = self._make_over_rounds("rollback")
         """The one that all are linked to."""
         handlers: dict[str, Callable[[], None]] = {
@@ -106,20 +108,24 @@ class PlotGroup:
     def _make_over_rounds(self, name: str) -> RoundView:
         view = self.views[name] = OVER_ROUNDS[name](self._theme)
         view.plot.menu = self.menu
-        if isinstance(view, TimingView):
-            view.set_plain(self._plain)
         self._tell_made(name, view)
         if name != "rollback":
             view.link_x(self.rollback)  # it has the run by now: to show one moves the axis
+        view.set_range(self._range)
         self._lay_over(view)
         return view
 
-    def set_plain(self, plain: RunRef | None) -> None:
-        """The run that the times of the one on show are compared with."""
-        self._plain = plain
+    def plain_measured(self) -> None:
+        """The run on show has been measured against plain decoding."""
         timing = self.views.get("timing")
         if isinstance(timing, TimingView):
-            timing.set_plain(plain)
+            timing.plain_measured()
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Shade a range of rounds in all plots over rounds, or none."""
+        self._range = chosen
+        for view in self.views.values():
+            view.set_range(chosen)
 
     def _lay_over(self, view: RoundView) -> None:
         view.plot.overlay = self._overlay
@@ -141,7 +147,7 @@ class PlotGroup:
         """The widget of a view that takes the keyboard focus; the plot menu acts on its view."""
         if isinstance(view, DrafterView):
             return view.quality.reliability
-        if isinstance(view, TuneView):
+        if isinstance(view, TuneView | GateView):
             return view.grid
         assert isinstance(view, RoundView | WhatIfView)
         return view.plot

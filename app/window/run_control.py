@@ -16,7 +16,13 @@ from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.decoding import StartComparison, StartRun, StartTurn, WatchClients
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
 from app.engine_thread.jobs.opening import ConnectServer, OpenModel
-from app.engine_thread.requests import ChatWrap, CompareRequest, ScriptRequest, TurnRequest
+from app.engine_thread.requests import (
+    ChatWrap,
+    CompareRequest,
+    GateRequest,
+    ScriptRequest,
+    TurnRequest,
+)
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
@@ -25,7 +31,7 @@ from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import ask_model
 from app.window.docks import Docks
 from app.window.panels import Panels
-from engine.compare.llama_library import folder_of
+from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -67,6 +73,7 @@ class RunControl:
             "run.compare": self.compare_chosen,
             "run.add_break": self.write_break,
             "run.measure_fidelity": self.measure_fidelity,
+            "run.check_rollback": self.check_rollback,
             "run.llama_library": self.ask_llama_library,
         }
 
@@ -78,12 +85,13 @@ class RunControl:
         at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
         return {
             "run.start": going,
-            "run.pause": state is State.RUNNING and not served,
+            "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
             "run.step": going and not served,
             "run.stop": bridge.has_run,
             "run.watch": can_start and served,
             "run.rescore": shown is not None and at_rest,
             "run.compare": can_start and not served,
+            "run.check_rollback": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
 
@@ -276,12 +284,25 @@ class RunControl:
             )
         )
 
+    def check_rollback(self) -> None:
+        """Check the build of llama.cpp that its lanes use, with the model in use."""
+        self._docks.reveal("gate")
+        self._panels.banners.clear()
+        self._bridge.ask(StartComparison(GateRequest(self._settings.llama_library)))
+
+    def show_lane(self, run: RunRef) -> None:
+        """Show a lane that was checked, where it differs from the plain one."""
+        self._feed.select_run(run)
+        self._docks.reveal("divergence")
+
     def ask_llama_library(self) -> None:
         """Let the user name the build of llama.cpp that its lanes use."""
         dialog = QInputDialog(self._window)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.setWindowTitle("llama.cpp library")
-        dialog.setLabelText("Folder of a build of llama.cpp; empty for that of llama-cpp-python")
+        dialog.setLabelText(
+            "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
+        )
         dialog.setTextValue(str(self._settings.llama_library or ""))
         dialog.textValueSelected.connect(self.use_llama_library)
         dialog.open()
@@ -289,12 +310,15 @@ class RunControl:
     def use_llama_library(self, name: str) -> None:
         """Lanes of llama.cpp use this build from now on, or with an empty name their own."""
         try:
-            folder = folder_of(Path(name.strip()).expanduser()) if name.strip() else None
+            path = Path(name.strip()).expanduser() if name.strip() else None
+            if path is not None:
+                find_build(path)
         except OptionError as error:
             self._panels.banners.add("error", str(error))
             return
-        self._settings.llama_library = folder
-        of = "of llama-cpp-python" if folder is None else f"in {folder}"
+        path = path.resolve() if path and path.exists() else path
+        self._settings.llama_library = path
+        of = "of an installed package" if path is None else f"in {path}"
         self._panels.banners.add("info", f"Lanes of llama.cpp use the library {of}.")
 
     def measure_fidelity(self) -> None:

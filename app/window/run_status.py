@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from PySide6.QtCore import QObject
+import numpy as np
+from PySide6.QtCore import QObject, QTimer
 
 from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.run_facts import plain_run, plain_speed, run_title
+from app.trace_models.run_facts import run_title
 from app.trace_models.run_rows import Position, RunRows
 from app.window.docks import Docks
 from app.window.panels import Panels
-from app.window.run_library import RunLibrary
 from engine.analysis.audit_text import audit_goes_on
+from engine.analysis.baseline import PlainRatio
 from engine.trace.run_ref import RunRef
 
 
@@ -32,63 +32,66 @@ class RunEnds(QObject):
         panels: Panels,
         docks: Docks,
         feed: Feed,
-        library: RunLibrary,
         actions: Actions,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._bridge, self._panels, self._docks, self._feed = bridge, panels, docks, feed
-        self._library, self._actions = library, actions
-        self._plain: RunRef | None = None
-        """What the run on show is measured by."""
-        self._knows_prompt = False
-        """Whether that was looked for with the prompt in the trace."""
-        self._back_to: RunRef | None = None
-        """The run to show when its plain run has ended."""
+        self._actions = actions
         card = panels.tokens.end_card
         card.plain_asked.connect(self.measure_plain)
         card.step_asked.connect(self._take)
         feed.run_shown.connect(self._show)
         feed.numbers_changed.connect(self._show_numbers)
-        bridge.run_ended.connect(self._end_run)
+        bridge.run_ended.connect(self._look_again)
         bridge.listed_changed.connect(self._look_again)
         bridge.state_changed.connect(self._take_state)
+        bridge.pause_asked.connect(feed.tell_numbers)
+        self._compiling = QTimer(self)
+        self._compiling.setInterval(_LOOK_MS)
+        self._compiling.timeout.connect(self._look_at_compiler)
+        self._is_compiling = False
 
     def measure_plain(self) -> None:
-        """Run what the run on show was asked for without drafters, then show this run again."""
+        """Run what the run on show was asked for with its drafters and without, in alternation."""
         run = self._feed.run
         request = None if run is None else self._bridge.request_of(run)
-        if run is None or request is None or not self._bridge.can_start:
+        if run is None or request is None:
             return
         self._panels.banners.clear()
-        options = replace(request.options, spec=replace(request.options.spec, types=()))
-        self._back_to = run
-        self._bridge.ask(StartRun(request.texts, options, chat=request.chat))
+        self._bridge.ask(MeasurePlain(run, request), self._show_pairs)
+
+    def _show_pairs(self, job: MeasurePlain) -> None:
+        """It may have another card by now."""
+        if job.error:
+            self._panels.banners.add("warning", "Plain decoding was not measured.", job.error)
+        self._panels.plain_measured()
+        self._look_again()
 
     def _show(self, run: RunRef | None) -> None:
-        self._knows_prompt = False
-        self._find_plain(run)
+        if run is None:
+            self._compiling.stop()  # the window may close
         self._show_card()
 
     def _look_again(self, *_: object) -> None:
-        self._find_plain(self._feed.run)
         self._show_card()
         self._feed.tell_numbers()
 
     def _take_state(self, state: State) -> None:
+        if state is State.RUNNING:
+            self._compiling.start()
+        else:
+            self._compiling.stop()
+            self._is_compiling = False
         if state is State.RUNNING:  # no run has ended that others could be measured by
             self._show_card()
         else:
             self._look_again()
 
-    def _find_plain(self, run: RunRef | None) -> None:
-        self._plain = None if run is None else plain_run(run, self._bridge.listed)
-        self._panels.set_plain(self._plain)
-
     def _show_card(self) -> None:
         run = self._feed.run
         bridge, card = self._bridge, self._panels.tokens.end_card
-        end = None if run is None else run_end(run, self._plain)
+        end = None if run is None else run_end(run)
         card.show_end(
             end,
             can_measure=bridge.can_start and run is not None and bridge.request_of(run) is not None,
@@ -97,21 +100,22 @@ class RunEnds(QObject):
 
     def _show_numbers(self, numbers: LiveNumbers) -> None:
         run, status = self._feed.run, self._panels.status
-        if numbers.tokens and not self._knows_prompt:
-            self._knows_prompt = True
-            self._find_plain(run)
-        speed, plain = numbers.tokens_per_second, self._plain and plain_speed(self._plain)
-        drafts = run is not None and bool(_types(run))
-        status.set_vs_plain(speed / plain if speed and plain and drafts else None)
+        status.set_vs_plain(None if run is None else PlainRatio.of(run.facts))
         goes_on = run is not None and run == self._bridge.live and self._bridge.has_run
         words = "" if run is None else progress_text(run, numbers) if goes_on else _lane(run)
+        if goes_on and self._bridge.pausing:
+            words = " · ".join(filter(None, ("pausing after this round", words)))
+        if goes_on and self._is_compiling:
+            words = " · ".join(filter(None, ("compiling kernels", words)))
         status.set_going(words)
 
-    def _end_run(self, _run: RunRef) -> None:
-        self._look_again()
-        back, self._back_to = self._back_to, None
-        if back is not None and self._feed.run != back:
-            self._library.select(back)
+    def _look_at_compiler(self) -> None:
+        """A kernel is compiled inside a round, in which no row is written."""
+        from engine.machine.clock import is_compiling  # it is loaded: something runs
+
+        if is_compiling() != self._is_compiling:
+            self._is_compiling = not self._is_compiling
+            self._feed.tell_numbers()
 
     def _take(self, step: NextStep) -> None:
         run = self._feed.run
@@ -125,39 +129,42 @@ class RunEnds(QObject):
             self._docks.reveal("tune")
 
 
-def _types(run: RunRef) -> object:
-    options = run.facts.options
-    return None if options is None else options.spec.types
-
-
 def _lane(run: RunRef) -> str:
     """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
     return run_title(run.facts) if run.facts.lane else ""
 
 
-_LEAST_S = 2.0
-"""Before a run has gone on for so long nothing can be said of its end."""
+_LEAST_S, _LEAST_TOKENS = 2.0, 16
+"""Seconds of generation and tokens before which nothing can be said of the end of a run."""
+_LOOK_MS = 200
 
 
 def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     """ "1,238 / 2,000 tokens · round 339 · 44 s · about 27 s left"; what is not known is left out.
+    Before the first token: "reading the prompt: 512 tokens done".
 
     numbers: figures of the run. The time is that of its rounds, without pauses; what is left is
     what the tokens still to come take at the speed so far. A text may end before its limit.
     """
     if numbers.tokens is None:
         return ""
+    if not numbers.tokens:
+        rows = RunRows(run, "rounds")
+        n_read = int(np.maximum(rows.column("verify_width", *rows.read()), 0).sum())
+        return f"reading the prompt: {n_read:,} tokens done" if n_read else "reading the prompt"
     wanted = tokens_asked(run)
     of = f" / {wanted:,}" if wanted else ""
     parts = [f"{numbers.tokens:,}{of} tokens"]
     if numbers.rounds:
         parts.append(f"round {numbers.rounds - 1:,}")
-    seconds = _seconds(run)
+    seconds, speed = _seconds(run), numbers.tokens_per_second
     if seconds is not None:
         parts.append(duration_text(seconds))
-        speed = numbers.tokens_per_second or (numbers.tokens / seconds if seconds else 0.0)
+        speed = speed or (numbers.tokens / seconds if seconds else None)
+    if speed:
         goes_on = not run.ended and not audit_goes_on(run.facts)
-        if wanted and speed and seconds >= _LEAST_S and goes_on:
+        enough = numbers.tokens >= _LEAST_TOKENS and numbers.tokens >= _LEAST_S * speed
+        if wanted and enough and goes_on:
             left = max(wanted - numbers.tokens, 0) / speed
             parts.append(f"about {duration_text(left)} left")
     if audit_goes_on(run.facts):

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
-from app.engine_thread.jobs.files import ExportTrace, ReadResults, ReadTrace, WriteReport
+from app.engine_thread.jobs.files import ExportTrace, ReadResults, ReadTrace, WritePage, WriteReport
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, SavedTrace, discard
 from app.saved.settings import Settings, unwritable
 from app.trace_models.compared_lanes import lanes_of
@@ -26,7 +26,7 @@ from app.window.dialogs.files import (
     ExportDialog,
     QuitChoice,
     ask_before_quitting,
-    ask_report,
+    ask_page,
     ask_results,
     ask_trace,
 )
@@ -114,20 +114,26 @@ class Sessions(QObject):
     def report(self, run: RunRef, overlaid: RunRef | None) -> None:
         """Ask for a file and write the report on a run and the one laid over it, if any, or on the
         comparison it is a lane of."""
-        path = ask_report(self._window, self._settings)
+        path = ask_page(self._window, self._settings, "report")
         if path is None:
             return
         lanes = lanes_of(run)
         if overlaid in lanes:  # the comparison tells of both
             overlaid = None
         self._bridge.ask(
-            WriteReport(lanes or (run,), path, environment(), overlaid), self._show_report
+            WriteReport(lanes or (run,), path, environment(), overlaid), self._show_page
         )
 
-    def _show_report(self, report: WriteReport) -> None:
-        if report.is_complete:
-            show = "&Open", lambda: self._open_page(report.path)
-            self._banners.add("info", f"Report written to {report.path}.", "", show)
+    def share(self, run: RunRef) -> None:
+        """Ask for a file and write the runs of the trace as a page that begins with this one."""
+        path = ask_page(self._window, self._settings, "session")
+        if path is not None:
+            self._bridge.ask(WritePage(run, lanes_of(run), path), self._show_page)
+
+    def _show_page(self, job: WriteReport | WritePage) -> None:
+        if job.is_complete:
+            show = "&Open", lambda: self._open_page(job.path)
+            self._banners.add("info", f"{job.what} written to {job.path}.", "", show)
 
     def _open_page(self, path: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
@@ -153,18 +159,17 @@ class Sessions(QObject):
         self._library.start(self._posted.emit)
 
     def may_end(self) -> bool:
-        """Ask what becomes of runs that were not exported, and see to it; False: the window is to
-        stay open. A run that goes on is ended if it is to be kept."""
+        """Keep the runs that were not exported for the next start; where that is not possible, ask
+        what becomes of them. False: the window is to stay open. A run that goes on is ended."""
         autosave = self.autosave
         if autosave is None or self._is_closed:
             return True
         gone = [store for store in self._own_traces() if _is_deleted(store)]
         unexported = [store for store in autosave.unexported() if store not in gone]
         quit_choice = self.quit_choice if unexported else QuitChoice.KEEP
-        if quit_choice is None:
-            problem = "" if autosave.problem is None else autosave.problem.message
+        if quit_choice is None and autosave.problem is not None:
             recorded = [runs for runs in self._bridge.recorded if runs.store in unexported]
-            quit_choice = ask_before_quitting(self._window, recorded, problem)
+            quit_choice = ask_before_quitting(self._window, recorded, autosave.problem.message)
         if quit_choice is QuitChoice.STAY:
             return False
         self._discarded = gone + (unexported if quit_choice is QuitChoice.DISCARD else [])

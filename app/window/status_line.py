@@ -11,6 +11,7 @@ from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunOverlay
+from engine.analysis.baseline import PlainRatio
 from engine.size_text import size_text
 
 _CHIPS = {
@@ -27,12 +28,14 @@ _CHIPS = {
     ),
     "vs_plain": (
         "vs plain",
-        "8.88×",
-        "Speed as a multiple of that of the plain run of the same prompt",
+        "8.88 to 8.88×",
+        "Speed as a multiple of plain decoding's: the lowest and the highest of several pairs",
     ),
     "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
 }
 _STEPS = 1000
+_LEAST_BYTES = 1 << 16
+"""Progress over less is counted in other things than bytes, which its phase names."""
 _EDGE = 6
 """Pixels between the last chip and the window's edge."""
 
@@ -105,11 +108,11 @@ class StatusLine(QStatusBar):
         text = " · ".join(filter(None, self._texts.values()))
         self._model.say(text)
 
-    def set_vs_plain(self, ratio: float | None) -> None:
-        """How many times as fast as the plain run; None where that was not measured takes no
+    def set_vs_plain(self, ratio: PlainRatio | None) -> None:
+        """How many times as fast as plain decoding; None where that was not measured takes no
         room."""
         chip = self.chips["vs_plain"]
-        chip.set_text(NOT_OBSERVED if ratio is None else f"{significant(ratio)}×")
+        chip.set_text(NOT_OBSERVED if ratio is None else ratio.range_text)
         chip.setVisible(ratio is not None and not self.progress_shown)
 
     def set_numbers(self, numbers: LiveNumbers) -> None:
@@ -140,11 +143,12 @@ class StatusLine(QStatusBar):
     def show_progress(self, progress: ProgressMade) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""
         share = progress.done / progress.total if progress.total else 0.0
-        self._phase.setText(progress.phase)
         self._bar.setValue(round(share * _STEPS))
         self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
         of = f"{size_text(progress.done)} of {size_text(progress.total)}"
-        self._bar.setToolTip(of if progress.total else plain_tip(progress.phase))
+        is_bytes = progress.total >= _LEAST_BYTES and not progress.phase.endswith(".csv")
+        self._phase.setText(f"{progress.phase}, {of}" if is_bytes else progress.phase)
+        self._bar.setToolTip(of if is_bytes else plain_tip(progress.phase))
         self._show_progress(True)
 
     def hide_progress(self) -> None:

@@ -14,12 +14,13 @@ from app.actions.actions import Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.judging import EstimateSpeeds
+from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
 from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_range import RunRange
 from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
@@ -43,6 +44,7 @@ from engine.compare.scenario import Scenario
 from engine.report.text import visible
 
 if TYPE_CHECKING:
+    from app.panels.conform import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
     from app.panels.results.results_view import ResultsView
     from app.window.plot_group import PlotView
@@ -93,7 +95,7 @@ class MainWindow(QMainWindow):
             bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
         )
         self.run_ends = RunEnds(
-            bridge, self.panels, self.docks, self.feed, self.library, self.actions_by_id, self
+            bridge, self.panels, self.docks, self.feed, self.actions_by_id, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
         GlyphWatch(bridge, self.feed, self.banners, self)
@@ -127,6 +129,8 @@ class MainWindow(QMainWindow):
         )
         self.plots, self.divergence = panels.plots, panels.divergence
         self.feed.overlay_changed.connect(self.plots.set_overlay)
+        self.feed.range_changed.connect(self.plots.set_range)
+        self.inspector.range.zoom_asked.connect(lambda _: self.plots.rollback.plot.zoom_to_range())
         self._connect(
             {
                 "go.first_divergence": self._go_to_first_divergence,
@@ -214,6 +218,7 @@ class MainWindow(QMainWindow):
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
             "file.report": self._report_shown,
+            "file.share": self._share_shown,
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -252,8 +257,13 @@ class MainWindow(QMainWindow):
         self.run_pairs.changed.connect(self._enable_actions)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)
+        self.bridge.pause_asked.connect(self._enable_actions)
         for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)
+        self.tokens.range_selected.connect(feed.set_range)
+        for shown in (self.tokens, self.inspector):
+            feed.range_changed.connect(shown.set_range)
+        self.inspector.range.closed.connect(lambda: feed.set_range(None))
         self.findings.run_selected.connect(feed.select_run)
         for shows in (self.runs, self.status):
             feed.overlay_changed.connect(shows.set_overlay)
@@ -268,8 +278,10 @@ class MainWindow(QMainWindow):
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
 
-    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView) -> None:
+    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
+        from app.panels.conform import ConformView
         from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
         from app.panels.results.results_view import ResultsView
         from app.panels.tune import TuneView
@@ -278,9 +290,14 @@ class MainWindow(QMainWindow):
         if isinstance(view, ResultsView):
             self.opened_results.connect(view)
             return
+        if isinstance(view, ConformView):
+            view.asked.connect(lambda target: self._check_kernels(view, target))
+            return
         if isinstance(view, RoundView | DivergenceView):
             view.position_selected.connect(feed.move_cursor)
+            view.range_selected.connect(self._choose_range)
         if isinstance(view, DivergenceView):
+            feed.range_changed.connect(view.set_range)
             view.lane_selected.connect(feed.select_run)
             view.divergences_changed.connect(self._enable_actions)
         if isinstance(view, TuneView):
@@ -291,7 +308,23 @@ class MainWindow(QMainWindow):
             )
             view.run_selected.connect(feed.select_run)
             view.setting_chosen.connect(self.control.use_setting)
+        if isinstance(view, GateView):
+            names = ("run.check_rollback", "file.open_demo", "file.open_trace")
+            view.empty.offer([self.actions_by_id[name] for name in names])
+            view.run_selected.connect(self.control.show_lane)
         feed.add([view])
+
+    def _choose_range(self, chosen: RunRange | None) -> None:
+        """A range was chosen in a plot: its figures come into sight."""
+        self.feed.set_range(chosen)
+        if chosen is not None:
+            self.docks.reveal("inspector")
+
+    def _check_kernels(self, view: ConformView, target: str) -> None:
+        job = CheckKernels(target, view.add)
+        view.begin(target)
+        view.stop_asked.connect(job.cancelled.set)
+        self.bridge.ask(job, lambda ended: view.end(ended.failed.message if ended.failed else ""))
 
     def _commands(self) -> list[Command]:
         """What the palette offers: every action but the palette itself, and the scenarios."""
@@ -323,6 +356,7 @@ class MainWindow(QMainWindow):
             ("file.open_draft", bridge.files is not None),
             ("file.export", shown is not None and not bridge.exporting),
             ("file.report", shown is not None),
+            ("file.share", shown is not None),
             ("file.copy_text", shown is not None),
             *((name, shown is not None) for name in _NEED_RUN),
             ("file.copy_issue", shown is not None),
@@ -348,6 +382,10 @@ class MainWindow(QMainWindow):
         if self.feed.run is not None:
             overlay = self.feed.overlay
             self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
+
+    def _share_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.share(self.feed.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.results is not None:

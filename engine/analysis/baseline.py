@@ -1,8 +1,10 @@
-"""The plain run that a run with drafts is measured against."""
+"""Plain decoding that a run with drafts is measured against: pairs of runs of the same request,
+with drafts and without, in alternation; and another run of the trace, for times of rounds."""
 
 from __future__ import annotations
 
-import hashlib
+import statistics
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +14,47 @@ from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import same_model
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
+
+LEAST_PAIRS, MOST_PAIRS = 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRatio:
+    """Speed with drafts over speed without: the lowest, median and highest of n pairs. plain_speed:
+    tokens per second without, the median."""
+
+    low: float
+    median: float
+    high: float
+    n: int
+    plain_speed: float
+
+    @classmethod
+    def of(cls, facts: RunFacts) -> PlainRatio | None:
+        """What was measured of a run; None for fewer pairs than are enough."""
+        pairs = [(a, b) for a, b in facts.plain_pairs or () if a > 0 and b > 0]
+        if len(pairs) < LEAST_PAIRS:
+            return None
+        ratios = sorted(with_drafts / plain for with_drafts, plain in pairs)
+        plain = statistics.median(plain for _, plain in pairs)
+        return cls(ratios[0], statistics.median(ratios), ratios[-1], len(ratios), plain)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether all pairs agree on which is faster."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def range_text(self) -> str:
+        """ "1.10 to 1.36×"."""
+        return f"{self.low:.2f} to {self.high:.2f}×"
+
+    @property
+    def words(self) -> str:
+        """The verdict; none inside the spread."""
+        if self.is_shown:
+            return f"{self.range_text} plain decoding in {self.n} pairs"
+        return f"no difference to plain decoding shown ({self.range_text} in {self.n} pairs)"
 
 
 def find_baseline(store: TraceStore, run_id: int) -> int | None:
@@ -25,28 +68,19 @@ def find_baseline(store: TraceStore, run_id: int) -> int | None:
         return None
     prompts = _prompts(store, run_id)
     for other in sorted(store.runs, reverse=True):
-        if other == run_id or not may_be_baseline(facts, store.runs[other]):
+        if other == run_id or not _may_be_baseline(facts, store.runs[other]):
             continue
         if speed(store, other) and np.array_equal(prompts, _prompts(store, other)):
             return other
     return None
 
 
-def may_be_baseline(facts: RunFacts, theirs: RunFacts) -> bool:
-    """Whether a run is measured by another as far as facts tell: that is a plain one on the same
-    model, with the same compute mode and sampler. Of the prompts `prompt_key` tells."""
+def _may_be_baseline(facts: RunFacts, theirs: RunFacts) -> bool:
     return (
-        facts.options is not None
-        and _is_plain(theirs)
+        _is_plain(theirs)
         and same_model(facts.model, theirs.model)
         and _setting(facts) == _setting(theirs)
     )
-
-
-def prompt_key(store: TraceStore, run_id: int) -> str:
-    """Equal for runs whose prompts are, token for token; empty before there is a prompt."""
-    prompts = _prompts(store, run_id)
-    return hashlib.sha256(prompts.tobytes()).hexdigest() if len(prompts) else ""
 
 
 def speed(store: TraceStore, run_id: int) -> float:

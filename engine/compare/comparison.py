@@ -17,6 +17,7 @@ from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRoun
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
+from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import ForkLane, PolicyLane
 from engine.compare.scenario import Scenario
@@ -52,9 +53,9 @@ class Comparison:
     drafter: used instead of those that the options name, within their limits. draft_accept: draft
     by script, with this many right tokens in the first, second, … draft (engine.draft.scripted).
     bound: NMSE that a lane may reach, None = what the noise lanes explain. llama_library: a build
-    of llama.cpp, for its lanes. Raises OptionError and what Session.start raises; with lanes of
-    other compute modes also what Session.model_in raises, with lanes of llama.cpp PeerLibraryError.
-    Runs that have started end with that error.
+    of llama.cpp, for its lanes, under llama_settings. Raises OptionError and what Session.start
+    raises; with lanes of other compute modes also what Session.model_in raises, with lanes of
+    llama.cpp PeerLibraryError. Runs that have started end with that error.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Comparison:
         bound: float | None = None,
         draft_accept: Sequence[int] | None = None,
         llama_library: Path | None = None,
+        llama_settings: LlamaSettings = DEFAULT_SETTINGS,
     ) -> None:
         prompts = [prompt] if isinstance(prompt, Prompt) else list(prompt)
         self._mode = LaneMode(session.compute, options.state_types)
@@ -79,7 +81,9 @@ class Comparison:
         n_ctx = session.context(prompts, common)
         n_seqs = min(common.parallel, len(prompts))
         grammar = session.grammar(common)
-        setup = ComparisonSetup(session, self.trace, prompts, n_seqs, n_ctx, llama_library, grammar)
+        setup = ComparisonSetup(
+            session, self.trace, prompts, n_seqs, n_ctx, llama_library, llama_settings, grammar
+        )
         self._setup, self._options, self._bound = setup, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())
@@ -403,6 +407,7 @@ def start_comparison(
     *,
     bound: float | None = None,
     llama_library: Path | None = None,
+    llama_settings: LlamaSettings = DEFAULT_SETTINGS,
 ) -> Comparison:
     """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
     prompts = [session.prompt(text) for text in scenario.prompts]
@@ -415,6 +420,7 @@ def start_comparison(
         bound=bound,
         draft_accept=scenario.draft_accept or None,
         llama_library=llama_library,
+        llama_settings=llama_settings,
     )
 
 

@@ -24,6 +24,7 @@ from engine.compare.divergence import (
     ReferenceMemory,
 )
 from engine.compare.lane_spec import LaneSpec
+from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
@@ -83,8 +84,8 @@ def spans_alone(part: Round) -> list[Span]:
 @dataclass(frozen=True, slots=True)
 class ComparisonSetup:
     """What all lanes of a comparison have in common. n_seqs: sequences side by side.
-    llama_library: of the lanes of llama.cpp, None = that of its Python binding. grammar: what
-    every text keeps to."""
+    llama_library: of the lanes of llama.cpp, None = an installed package. grammar: what every text
+    keeps to."""
 
     session: Session
     trace: TraceStore
@@ -92,6 +93,7 @@ class ComparisonSetup:
     n_seqs: int
     n_ctx: int
     llama_library: Path | None = None
+    llama_settings: LlamaSettings = DEFAULT_SETTINGS
     grammar: Grammar | None = None
 
 

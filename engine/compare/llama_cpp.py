@@ -1,30 +1,49 @@
-"""llama.cpp on a model file, by the C interface of llama-cpp-python (the extra `peer`).
+"""llama.cpp through ctypes: what llama_driver.cpp does, where it cannot be compiled.
 
-One model and any number of contexts: tokens in, logits out, and the memory operations that
-rollback is made of. This is what runs in a process of its own (engine.compare.llama_process), so it
-imports numpy and no torch; a library that is under work may end that process at any call.
+A build without headers (a wheel) or a machine without a compiler has this process in place of the
+driver; it answers the same commands. The parameter structures are known by a table of layouts, of
+which one is chosen by the size that the library writes and by the defaults that it gives. It
+imports numpy and no torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
-from collections.abc import Sequence
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.compare.llama_library import INSTALL
-from engine.errors import ContextFullError, OptionError, PeerLibraryError, UnsupportedModelError
+from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
+from engine.errors import DraftscopeError, OptionError, PeerLibraryError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
 """What is saved of a sequence: everything; the recurrent states; and those in buffers of the
 device, of which the library keeps one per sequence and hands out a few bytes."""
-_F32 = 0  # GGML_TYPE_F32
-_NO_FLASH_ATTENTION = 0
 _LOUD = 4  # GGML_LOG_LEVEL_ERROR
+_ROOM = 1 << 14
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_MOST_NODE = 1 << 28
 
 
 class TokenSpan(NamedTuple):
@@ -36,215 +55,251 @@ class TokenSpan(NamedTuple):
     outputs: int
 
 
-class ModelFacts(NamedTuple):
-    """version: of the binding and, where it tells one, of the library. n_bytes: weights."""
-
-    version: str
-    n_bytes: int
-    n_vocab: int
-    n_layers: int
-
-
-def require() -> ModuleType:
-    """The bindings. Raises OptionError naming the command that installs them, and
-    PeerLibraryError for a library that they do not fit."""
-    try:
-        return importlib.import_module("llama_cpp")
-    except ImportError as error:
-        raise OptionError(
-            f"llama.cpp lanes need llama-cpp-python, which cannot be imported ({error}).", INSTALL
-        ) from error
-    except (AttributeError, OSError, RuntimeError) as error:
-        raise PeerLibraryError(
-            f"llama-cpp-python cannot use the llama.cpp library ({error}).",
-            "Name a build of the llama.cpp that this llama-cpp-python was made for.",
-        ) from error
+NODE = np.dtype(
+    [
+        ("name", "S64"),
+        ("op", "S32"),
+        ("type", "<i4"),
+        ("stride", "<i4"),
+        ("ne", "<i8", 4),
+        ("n_values", "<i8"),
+        ("norm", "<f8"),
+        ("sum", "<f8"),
+    ]
+)
+"""A node of a traced graph: `struct node` of llama_driver.cpp."""
 
 
-class LlamaCpp:
-    """A loaded model without GPU. Contexts are known by number.
+class CommandError(Exception):
+    """A command that was refused. kind: model, full, library or option."""
 
-    Raises OptionError without the library, UnsupportedModelError if llama.cpp cannot load the file.
-    """
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
-    def __init__(self, path: Path, api: Any = None) -> None:
-        self._contexts: list[_Context] = []
-        self._model: Any = None
-        self._messages: list[str] = []
-        self._path = path
-        self._api: Any = require() if api is None else api
-        self._log = self._api.llama_log_callback(self._hear)  # C keeps no reference
-        self._api.llama_log_set(self._log, None)
-        self._api.llama_backend_init()
-        settings = self._api.llama_model_default_params()
-        settings.n_gpu_layers = 0
-        self._model = self._api.llama_model_load_from_file(str(path).encode(), settings)
-        if not self._model:
-            raise self._unsupported()
-        vocab = self._api.llama_model_get_vocab(self._model)
-        self._n_vocab = int(self._api.llama_vocab_n_tokens(vocab))
 
-    def facts(self) -> ModelFacts:
-        """What the model and the library are."""
-        api = self._api
-        version, tell = f"llama-cpp-python {api.__version__}", getattr(api, "llama_version", None)
-        if tell is not None:
-            version += f", llama.cpp {tell().decode('utf-8', 'replace')}"
-        return ModelFacts(
-            version,
-            int(api.llama_model_size(self._model)),
-            self._n_vocab,
-            int(api.llama_model_n_layer(self._model)),
-        )
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
 
-    def open_context(
-        self,
-        n_seqs: int,
-        n_ctx: int,
-        n_ubatch: int,
-        n_rs_seq: int,
-        n_threads: int,
-        n_batch: int | None = None,
-    ) -> tuple[int, int]:
-        """n_seqs sequences of n_ctx cells each: attention cells float32, no flash attention.
 
-        n_batch: tokens of a batch, None = those of a ubatch. n_rs_seq: snapshot planes to ask for.
-        Returns the context's number and the planes that it has, 0 where the architecture has none.
-        Raises UnsupportedModelError, and OptionError where the binding knows no planes.
-        """
-        api, settings = self._api, self._api.llama_context_default_params()
-        settings.n_ctx, settings.n_seq_max = n_ctx * n_seqs, n_seqs
-        settings.n_ubatch = min(n_ubatch, n_ctx)
-        settings.n_batch = settings.n_ubatch if n_batch is None else n_batch
-        settings.n_threads = settings.n_threads_batch = n_threads
-        settings.flash_attn_type = _NO_FLASH_ATTENTION
-        settings.type_k = settings.type_v = _F32
-        settings.kv_unified = False
-        if n_rs_seq:
-            if not hasattr(settings, "n_rs_seq"):
-                raise OptionError(
-                    "This llama-cpp-python knows no snapshot planes (n_rs_seq).", INSTALL
-                )
-            settings.n_rs_seq = n_rs_seq
-        handle = api.llama_init_from_model(self._model, settings)
-        if not handle:
-            raise self._unsupported()
-        width = int(settings.n_batch)
-        batch = api.llama_batch_init(width, 0, 1)
-        self._contexts.append(_Context(handle, api.llama_get_memory(handle), batch, width))
-        return len(self._contexts) - 1, int(api.llama_n_rs_seq(handle)) if n_rs_seq else 0
+_MODEL_HEAD = [
+    *_fields(c_void_p, "devices tensor_buft_overrides"),
+    *_fields(c_int32, "n_gpu_layers split_mode"),
+]
+_MODEL_TAIL = [
+    *_fields(c_void_p, "tensor_split progress progress_data kv_overrides"),
+    *_fields(c_bool, "vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp"),
+]
+_CONTEXT_HEAD = [
+    *_fields(c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_per_seq"),
+    *_fields(c_int32, "n_threads n_threads_batch ctx_type"),
+    *_fields(c_int32, "rope_scaling_type pooling_type attention_type flash_attn_type"),
+    *_fields(c_float, "rope_base rope_scale yarn_ext yarn_attn yarn_beta_fast yarn_beta_slow"),
+    *_fields(c_uint32, "yarn_orig_ctx"),
+    *_fields(c_float, "defrag_thold"),
+    *_fields(c_void_p, "cb_eval cb_eval_user_data"),
+    *_fields(c_int32, "type_k type_v"),
+    *_fields(c_void_p, "abort abort_data"),
+]
+_CONTEXT_TAIL = [
+    *_fields(c_bool, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
+    *_fields(c_void_p, "samplers"),
+    *_fields(c_size_t, "n_samplers"),
+    *_fields(c_void_p, "ctx_other"),
+]
+_MODEL_DEFAULTS = {"n_gpu_layers": -1, "split_mode": 1, "use_extra_bufts": True, "no_host": False}
+_CONTEXT_DEFAULTS = {
+    "n_seq_max": 1,
+    "rope_scaling_type": -1,
+    "pooling_type": -1,
+    "attention_type": -1,
+    "flash_attn_type": -1,
+    "type_k": 1,
+    "type_v": 1,
+    "offload_kqv": True,
+    "op_offload": True,
+    "kv_unified": False,
+}
+LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
+    "llama_model_default_params": (
+        _MODEL_DEFAULTS,
+        (
+            [*_MODEL_HEAD, ("load_mode", c_int32), ("main_gpu", c_int32), *_MODEL_TAIL],
+            [*_MODEL_HEAD, *_fields(c_int32, "load_mode lazy_mode main_gpu"), *_MODEL_TAIL],
+        ),
+    ),
+    "llama_context_default_params": (
+        _CONTEXT_DEFAULTS,
+        (
+            [*_CONTEXT_HEAD, *_CONTEXT_TAIL],
+            [*_CONTEXT_HEAD, ("moe_cache_size", c_uint64), *_CONTEXT_TAIL],
+        ),
+    ),
+}
+"""Defaults that every layout has, and the fields of each layout, of llama.cpp from August 2026: the
+model's of 72 and 80 bytes, the context's of 160 and 168."""
 
-    def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:
-        """Decode spans in one batch; where they are more than a batch takes, in several of one
-        sequence each. Logits float32 [n, n_vocab] of the rows asked for, in order.
 
-        Raises ContextFullError when llama.cpp finds no cells or fails.
-        """
-        context = self._contexts[number]
-        if sum(len(span.tokens) for span in spans) <= context.width:
-            return self._decode(context, spans)
-        rows = []
-        for span in spans:
-            for start in range(0, len(span.tokens), context.width):
-                part = span.tokens[start : start + context.width]
-                left = len(span.tokens) - start - len(part)
-                outputs = max(0, min(len(part), span.outputs - left))
-                rows.append(
-                    self._decode(context, [TokenSpan(span.seq, span.pos0 + start, part, outputs)])
-                )
-        return np.concatenate(rows)
+class _Batch(Structure):
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", POINTER(c_int32)),
+        ("embd", c_void_p),
+        ("pos", POINTER(c_int32)),
+        ("n_seq_id", POINTER(c_int32)),
+        ("seq_id", POINTER(POINTER(c_int32))),
+        ("logits", POINTER(c_int8)),
+    )
 
-    def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool:
-        """Remove positions p0 <= pos < p1 (negative: no bound). False: refused."""
-        memory = self._contexts[number].memory
-        return bool(self._api.llama_memory_seq_rm(memory, seq, p0, p1))
 
-    def seq_cp(self, number: int, src: int, dst: int) -> None:
-        """dst becomes a copy of src."""
-        self._api.llama_memory_seq_cp(self._contexts[number].memory, src, dst, -1, -1)
+class _Tensor(Structure):
+    """The head of a ggml_tensor, which is all that a trace needs."""
 
-    def seq_keep(self, number: int, seq: int) -> None:
-        """Forget every other sequence."""
-        self._api.llama_memory_seq_keep(self._contexts[number].memory, seq)
+    _fields_ = (("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * 4), ("nb", c_size_t * 4))
 
-    def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> None:
-        """Move positions p0 <= pos < p1 by shift."""
-        self._api.llama_memory_seq_add(self._contexts[number].memory, seq, p0, p1, shift)
 
-    def pos_max(self, number: int, seq: int) -> int:
-        """The last position that both attention cells and recurrent state hold, -1 = none."""
-        return int(self._api.llama_memory_seq_pos_max(self._contexts[number].memory, seq))
+_LogCallback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
+_EvalCallback = ctypes.CFUNCTYPE(c_bool, POINTER(_Tensor), c_bool, c_void_p)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [_LogCallback, c_void_p]),
+    "llama_print_system_info": (c_char_p, []),
+    "llama_model_free": (None, [c_void_p]),
+    "llama_model_get_vocab": (c_void_p, [c_void_p]),
+    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_model_n_layer": (c_int32, [c_void_p]),
+    "llama_model_size": (c_uint64, [c_void_p]),
+    "llama_free": (None, [c_void_p]),
+    "llama_n_batch": (c_uint32, [c_void_p]),
+    "llama_n_ctx": (c_uint32, [c_void_p]),
+    "llama_n_seq_max": (c_uint32, [c_void_p]),
+    "llama_n_rs_seq": (c_uint32, [c_void_p]),
+    "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
+    "llama_batch_free": (None, [_Batch]),
+    "llama_decode": (c_int32, [c_void_p, _Batch]),
+    "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
+    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_keep": (None, [c_void_p, c_int32]),
+    "llama_memory_seq_add": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_pos_min": (c_int32, [c_void_p, c_int32]),
+    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
+    "llama_state_seq_get_size_ext": (c_size_t, [c_void_p, c_int32, c_uint32]),
+    "llama_state_seq_get_data_ext": (
+        c_size_t,
+        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
+    ),
+    "llama_state_seq_set_data_ext": (
+        c_size_t,
+        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
+    ),
+    "llama_state_seq_save_file": (
+        c_size_t,
+        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t],
+    ),
+    "llama_state_seq_load_file": (
+        c_size_t,
+        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_size_t)],
+    ),
+    "ggml_backend_dev_count": (c_size_t, []),
+    "ggml_backend_dev_get": (c_void_p, [c_size_t]),
+    "ggml_backend_dev_name": (c_char_p, [c_void_p]),
+    "ggml_backend_dev_description": (c_char_p, [c_void_p]),
+    "ggml_backend_dev_by_name": (c_void_p, [c_char_p]),
+    "ggml_backend_load_all": (None, []),
+    "ggml_backend_tensor_get": (None, [POINTER(_Tensor), c_void_p, c_size_t, c_size_t]),
+    "ggml_get_name": (c_char_p, [POINTER(_Tensor)]),
+    "ggml_op_desc": (c_char_p, [POINTER(_Tensor)]),
+    "ggml_nbytes": (c_size_t, [POINTER(_Tensor)]),
+}
+_OPTIONAL = {"llama_version": (c_char_p, []), "ggml_commit": (c_char_p, [])}
 
-    def save(self, number: int, seq: int, flags: int) -> bytes:
-        """A sequence as a blob; flags: WHOLE, PARTIAL, or PARTIAL with ON_DEVICE. Raises
-        PeerLibraryError where the library cannot."""
-        api, handle = self._api, self._contexts[number].handle
-        size = int(api.llama_state_seq_get_size_ext(handle, seq, flags))
-        buffer = (ctypes.c_uint8 * size)()
-        written = int(api.llama_state_seq_get_data_ext(handle, buffer, size, seq, flags))
-        if not size or written != size:
-            raise self._failed(f"saving sequence {seq}")
-        return bytes(buffer)
 
-    def load(self, number: int, seq: int, blob: bytes, flags: int) -> None:
-        """Put a blob of the same flags into a sequence. Raises PeerLibraryError."""
-        api, handle = self._api, self._contexts[number].handle
-        buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
-        if not api.llama_state_seq_set_data_ext(handle, buffer, len(blob), seq, flags):
-            raise self._failed(f"restoring sequence {seq}")
+class LlamaApi:
+    """The functions of a library, called as in C. Raises PeerLibraryError for a library that cannot
+    be loaded, lacks one of them, or has parameters of a layout that is not known."""
 
-    def close(self) -> None:
-        """Give everything back; may be called again."""
-        for context in self._contexts:
-            self._api.llama_batch_free(context.batch)
-            self._api.llama_free(context.handle)
-        self._contexts = []
-        if self._model:
-            self._api.llama_model_free(self._model)
-            self._api.llama_log_set(self._api.llama_log_callback(), None)
-        self._model = None
+    def __init__(self, library: Path) -> None:
+        try:
+            self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            self._siblings = [
+                ctypes.CDLL(str(path))
+                for stem in ("libggml", "libggml-base")
+                for path in sorted(library.parent.glob(f"{stem}.*"))[:1]
+            ]
+            for name, (result, arguments) in (_FUNCTIONS | _OPTIONAL).items():
+                self._declare(name, result, arguments)
+            self._model_params, self._context_params = map(self._layout, LAYOUTS)
+        except (AttributeError, OSError) as error:
+            raise PeerLibraryError(
+                f"The library {library.name} cannot be used: {error}.",
+                "Name a build of llama.cpp from August 2026 or later.",
+            ) from error
+        self._load = self._function("llama_model_load_from_file")
+        self._load.restype, self._load.argtypes = c_void_p, [c_char_p, self._model_params]
+        self._init = self._function("llama_init_from_model")
+        self._init.restype, self._init.argtypes = c_void_p, [c_void_p, self._context_params]
+        self.llama_model_load_from_file, self.llama_init_from_model = self._load, self._init
+        self.llama_log_callback = _LogCallback
 
-    def _decode(self, context: _Context, spans: Sequence[TokenSpan]) -> np.ndarray:
-        batch, n, outputs = context.batch, 0, []
-        for span in spans:
-            for i, token in enumerate(span.tokens):
-                batch.token[n], batch.pos[n] = token, span.pos0 + i
-                batch.n_seq_id[n], batch.seq_id[n][0] = 1, span.seq
-                batch.logits[n] = i >= len(span.tokens) - span.outputs
-                if batch.logits[n]:
-                    outputs.append(n)
-                n += 1
-        batch.n_tokens = n
-        if status := self._api.llama_decode(context.handle, batch):
-            where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
-            raise ContextFullError(
-                f"llama.cpp could not decode {where} (status {status}).",
-                "Raise -c, or leave its lanes out.",
-            )
-        rows = np.empty((len(outputs), self._n_vocab), np.float32)
-        for row, place in zip(rows, outputs, strict=True):
-            found = self._api.llama_get_logits_ith(context.handle, place)
-            row[:] = np.ctypeslib.as_array(found, (self._n_vocab,))
-        return rows
+    def llama_model_default_params(self) -> Any:
+        return self._defaults("llama_model_default_params", self._model_params)
 
-    def _unsupported(self) -> UnsupportedModelError:
-        self.close()
-        return UnsupportedModelError(
-            f"llama.cpp cannot load {self._path.name}: {self._why()}.",
-            "Leave its lanes out, or install a newer llama-cpp-python.",
-        )
+    def llama_context_default_params(self) -> Any:
+        return self._defaults("llama_context_default_params", self._context_params)
 
-    def _failed(self, what: str) -> PeerLibraryError:
-        return PeerLibraryError(
-            f"llama.cpp failed at {what}: {self._why()}.", "Look at what that build does there."
-        )
+    def _function(self, name: str) -> Any:
+        for library in (self._library, *self._siblings):
+            if hasattr(library, name):
+                return getattr(library, name)
+        raise AttributeError(f"it has no {name}")
 
-    def _why(self) -> str:
-        return self._messages[-1] if self._messages else "no reason given"
+    def _declare(self, name: str, result: Any, arguments: list[Any]) -> None:
+        try:
+            found = self._function(name)
+        except AttributeError:
+            if name in _OPTIONAL:
+                return
+            raise
+        found.restype, found.argtypes = result, arguments
+        setattr(self, name, found)
 
-    def _hear(self, level: int, text: bytes, _: ctypes.c_void_p) -> None:
-        if level == _LOUD and (message := text.decode("utf-8", "replace").strip().rstrip(".")):
-            self._messages = [message]
+    def _defaults(self, name: str, kind: type[Structure]) -> Structure:
+        function = self._function(name)
+        function.restype, function.argtypes = kind, []
+        found: Structure = function()
+        return found
+
+    def _layout(self, name: str) -> type[Structure]:
+        defaults, layouts = LAYOUTS[name]
+        written, tried = self._n_written(name), []
+        for fields in layouts:
+            kind = type(name, (Structure,), {"_fields_": fields})
+            size = ctypes.sizeof(kind)
+            tried.append(str(size))
+            if written is not None and not size - 8 < written <= size:
+                continue
+            values = self._defaults(name, kind)
+            if all(getattr(values, field) == value for field, value in defaults.items()):
+                return kind
+        found = "" if written is None else f" ({written} bytes; known are {' and '.join(tried)})"
+        raise OSError(f"it gives parameters of an unknown layout from {name}{found}")
+
+    def _n_written(self, name: str) -> int | None:
+        """Bytes up to the last one that a function returning a structure writes. None where the
+        calling convention hides it: here the caller passes the place as the first argument."""
+        if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
+            return None
+        function = self._function(name)
+        function.restype, function.argtypes = None, [c_void_p]
+        seen = []
+        for fill in (0xA5, 0x5A):
+            buffer = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
+            function(buffer)
+            seen.append(bytes(buffer))
+        same = [i for i, (a, b) in enumerate(zip(*seen, strict=True)) if a == b]
+        return same[-1] + 1 if same else 0
 
 
 class _Context(NamedTuple):
@@ -252,3 +307,326 @@ class _Context(NamedTuple):
     memory: Any
     batch: Any
     width: int
+    n_vocab: int
+    trace: _Trace | None
+
+
+class LlamaCommands:
+    """The commands of llama_driver.cpp over a LlamaApi, or a double of it. Each takes and returns
+    values of a frame, and raises CommandError."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._models: list[tuple[Any, int]] = []
+        self._contexts: list[_Context] = []
+        self._last_error = ""
+        self._log = api.llama_log_callback(self._hear)  # C keeps no reference
+        api.llama_log_set(self._log, None)
+        api.llama_backend_init()
+        if not api.ggml_backend_dev_count():
+            api.ggml_backend_load_all()
+
+    def call(self, name: str, values: Sequence[Value]) -> list[Value]:
+        """The reply of a command. Raises CommandError."""
+        if name not in COMMANDS:
+            raise CommandError("option", f"this driver knows no command {name}")
+        found: list[Value] = getattr(self, name)(*values)
+        return found
+
+    def build_facts(self) -> list[Value]:
+        api = self._api
+        devices = [api.ggml_backend_dev_get(i) for i in range(api.ggml_backend_dev_count())]
+        lines = [
+            api.ggml_backend_dev_name(one) + b"\t" + api.ggml_backend_dev_description(one)
+            for one in devices
+        ]
+        texts = [getattr(api, name, bytes)() for name in _OPTIONAL]
+        return [1, *texts, api.llama_print_system_info(), b"\n".join(lines)]
+
+    def open_model(
+        self, path: bytes, n_gpu_layers: int, names: bytes, load_mtp: int
+    ) -> list[Value]:
+        api, settings = self._api, self._api.llama_model_default_params()
+        settings.n_gpu_layers = n_gpu_layers
+        if load_mtp:
+            settings.load_mtp = True
+        if names:
+            devices = []
+            for name in names.split(b","):
+                devices.append(api.ggml_backend_dev_by_name(name))
+                if not devices[-1]:
+                    found = [
+                        api.ggml_backend_dev_get(i) for i in range(api.ggml_backend_dev_count())
+                    ]
+                    known = b", ".join(map(api.ggml_backend_dev_name, found)).decode()
+                    raise CommandError("option", f"there is no device {name!r} (known: {known})")
+            self._devices = (c_void_p * (len(devices) + 1))(*devices, None)
+            settings.devices = ctypes.cast(self._devices, c_void_p)
+        self._last_error = ""
+        model = api.llama_model_load_from_file(path, settings)
+        if not model:
+            raise CommandError("model", self._why())
+        n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
+        self._models.append((model, n_vocab))
+        n_layers, size = api.llama_model_n_layer(model), api.llama_model_size(model)
+        return [len(self._models) - 1, n_vocab, int(n_layers), int(size)]
+
+    def open_context(
+        self,
+        model: int,
+        n_seqs: int,
+        n_ctx: int,
+        n_batch: int,
+        n_ubatch: int,
+        n_rs_seq: int,
+        n_threads: int,
+        flash: int,
+        type_k: int,
+        type_v: int,
+        unified: int,
+        mtp: int,
+        other: int,
+        traced: int,
+    ) -> list[Value]:
+        api, settings = self._api, self._api.llama_context_default_params()
+        settings.n_seq_max, settings.n_ctx = n_seqs, n_ctx
+        settings.n_batch, settings.n_ubatch, settings.n_rs_seq = n_batch, n_ubatch, n_rs_seq
+        settings.n_threads = settings.n_threads_batch = n_threads
+        settings.flash_attn_type, settings.kv_unified = flash, bool(unified)
+        settings.type_k, settings.type_v = type_k, type_v
+        if mtp:
+            settings.ctx_type = 1
+        if other >= 0:
+            settings.ctx_other = self._context(other).handle
+        trace = _Trace(api) if traced else None
+        if trace:
+            settings.cb_eval = ctypes.cast(trace.callback, c_void_p)
+        self._last_error = ""
+        handle = api.llama_init_from_model(self._models[model][0], settings)
+        if not handle:
+            raise CommandError("model", self._why())
+        width = int(api.llama_n_batch(handle))
+        batch, n_vocab = api.llama_batch_init(width, 0, 1), self._models[model][1]
+        memory = api.llama_get_memory(handle)
+        self._contexts.append(_Context(handle, memory, batch, width, n_vocab, trace))
+        planes = int(api.llama_n_rs_seq(handle)) if n_rs_seq else 0
+        return [len(self._contexts) - 1, planes, width]
+
+    def close_context(self, number: int) -> list[Value]:
+        context = self._contexts[number]
+        if context.handle is not None:
+            self._api.llama_batch_free(context.batch)
+            self._api.llama_free(context.handle)
+        self._contexts[number] = context._replace(handle=None, memory=None)
+        return []
+
+    def decode(
+        self, number: int, tokens: bytes, pos: bytes, seqs: bytes, outputs: bytes, limit: int
+    ) -> list[Value]:
+        api, context = self._api, self._context(number)
+        batch, n = context.batch, len(outputs)
+        if not 0 < n <= context.width:
+            raise CommandError("option", f"a batch of {n} tokens where {context.width} fit")
+        if limit and context.trace is None:
+            raise CommandError("option", "a trace of a context that was opened without")
+        columns = (np.frombuffer(one, "<i4").tolist() for one in (tokens, pos, seqs))
+        wanted = [i for i in range(n) if outputs[i]]
+        for i, (token, place, seq) in enumerate(zip(*columns, strict=True)):
+            batch.token[i], batch.pos[i] = token, place
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+            batch.logits[i] = bool(outputs[i])
+        batch.n_tokens = n
+        if context.trace and limit:
+            context.trace.begin(limit)
+        status = int(api.llama_decode(context.handle, batch))
+        rows = []
+        for i in [] if status else wanted:
+            found = api.llama_get_logits_ith(context.handle, i)
+            if not found:
+                raise CommandError("library", "no logits of a token that they were asked for")
+            rows.append(np.ctypeslib.as_array(found, (context.n_vocab,)).astype("<f4").tobytes())
+        traced = context.trace.end() if context.trace and limit else []
+        return [status, b"".join(rows), *traced]
+
+    def seq_rm(self, number: int, seq: int, p0: int, p1: int) -> list[Value]:
+        memory = self._context(number).memory
+        return [int(self._api.llama_memory_seq_rm(memory, seq, p0, p1))]
+
+    def seq_cp(self, number: int, src: int, dst: int) -> list[Value]:
+        self._api.llama_memory_seq_cp(self._context(number).memory, src, dst, -1, -1)
+        return []
+
+    def seq_keep(self, number: int, seq: int) -> list[Value]:
+        self._api.llama_memory_seq_keep(self._context(number).memory, seq)
+        return []
+
+    def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> list[Value]:
+        self._api.llama_memory_seq_add(self._context(number).memory, seq, p0, p1, shift)
+        return []
+
+    def positions(self, number: int, seq: int) -> list[Value]:
+        api, memory = self._api, self._context(number).memory
+        return [
+            int(api.llama_memory_seq_pos_min(memory, seq)),
+            int(api.llama_memory_seq_pos_max(memory, seq)),
+        ]
+
+    def save(self, number: int, seq: int, flags: int) -> list[Value]:
+        api, handle = self._api, self._context(number).handle
+        size = int(api.llama_state_seq_get_size_ext(handle, seq, flags))
+        buffer = (c_uint8 * size)()
+        self._last_error = ""
+        written = int(api.llama_state_seq_get_data_ext(handle, buffer, size, seq, flags))
+        if not size or written != size:
+            raise CommandError("library", f"saving sequence {seq}: {self._why()}")
+        return [bytes(buffer)]
+
+    def load(self, number: int, seq: int, blob: bytes, flags: int) -> list[Value]:
+        api, handle = self._api, self._context(number).handle
+        buffer = (c_uint8 * len(blob)).from_buffer_copy(blob)
+        self._last_error = ""
+        if not api.llama_state_seq_set_data_ext(handle, buffer, len(blob), seq, flags):
+            raise CommandError("library", f"restoring sequence {seq}: {self._why()}")
+        return []
+
+    def save_file(self, number: int, seq: int, path: bytes, tokens: bytes) -> list[Value]:
+        handle, n = self._context(number).handle, len(tokens) // 4
+        ids = (c_int32 * n).from_buffer_copy(tokens)
+        self._last_error = ""
+        if not self._api.llama_state_seq_save_file(handle, path, seq, ids, n):
+            raise CommandError("library", f"saving the slot file of sequence {seq}: {self._why()}")
+        return []
+
+    def load_file(self, number: int, seq: int, path: bytes) -> list[Value]:
+        api, handle = self._api, self._context(number).handle
+        n = int(api.llama_n_ctx(handle))
+        ids, found = (c_int32 * n)(), c_size_t()
+        self._last_error = ""
+        if not api.llama_state_seq_load_file(handle, path, seq, ids, n, ctypes.byref(found)):
+            raise CommandError("library", f"loading the slot file of sequence {seq}: {self._why()}")
+        return [bytes(ids)[: 4 * min(n, found.value)]]
+
+    def close(self) -> None:
+        """Give everything back."""
+        for number in range(len(self._contexts)):
+            self.close_context(number)
+        for model, _ in self._models:
+            self._api.llama_model_free(model)
+        self._contexts, self._models = [], []
+
+    def _context(self, number: int) -> _Context:
+        context = self._contexts[number]
+        if context.handle is None:
+            raise CommandError("option", f"context {number} was closed")
+        return context
+
+    def _why(self) -> str:
+        return self._last_error or "no reason given"
+
+    def _hear(self, level: int, text: bytes, _: Any) -> None:
+        if level == _LOUD and (message := text.decode("utf-8", "replace").strip().rstrip(".")):
+            self._last_error = message
+
+
+COMMANDS = [
+    "build_facts",
+    "open_model",
+    "open_context",
+    "close_context",
+    "decode",
+    "seq_rm",
+    "seq_cp",
+    "seq_keep",
+    "seq_add",
+    "positions",
+    "save",
+    "load",
+    "save_file",
+    "load_file",
+]
+_DTYPES = {0: "<f4", 1: "<f2", 24: "i1", 25: "<i2", 26: "<i4", 27: "<i8"}
+_BF16 = 30
+
+
+class _Trace:
+    """The nodes of a graph as the library computes them."""
+
+    def __init__(self, api: Any) -> None:
+        self._api, self._limit = api, 0
+        self._nodes: list[np.ndarray] = []
+        self._values: list[bytes] = []
+        self.callback = _EvalCallback(self._observe)
+
+    def begin(self, limit: int) -> None:
+        """Keep the nodes of the next decode, at most `limit` values of each."""
+        self._limit, self._nodes, self._values = limit, [], []
+
+    def end(self) -> list[bytes]:
+        """The nodes, and their values as float32."""
+        self._limit = 0
+        return [b"".join(one.tobytes() for one in self._nodes), b"".join(self._values)]
+
+    def _observe(self, tensor: Any, ask: bool, _: Any) -> bool:
+        if ask or not self._limit:
+            return bool(self._limit)
+        head, node = tensor.contents, np.zeros((), NODE)
+        node["name"], node["op"] = self._api.ggml_get_name(tensor), self._api.ggml_op_desc(tensor)
+        node["type"], node["ne"] = head.type, list(head.ne)
+        values = self._values_of(tensor)
+        if values is not None and values.size:
+            stride = -(-values.size // self._limit)
+            node["stride"], kept = stride, values[::stride].astype("<f4")
+            exact = values.astype(np.float64)
+            node["n_values"], node["sum"] = kept.size, exact.sum()
+            node["norm"] = np.linalg.norm(exact)
+            self._values.append(kept.tobytes())
+        self._nodes.append(node)
+        return True
+
+    def _values_of(self, tensor: Any) -> np.ndarray | None:
+        """In order; None for what is not read here (quantised caches, and very large nodes)."""
+        head, n = tensor.contents, int(self._api.ggml_nbytes(tensor))
+        dtype = np.dtype("<u2" if head.type == _BF16 else _DTYPES.get(head.type, "V1"))
+        if dtype.kind == "V" or not 0 < n <= _MOST_NODE:
+            return None
+        raw = (c_uint8 * n)()
+        self._api.ggml_backend_tensor_get(tensor, raw, 0, n)
+        shape, strides = tuple(head.ne)[::-1], tuple(head.nb)[::-1]
+        values = np.ndarray(shape, dtype, bytes(raw), strides=strides).reshape(-1)
+        if head.type == _BF16:
+            values = (values.astype("<u4") << 16).view("<f4")
+        return values
+
+
+def serve(api: Callable[[], Any]) -> None:
+    """Answer requests until the input ends."""
+    requests = sys.stdin.buffer
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints is not a reply
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
+    if sys.platform == "linux":  # also from the middle of a call that never ends
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    commands: LlamaCommands | None = None
+    while True:
+        try:
+            name, *values = read_frame(requests)
+        except (EOFError, WireError, ValueError):
+            break
+        reply: list[Value | str]
+        try:
+            commands = commands or LlamaCommands(api())
+            reply = [0, *commands.call(bytes(name).decode(), values)]  # type: ignore[arg-type]
+        except CommandError as error:
+            reply = [1, error.kind, str(error)]
+        except DraftscopeError as error:
+            kind = "option" if isinstance(error, OptionError) else "library"
+            reply = [1, kind, error.message.rstrip(".")]
+        except (TypeError, IndexError, ValueError) as error:
+            reply = [1, "option", f"the command is wrong: {error}"]
+        write_frame(replies, reply)
+    if commands is not None:
+        commands.close()
+
+
+if __name__ == "__main__":
+    serve(lambda: LlamaApi(Path(sys.argv[1])))

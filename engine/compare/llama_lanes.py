@@ -144,7 +144,15 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
         # what a plane holds is known by its likeness to the plain lane's states
         self.facts.columns = {"memory": {"state": "derived", "age": "derived"}}
-        if by_planes and self.layout and not self.n_rs_seq:
+        if by_planes and self.layout and not n_rs_seq:
+            self.facts.lane_error = str(
+                RollbackRefusedError(
+                    "The run keeps no snapshot planes (n_rs_seq is 0), as its drafts are not of a "
+                    "known length.",
+                    "Give --n-rs-seq, or lane rollback=checkpoint.",
+                )
+            )
+        elif by_planes and self.layout and not self.n_rs_seq:
             self.facts.lane_error = str(
                 RollbackRefusedError(
                     "llama.cpp has no snapshot planes for the architecture "

@@ -1,113 +1,116 @@
-"""Which llama.cpp library is used, and whether the Python binding fits it.
+"""Builds of llama.cpp: found in what a user names, and how each is driven.
 
-llama.cpp takes and returns its parameters as structs by value, and tells no version of them: a
-library of another build would read and write other fields than the binding means, or beyond its
-memory. So a library that did not come with the binding is looked at first, in a child process that
-it may crash: it has to have every function that the binding names, return structs of the binding's
-sizes, and give the fields the values that the binding's own library gives them.
+A build is a build tree, an install prefix, a folder with `llama.h` and the library, the library
+itself, a Python wheel, or the name of an installed package. With its headers and a C++ compiler,
+llama_driver.cpp is compiled for it, once, into the cache folder; else engine.compare.llama_cpp
+drives it through ctypes.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import json
+import hashlib
 import os
-import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from functools import cache
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from engine.errors import OptionError, PeerLibraryError
+from kernels.cache_folder import cache_folder
 
-_NAMES = {"darwin": ("libllama.dylib", "libllama.so"), "win32": ("llama.dll", "libllama.dll")}
-_PLACES = (".", "bin", "lib", "build/bin", "src")
-_STRUCTS = ("llama_context_default_params", "llama_model_default_params")
-_ROOM = 1 << 14
-_PADDING = 8
-_PROBE_S = 60.0
-INSTALL = "Install it with: pip install 'llama-cpp-python>=0.3.36'"
-_REMEDY = "Use a build of the sources that this llama-cpp-python was made from."
+_NAMES = {
+    "darwin": ("libllama.dylib", "libllama.so", "xllamacpp.abi3.so"),
+    "win32": ("llama.dll", "libllama.dll"),
+}
+_DEFAULT_NAMES = ("libllama.so", "xllamacpp.abi3.so")
+_PLACES = (".", "bin", "lib", "lib64", "build/bin", "build/lib", "src", "build/src")
+_PACKAGES = {"llama_cpp": "lib", "xllamacpp": "."}
+"""Packages with a library, and where in the package it is."""
+_SOURCE = Path(__file__).with_name("llama_driver.cpp")
+_COMPILERS = ("c++", "clang++", "g++")
+_COMPILE_S = 300.0
+_MOST_UNPACKED = 1 << 32
+_LONGEST = 300
+INSTALL = "Name a build with --llama-cpp, or install one: pip install xllamacpp"
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaBuild:
+    """library: the file that has the C interface. headers: folders with llama.h and ggml.h, none
+    where there are none."""
+
+    library: Path
+    headers: tuple[Path, ...] = ()
+
+    @property
+    def stamp(self) -> str:
+        """A hash of what the driver is made of: its source, the headers, the library's file."""
+        made_of = hashlib.sha256(_SOURCE.read_bytes())
+        for folder in self.headers:
+            for path in sorted(folder.glob("*.h")):
+                made_of.update(path.read_bytes())
+        state = self.library.stat()
+        made_of.update(f"{self.library} {state.st_size} {state.st_mtime_ns}".encode())
+        return made_of.hexdigest()[:24]
 
 
 def missing() -> str:
     """Why there can be no lanes of llama.cpp here, in a sentence; empty if there can."""
-    if importlib.util.find_spec("llama_cpp") is not None:
+    if any(find_spec(name) for name in _PACKAGES):
         return ""
-    return f"llama.cpp lanes need llama-cpp-python. {INSTALL}"
+    return f"llama.cpp lanes need a build of llama.cpp. {INSTALL}"
 
 
-def folder_of(library: Path) -> Path:
-    """The folder with the libllama that a user named: that file, a build's folder, or the folder
-    of the sources around it. Raises OptionError."""
-    names = _NAMES.get(sys.platform, ("libllama.so",))
-    if library.is_file():
-        folder = library.resolve().parent
-        if any((folder / name).exists() for name in names) and library.name.split(".")[0] in (
-            "libllama",
-            "llama",
-        ):
-            return folder
-    elif library.is_dir():
-        for place in _PLACES:
-            if any((library / place / name).is_file() for name in names):
-                return (library / place).resolve()
-    raise OptionError(
-        f"There is no llama.cpp library at {str(library)[:80]}.",
-        f"Name the folder of a build with {names[0]} in it, or that file.",
-    )
-
-
-def check_library(folder: Path | None) -> None:
-    """Raises OptionError without the binding, PeerLibraryError for a library that it cannot use.
-
-    folder: that of a libllama, None = the binding's own, which fits.
-    """
-    if folder is None:
-        return
-    stamps = tuple(sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("*llama*")))
-    _check(folder, stamps)
-
-
-@cache
-def _check(folder: Path, _stamps: tuple[tuple[str, int], ...]) -> None:
-    found = _probe(folder)
-    for name, size in found["sizes"].items():
-        written = found["written"].get(name)
-        if written is not None and not size - _PADDING < written <= size:
-            raise PeerLibraryError(
-                f"The library in {folder.name} returns {written} bytes from {name} where "
-                f"llama-cpp-python expects {size}.",
-                _REMEDY,
-            )
-    own = _probe(None, must_load=False)
-    expected = own["fields"] if own else {}
-    others = [
-        f"{name} {found['fields'].get(name)} for {value}"
-        for name, value in expected.items()
-        if found["fields"].get(name) != value
-    ]
-    if others:
-        raise PeerLibraryError(
-            f"The library in {folder.name} has other default parameters than the one of "
-            f"llama-cpp-python ({', '.join(others[:3])}), so their structs are not the same.",
-            _REMEDY,
+def find_build(named: Path | None) -> LlamaBuild:
+    """The build at a path, in a wheel, or in the package of that name; None = the first installed
+    package that has one. Raises OptionError, naming what is missing."""
+    if named is None or str(named) in _PACKAGES:
+        return _installed([str(named)] if named else list(_PACKAGES))
+    if named.is_file() and named.suffix == ".whl":
+        named = _unpacked(named)
+    names = _NAMES.get(sys.platform, _DEFAULT_NAMES)
+    library = None
+    if named.is_file():
+        if re.match(r"(lib)?llama\.|xllamacpp\.", named.name):
+            library = named
+    else:
+        package_places = [f"{package}/{place}" for package, place in _PACKAGES.items()]
+        places = [named / place for place in (*_PLACES, *package_places)]
+        found = (place / name for place in places for name in names)
+        library = next((path for path in found if path.is_file()), None)
+    if library is None:
+        folder = named if named.is_dir() else named.parent
+        static = next(iter(folder.rglob("libllama.a")), None) if folder.is_dir() else None
+        why = "only a static one: build with -DBUILD_SHARED_LIBS=ON" if static else "none"
+        raise OptionError(
+            f"There is no llama.cpp library at {str(named)[:80]} ({names[0]}: {why}).",
+            "Name a build tree, an install prefix, a wheel, or the folder with that file.",
         )
+    return LlamaBuild(library.resolve(), _headers(library.resolve(), named))
 
 
-def environment(folder: Path | None) -> dict[str, str]:
-    """For a child that loads the library in a folder (None: the binding's own)."""
+def start_words(build: LlamaBuild) -> list[str]:
+    """The command of the process that drives a build: the compiled driver, or where there are no
+    headers or no compiler, Python with ctypes. Raises PeerLibraryError if it does not compile."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if build.headers and compiler and sys.platform != "win32":
+        return [str(_compiled(build, compiler))]
+    return [sys.executable, "-m", "engine.compare.llama_cpp", str(build.library)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For a child that loads the library in a folder."""
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
     found["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
-    found.pop("LLAMA_CPP_LIB_PATH", None)
-    if folder is not None:
-        found["LLAMA_CPP_LIB_PATH"] = str(folder)
-        known = found.get("LD_LIBRARY_PATH")
-        found["LD_LIBRARY_PATH"] = str(folder) + (os.pathsep + known if known else "")
+    known = found.get("LD_LIBRARY_PATH")
+    found["LD_LIBRARY_PATH"] = str(folder) + (os.pathsep + known if known else "")
     return found
 
 
@@ -121,76 +124,101 @@ def how_it_ended(status: int) -> str:
         return f"signal {-status}"
 
 
-def _probe(folder: Path | None, *, must_load: bool = True) -> dict[str, Any]:
-    """What a child finds out about a library. Empty if it cannot load and need not."""
-    found: dict[str, Any]
+def _installed(packages: list[str]) -> LlamaBuild:
+    for name in packages:
+        spec = find_spec(name)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            return find_build(Path(folder) / _PACKAGES[name])
+    raise OptionError(f"There is no package {' or '.join(packages)} here.", f"{INSTALL}.")
+
+
+def _headers(library: Path, named: Path) -> tuple[Path, ...]:
+    """Folders of llama.h and ggml.h that belong to a library: in the folder that was named, those
+    above the library, or in the sources that its build was made from."""
+    roots = [*library.parents[:4]]
+    if named.is_dir():
+        roots.insert(0, named.resolve())
+    for folder in library.parents[:3]:
+        cache = folder / "CMakeCache.txt"
+        if cache.is_file():
+            text = cache.read_text(errors="replace")
+            if found := re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", text, re.M):
+                roots.insert(0, Path(found[1]))
+    for root in roots:
+        folders = [root / "include", root / "ggml" / "include", root]
+        with_llama = next((one for one in folders if (one / "llama.h").is_file()), None)
+        with_ggml = next((one for one in folders if (one / "ggml.h").is_file()), None)
+        if with_llama and with_ggml:
+            return tuple(dict.fromkeys((with_llama, with_ggml)))
+    return ()
+
+
+def _unpacked(wheel: Path) -> Path:
+    """The libraries of a wheel, unpacked once into the cache folder. Raises OptionError."""
+    state = wheel.stat()
+    key = hashlib.sha256(f"{wheel.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
+    folder = cache_folder() / "llama.cpp" / f"wheel-{key.hexdigest()[:24]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", __name__],
-            capture_output=True,
-            timeout=_PROBE_S,
-            env=environment(folder),
-            check=False,
-        )
-        found = json.loads(child.stdout)
-    except subprocess.TimeoutExpired:
-        found = {"error": f"it was not loaded within {_PROBE_S:g} s"}
-    except ValueError:
-        found = {"error": how_it_ended(child.returncode)}
-    if "missing" in found:
-        raise OptionError(
-            f"llama.cpp lanes need llama-cpp-python, which cannot be imported "
-            f"({found['missing']}).",
-            INSTALL,
-        )
-    if "error" not in found:
-        return found
-    if not must_load:
-        return {}
-    where = "" if folder is None else f" in {folder.name}"
-    raise PeerLibraryError(
-        f"The library{where} cannot be used by llama-cpp-python: {found['error']}.", _REMEDY
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            tempfile.TemporaryDirectory(dir=folder.parent) as made,
+        ):
+            libraries = [
+                one
+                for one in archive.infolist()
+                if re.search(r"\.(so|dylib|dll|h)(\.[\d.]+)?$", one.filename)
+            ]
+            if sum(one.file_size for one in libraries) > _MOST_UNPACKED:
+                raise OptionError(
+                    f"{wheel.name} unpacks to more than {_MOST_UNPACKED >> 30} GiB.",
+                    "Unpack it and name its folder.",
+                )
+            archive.extractall(made, libraries)
+            Path(made).rename(folder)
+            Path(made).mkdir()  # for the end of the temporary folder
+    except (zipfile.BadZipFile, OSError) as error:
+        if not folder.is_dir():
+            raise OptionError(
+                f"{wheel.name} cannot be unpacked: {error}.", "Name a wheel of llama.cpp."
+            ) from error
+    return folder
+
+
+def _compiled(build: LlamaBuild, compiler: str) -> Path:
+    """The driver of a build. Raises PeerLibraryError."""
+    driver = cache_folder() / "llama.cpp" / f"driver-{build.stamp}"
+    if driver.is_file():
+        return driver
+    driver.parent.mkdir(parents=True, exist_ok=True)
+    folder = build.library.parent
+    found = (
+        next(iter(sorted(folder.glob(f"lib{name}.*"))), None) for name in ("ggml", "ggml-base")
     )
-
-
-def _look() -> dict[str, Any]:
-    """The child: what the binding and the library say of each other."""
-    try:
-        api: Any = importlib.import_module("llama_cpp")
-    except ImportError as error:
-        return {"missing": str(error)}
-    except (AttributeError, OSError, RuntimeError) as error:
-        return {"error": str(error)}
-    found: dict[str, Any] = {"sizes": {}, "written": {}, "fields": {}}
-    library = ctypes.CDLL(api.llama_cpp._lib._name)
-    for name in _STRUCTS:
-        made = getattr(api, name)
-        found["sizes"][name] = ctypes.sizeof(made.restype)
-        # in this calling convention the caller passes the place of a struct of more than 16 bytes
-        # as the first argument; elsewhere only the values of the fields can be looked at
-        if platform.machine() in ("x86_64", "AMD64") and sys.platform != "win32":
-            found["written"][name] = _n_written(getattr(library, name))
-        if found["written"].get(name, 0) > ctypes.sizeof(made.restype):
-            continue  # the binding's own call would write beyond its memory
-        values = made()
-        for field, _ in values._fields_:
-            value = getattr(values, field)
-            plain = isinstance(value, int | float)
-            found["fields"][f"{name}.{field}"] = value if plain else bool(value)
-    return found
-
-
-def _n_written(function: Any) -> int:
-    """Bytes up to the last one that a function returning a struct writes."""
-    function.restype, function.argtypes = None, [ctypes.c_void_p]
-    seen = []
-    for fill in (0xA5, 0x5A):
-        buffer = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
-        function(buffer)
-        seen.append(bytes(buffer))
-    same = [i for i, (a, b) in enumerate(zip(*seen, strict=True)) if a == b]
-    return same[-1] + 1 if same else 0
-
-
-if __name__ == "__main__":
-    print(json.dumps(_look()))  # noqa: T201 - the child's answer
+    libraries = [str(build.library), *(str(one) for one in found if one)]
+    with tempfile.TemporaryDirectory(dir=driver.parent) as made:
+        words = [
+            *(compiler, "-std=c++17", "-O1", "-o", f"{made}/driver", str(_SOURCE)),
+            *(word for one in build.headers for word in ("-I", str(one))),
+            *libraries,
+            f"-Wl,-rpath,{folder}",
+            "-ldl",
+        ]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", timeout=_COMPILE_S
+            )
+            failed = done.stderr if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed = f"error: {error}"
+        if failed:
+            lines = [line for line in failed.splitlines() if "error" in line or "undefined" in line]
+            why = (lines or failed.splitlines() or ["no reason given"])[0].rpartition("/")[2]
+            raise PeerLibraryError(
+                f"The driver does not compile against {build.headers[0]}: {why[:_LONGEST]}.",
+                "Name a build whose headers and library are of one version.",
+            )
+        os.replace(f"{made}/driver", driver)
+    return driver

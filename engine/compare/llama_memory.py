@@ -1,7 +1,7 @@
 """Scripts of memory operations on llama.cpp's own memory, where its C interface has them.
 
 Of a sequence it gives the last position; pending planes, valid depths, cells and places are unknown
-and not judged. Splits, shared cells, faults and storage filled beforehand cannot be asked for.
+and not judged. Splits, faults and storage filled beforehand cannot be asked for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 
 from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LLAMA_POLICIES
-from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_cpp import PARTIAL, TokenSpan
 from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_script import ContextSpec
 from engine.compare.state_blob import RecurrentState, decode_state, state_difference
-from engine.errors import OptionError, RollbackRefusedError
+from engine.errors import OptionError, RollbackRefusedError, StateBlobError
 from engine.model.mixers import layout_of
 from engine.session import Session
 
@@ -35,7 +35,9 @@ class LlamaScriptContext:
             n_rs_seq,
             torch.get_num_threads(),
             n_batch=spec.n_ctx * spec.n_seqs,
+            kv_unified=True if spec.kv == "unified" else None,
         )
+        owner.opened.append(self._number)
         if n_rs_seq and not found:
             raise RollbackRefusedError(
                 "llama.cpp has no snapshot planes for this architecture (n_rs_seq is 0).",
@@ -65,11 +67,11 @@ class LlamaScriptContext:
         self._engine.seq_add(self._number, seq, p0, p1, shift)
 
     def save(self, seq: int, path: Path) -> None:
-        """The whole sequence to a file that `load` of any context reads."""
-        path.write_bytes(self._engine.save(self._number, seq, WHOLE))
+        """The whole sequence to a slot file of the library, which `load` of any context reads."""
+        self._engine.save_file(self._number, seq, path)
 
     def load(self, seq: int, path: Path) -> None:
-        self._engine.load(self._number, seq, path.read_bytes(), WHOLE)
+        self._engine.load_file(self._number, seq, path)
 
     def checkpoint(self, seq: int) -> tuple[int, bytes]:
         """The last position of the recurrent states, and the states."""
@@ -89,7 +91,11 @@ class LlamaScriptContext:
         self, seq: int, reference: LlamaScriptContext, reference_seq: int
     ) -> MemoryDifference | None:
         """How far the recurrent states are apart. Cells cannot be seen, so none differ."""
-        mine, theirs = self._state(seq), reference._state(reference_seq)
+        try:
+            mine, theirs = self._state(seq), reference._state(reference_seq)
+        except StateBlobError as error:
+            self._owner.unread = str(error)
+            return None
         layout = self._owner.layout
         if mine is None or theirs is None or layout is None:
             return None
@@ -106,7 +112,9 @@ class LlamaScriptEngine:
     """See memory_player.MemoryEngine. Its contexts share a model."""
 
     def __init__(self, session: Session, engine: LlamaEngine) -> None:
-        self.engine = engine
+        self.engine, self.opened = engine, list[int]()
+        self.unread = ""
+        """Why states are not compared, if the library writes them in an unknown format."""
         self._session = session
         self.n_vocab = session.config.n_vocab
         self.n_layers, self.layout = engine.facts().n_layers, layout_of(session.config)
@@ -114,11 +122,16 @@ class LlamaScriptEngine:
     def encode(self, text: str) -> list[int]:
         return list(self._session.prompt(text).tokens)
 
+    def close_contexts(self) -> None:
+        """Give back what scripts so far have opened."""
+        for number in self.opened:
+            self.engine.close_context(number)
+        self.opened.clear()
+
     def context(self, spec: ContextSpec, policy: str) -> LlamaScriptContext:
         """Raises OptionError for what llama.cpp cannot be asked for."""
         asked = {
             "keep": spec.keep is not None,
-            "kv=unified": spec.kv != "per-seq",
             f"split={spec.split}": spec.split != "equal",
             f"fault={spec.fault}": spec.fault is not None,
             policy: policy not in LLAMA_POLICIES,

@@ -1,67 +1,165 @@
 """llama.cpp in a process of its own, so that a library that ends it ends nothing else.
 
-A build under work may fail an assertion, overrun its memory or be of another version than the
-binding. All of that is a sentence here. Parent and child send pickles over the child's standard
-input and output: (method of LlamaCpp, arguments) and ("value", result) or
-("error", kind, message, remedy).
+A build under work may fail an assertion or overrun its memory. All of that is a sentence here. The
+process is llama_driver.cpp, or engine.compare.llama_cpp where that cannot be compiled; both answer
+the same commands (llama_wire).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import pickle
-import signal
 import subprocess
-import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-import engine.errors
-from engine.compare.llama_cpp import LlamaCpp, ModelFacts, TokenSpan, require
-from engine.compare.llama_library import check_library, environment, folder_of, how_it_ended
-from engine.errors import DraftscopeError, PeerLibraryError
+from engine.compare.llama_cpp import NODE, CommandError, TokenSpan
+from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
+from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
+from engine.errors import (
+    ContextFullError,
+    DraftscopeError,
+    OptionError,
+    PeerLibraryError,
+    UnsupportedModelError,
+)
 
 _WAIT_S = 5.0
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
+"""Types of attention cells by llama.cpp's names, and their numbers in ggml."""
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
-class LlamaProcess:
-    """A LlamaCpp in a child process, with its methods. library: a folder of a build, or the file
-    of its libllama; None = the one that came with the binding.
+@dataclass(frozen=True, slots=True)
+class LlamaSettings:
+    """Settings of models and contexts, by llama.cpp's names; what is not given here is fixed by
+    what a lane needs.
 
-    Raises what LlamaCpp raises, and PeerLibraryError where the library cannot be used with the
-    binding, or once the process has ended.
+    devices: names as `llama-cli --list-devices` has them, separated by commas, "" = the library's
+    choice. n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of
+    the file, and have an MTP context at the side of every context.
     """
 
-    def __init__(self, path: Path, library: Path | None = None) -> None:
-        folder = None if library is None else folder_of(library)
-        check_library(folder)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
-        self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environment(folder),
+    n_gpu_layers: int = 0
+    devices: str = ""
+    flash_attn: str = "off"
+    type_k: str = "f32"
+    type_v: str = "f32"
+    n_batch: int | None = None
+    kv_unified: bool = False
+    load_mtp: bool = False
+
+    def words(self) -> str:
+        """The settings as options of llama.cpp."""
+        batch = f" -b {self.n_batch}" if self.n_batch else ""
+        device = f" --device {self.devices}" if self.devices else ""
+        return (
+            f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "
+            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}"
         )
-        try:
-            self._call("open", path)
-        except BaseException:
-            self.close()
-            raise
+
+    def __post_init__(self) -> None:
+        for name, known in (("flash_attn", FLASH_ATTENTION), ("type_k", CACHE_TYPES)):
+            if getattr(self, name) not in known:
+                raise OptionError(
+                    f"{name} is {getattr(self, name)!r}.", f"Choose from {', '.join(known)}."
+                )
+        if self.type_v not in CACHE_TYPES:
+            raise OptionError(
+                f"type_v is {self.type_v!r}.", f"Choose from {', '.join(CACHE_TYPES)}."
+            )
+
+
+DEFAULT_SETTINGS = LlamaSettings()
+
+
+class ModelFacts(NamedTuple):
+    """version: of the library. n_bytes: weights."""
+
+    version: str
+    n_bytes: int
+    n_vocab: int
+    n_layers: int
+
+
+class BuildFacts(NamedTuple):
+    """system: what the library says of its processor features; devices: name and description."""
+
+    version: str
+    commit: str
+    system: str
+    devices: tuple[tuple[str, str], ...]
+
+
+class GraphNode(NamedTuple):
+    """A node of a graph after it was computed. shape: ne, innermost first. values: every
+    `stride`th value in order, float32; none of a type that is not read. norm, sum: of all."""
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    values: np.ndarray
+    stride: int
+    norm: float
+    sum: float
+
+
+class LlamaEngine(ABC):
+    """A loaded model and its contexts, which are known by number; close() gives all back.
+
+    Raises UnsupportedModelError if llama.cpp cannot load the file or open a context for it,
+    OptionError for what the build does not know, PeerLibraryError where the library fails.
+    """
+
+    def __init__(self, path: Path, settings: LlamaSettings | None = None) -> None:
+        self.settings = settings or LlamaSettings()
+        self._path = path
+        self._widths: list[int] = []
+        mtp = self.settings.load_mtp
+        found = self._ask(
+            "open_model", *(str(path), self.settings.n_gpu_layers, self.settings.devices, int(mtp))
+        )
+        self._model, self._n_vocab, self._n_layers, self._n_bytes = _integers(found, 4)
+
+    @abstractmethod
+    def _call(self, name: str, *values: Value | str) -> list[Value]:
+        """The values of a command's reply. Raises CommandError and PeerLibraryError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; may be called again."""
+
+    def build_facts(self) -> BuildFacts:
+        """What the library says of itself."""
+        _, *texts = self._ask("build_facts")
+        version, commit, system, devices = (_text(one) for one in texts)
+        pairs = (line.partition("\t")[::2] for line in devices.splitlines())
+        return BuildFacts(version, commit, system, tuple(pairs))
 
     def facts(self) -> ModelFacts:
-        found: ModelFacts = self._call("facts")
-        return found
+        """What the model and the library are."""
+        build = self.build_facts()
+        version = " ".join(filter(None, ("llama.cpp", build.version)))
+        return ModelFacts(version, self._n_bytes, self._n_vocab, self._n_layers)
 
     def open_context(
         self,
@@ -71,41 +169,213 @@ class LlamaProcess:
         n_rs_seq: int,
         n_threads: int,
         n_batch: int | None = None,
+        *,
+        kv_unified: bool | None = None,
+        mtp_of: int | None = None,
+        traced: bool = False,
     ) -> tuple[int, int]:
-        number, found = self._call(
-            "open_context", n_seqs, n_ctx, n_ubatch, n_rs_seq, n_threads, n_batch
+        """n_seqs sequences of n_ctx cells each, under the engine's settings.
+
+        n_batch: tokens of a batch, None = as the settings say. n_rs_seq: snapshot planes to ask
+        for. kv_unified: None = as the settings say. mtp_of: an MTP context at the side of that one.
+        traced: its decodes can be traced. Returns the context's number and the planes that it has,
+        0 where the architecture has none.
+        """
+        settings = self.settings
+        ubatch = min(n_ubatch, n_ctx)
+        unified = settings.kv_unified if kv_unified is None else kv_unified
+        found = self._ask(
+            "open_context",
+            self._model,
+            n_seqs,
+            n_ctx * n_seqs,
+            max(ubatch, n_batch or settings.n_batch or ubatch),
+            ubatch,
+            n_rs_seq,
+            n_threads,
+            FLASH_ATTENTION[settings.flash_attn],
+            CACHE_TYPES[settings.type_k],
+            CACHE_TYPES[settings.type_v],
+            int(unified),
+            int(mtp_of is not None),
+            -1 if mtp_of is None else mtp_of,
+            int(traced),
         )
-        return number, found
+        number, planes, width = _integers(found, 3)
+        self._widths.append(width)
+        return number, planes if n_rs_seq else 0
+
+    def close_context(self, number: int) -> None:
+        """Give a context back; its number is not used again."""
+        self._ask("close_context", number)
 
     def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:
-        plain = [TokenSpan(one.seq, one.pos0, list(one.tokens), one.outputs) for one in spans]
-        rows: np.ndarray = self._call("decode", number, plain)
-        return rows
+        """Decode spans in one batch; where they are more than a batch takes, in several of one
+        sequence each. Logits float32 [n, n_vocab] of the rows asked for, in order.
+
+        Raises ContextFullError when llama.cpp finds no cells or fails.
+        """
+        width = self._widths[number]
+        if sum(len(span.tokens) for span in spans) <= width:
+            return self._decode(number, spans, 0)[0]
+        rows = []
+        for span in spans:
+            for start in range(0, len(span.tokens), width):
+                part = span.tokens[start : start + width]
+                left = len(span.tokens) - start - len(part)
+                outputs = max(0, min(len(part), span.outputs - left))
+                one = TokenSpan(span.seq, span.pos0 + start, part, outputs)
+                rows.append(self._decode(number, [one], 0)[0])
+        return np.concatenate(rows)
+
+    def trace(
+        self, number: int, spans: Sequence[TokenSpan], most_values: int = 4096
+    ) -> tuple[np.ndarray, list[GraphNode]]:
+        """Decode one batch in a traced context: its logits, and every node of its graphs in the
+        order in which they were computed, each alone. most_values: of a node that are kept."""
+        logits, found = self._decode(number, spans, most_values)
+        table, values = found
+        if len(table) % NODE.itemsize or len(values) % 4:
+            raise self._wrong("trace")
+        nodes, floats, at = [], np.frombuffer(values, "<f4"), 0
+        for row in np.frombuffer(table, NODE):
+            n = int(row["n_values"])
+            if not 0 <= n <= floats.size - at:
+                raise self._wrong("trace")
+            shape = tuple(int(size) for size in row["ne"])
+            name, op = (row[key].decode("utf-8", "replace") for key in ("name", "op"))
+            numbers = int(row["stride"]), float(row["norm"]), float(row["sum"])
+            nodes.append(GraphNode(name, op, shape, floats[at : at + n], *numbers))
+            at += n
+        return logits, nodes
 
     def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool:
-        return bool(self._call("seq_rm", number, seq, p0, p1))
+        """Remove positions p0 <= pos < p1 (negative: no bound). False: refused."""
+        return bool(self._ask("seq_rm", number, seq, p0, p1)[0])
 
     def seq_cp(self, number: int, src: int, dst: int) -> None:
-        self._call("seq_cp", number, src, dst)
+        """dst becomes a copy of src."""
+        self._ask("seq_cp", number, src, dst)
 
     def seq_keep(self, number: int, seq: int) -> None:
-        self._call("seq_keep", number, seq)
+        """Forget every other sequence."""
+        self._ask("seq_keep", number, seq)
 
     def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> None:
-        self._call("seq_add", number, seq, p0, p1, shift)
+        """Move positions p0 <= pos < p1 by shift."""
+        self._ask("seq_add", number, seq, p0, p1, shift)
+
+    def positions(self, number: int, seq: int) -> tuple[int, int]:
+        """The first and last position that both attention cells and recurrent state hold, -1 =
+        none."""
+        first, last = _integers(self._ask("positions", number, seq), 2)
+        return first, last
 
     def pos_max(self, number: int, seq: int) -> int:
-        return int(self._call("pos_max", number, seq))
+        """The last of `positions`."""
+        return self.positions(number, seq)[1]
 
     def save(self, number: int, seq: int, flags: int) -> bytes:
-        blob: bytes = self._call("save", number, seq, flags)
-        return blob
+        """A sequence as a blob; flags: WHOLE, PARTIAL, or PARTIAL with ON_DEVICE."""
+        (blob,) = self._ask("save", number, seq, flags)
+        return _bytes(blob)
 
     def load(self, number: int, seq: int, blob: bytes, flags: int) -> None:
-        self._call("load", number, seq, blob, flags)
+        """Put a blob of the same flags into a sequence."""
+        self._ask("load", number, seq, blob, flags)
+
+    def save_file(self, number: int, seq: int, path: Path, tokens: Sequence[int] = ()) -> None:
+        """A sequence and its tokens as a slot file of the library."""
+        self._ask("save_file", number, seq, str(path), np.array(tokens, "<i4").tobytes())
+
+    def load_file(self, number: int, seq: int, path: Path) -> list[int]:
+        """Put a slot file into a sequence. Returns its tokens."""
+        (tokens,) = self._ask("load_file", number, seq, str(path))
+        found: list[int] = np.frombuffer(_bytes(tokens), "<i4").tolist()
+        return found
+
+    def _decode(
+        self, number: int, spans: Sequence[TokenSpan], most_values: int
+    ) -> tuple[np.ndarray, list[bytes]]:
+        rows_in = np.array(
+            [
+                (token, span.pos0 + i, span.seq, i >= len(span.tokens) - span.outputs)
+                for span in spans
+                for i, token in enumerate(span.tokens)
+            ],
+            "<i4",
+        )
+        raw = [column.tobytes() for column in rows_in[:, :3].T]
+        outputs = rows_in[:, 3].astype("i1")
+        raw.append(outputs.tobytes())
+        status, logits, *found = self._ask("decode", number, *raw, most_values)
+        if status:
+            where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
+            raise ContextFullError(
+                f"llama.cpp could not decode {where} (status {status}).",
+                "Raise -c, or leave its lanes out.",
+            )
+        rows = np.frombuffer(_bytes(logits), "<f4")
+        if rows.size != int(outputs.sum()) * self._n_vocab or (most_values and len(found) != 2):
+            raise self._wrong("decode")
+        return rows.reshape(-1, self._n_vocab).copy(), [_bytes(one) for one in found]
+
+    def _ask(self, name: str, *values: Value | str) -> list[Value]:
+        try:
+            return self._call(name, *values)
+        except CommandError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: CommandError) -> DraftscopeError:
+        if error.kind == "model":
+            return UnsupportedModelError(
+                f"llama.cpp cannot load {self._path.name}: {error}.",
+                "Leave its lanes out, or use a newer llama.cpp.",
+            )
+        if error.kind == "option":
+            return OptionError(
+                f"llama.cpp refuses what it is asked for: {error}.",
+                "Use another build or other settings.",
+            )
+        return PeerLibraryError(
+            f"llama.cpp failed: {error}.", "Look at what that build does there."
+        )
+
+    def _wrong(self, name: str) -> PeerLibraryError:
+        return PeerLibraryError(
+            f"The llama.cpp process sent a wrong reply to {name}.", "Use another build."
+        )
+
+
+class LlamaProcess(LlamaEngine):
+    """A LlamaEngine in a child process. library: what find_build takes; None = an installed
+    package.
+
+    Raises in addition PeerLibraryError where the library cannot be used, or once the process has
+    ended.
+    """
+
+    def __init__(
+        self, path: Path, library: Path | None = None, settings: LlamaSettings | None = None
+    ) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        build = find_build(library)
+        words = start_words(build)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
+        self._child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment(build.library.parent),
+        )
+        try:
+            super().__init__(path, settings)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """End the process; may be called again."""
         if self._child is None:
             return
         child, self._child = self._child, None
@@ -121,22 +391,20 @@ class LlamaProcess:
         self._stderr.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_child", None) is not None:
-            self.close()
+        self.close()
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *values: Value | str) -> list[Value]:
         if self._child is None or self._child.stdin is None or self._child.stdout is None:
             raise PeerLibraryError("The llama.cpp process has ended.", "Compare once more.")
         try:
-            pickle.dump((name, args), self._child.stdin, pickle.HIGHEST_PROTOCOL)
-            self._child.stdin.flush()
-            reply = pickle.load(self._child.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            write_frame(self._child.stdin, [name, *values])
+            failed, *found = read_frame(self._child.stdout)
+        except (OSError, EOFError, WireError, ValueError) as error:
             raise self._ended(name) from error
-        if reply[0] == "value":
-            return reply[1]
-        _, kind, message, remedy = reply
-        raise getattr(engine.errors, kind)(message, remedy)
+        if failed:
+            kind, message = (_text(one) for one in (*found, b"", b"")[:2])
+            raise CommandError(kind, message)
+        return found
 
     def _ended(self, name: str) -> PeerLibraryError:
         assert self._child is not None
@@ -153,10 +421,6 @@ class LlamaProcess:
         )
 
 
-LlamaEngine = LlamaCpp | LlamaProcess
-"""A model in llama.cpp, here or in another process."""
-
-
 def last_words(stderr: IO[bytes]) -> str:
     """The last line of an error output, without a full stop; a failed assertion if there is
     one."""
@@ -168,35 +432,17 @@ def last_words(stderr: IO[bytes]) -> str:
     return words[:_LONGEST]
 
 
-def _serve() -> None:
-    """The child: answers calls until its input ends."""
-    requests = sys.stdin.buffer
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is not a reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
-    if sys.platform == "linux":  # also from the middle of a call that never ends
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    opened: LlamaCpp | None = None
-    while True:
-        try:
-            name, args = pickle.load(requests)
-        except EOFError:
-            break
-        try:
-            if name == "open":
-                require()
-                opened = LlamaCpp(*args)
-                value: Any = None
-            else:
-                value = getattr(opened, name)(*args)
-            reply: tuple[Any, ...] = ("value", value)
-        except DraftscopeError as error:
-            reply = ("error", type(error).__name__, error.message, error.remedy)
-        pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
-        replies.flush()
-    if opened is not None:
-        opened.close()
+def _integers(values: Sequence[Any], n: int) -> list[int]:
+    if len(values) != n or not all(isinstance(one, int) for one in values):
+        raise PeerLibraryError("The llama.cpp process sent a wrong reply.", "Use another build.")
+    return list(values)
 
 
-if __name__ == "__main__":
-    _serve()
+def _bytes(value: Value) -> bytes:
+    if not isinstance(value, bytes):
+        raise PeerLibraryError("The llama.cpp process sent a wrong reply.", "Use another build.")
+    return value
+
+
+def _text(value: Value) -> str:
+    return _bytes(value).decode("utf-8", "replace")

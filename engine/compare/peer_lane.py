@@ -21,11 +21,12 @@ from engine.compare.lane import (
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
-from engine.compare.llama_process import LlamaEngine, LlamaProcess
+from engine.compare.llama_process import LlamaEngine, LlamaProcess, LlamaSettings
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import StateBlobError
 from engine.model.mixers import layout_of
+from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.trace.writer import RunSource, TraceWriter
@@ -33,9 +34,9 @@ from engine.trace.writer import RunSource, TraceWriter
 _FINE = 3
 
 
-def open_llama(path: Path, library: Path | None) -> LlamaEngine:
+def open_llama(path: Path, library: Path | None, settings: LlamaSettings) -> LlamaEngine:
     """A model in llama.cpp. Raises as LlamaProcess does."""
-    return LlamaProcess(path, library)
+    return LlamaProcess(path, library, settings)
 
 
 class LlamaLane(Follower):
@@ -69,6 +70,7 @@ class LlamaLane(Follower):
                 "n_ctx": setup.n_ctx,
                 "n_rs_seq": self.n_rs_seq,
                 "threads": self.n_threads,
+                "llama_settings": asdict(setup.llama_settings),
                 "weight_bytes": told.n_bytes,
             },
         )
@@ -123,7 +125,9 @@ class PeerLane(LlamaLane):
         n_remembered: int = 0,
     ) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
-        engine = open_llama(setup.session.unchanged_path(), setup.llama_library)
+        engine = open_llama(
+            setup.session.unchanged_path(), setup.llama_library, setup.llama_settings
+        )
         try:
             super().__init__(setup, spec, options, leader, engine)
         except BaseException:
@@ -225,10 +229,11 @@ class StateHistory:
             self._known.popitem(last=False)
 
     def position_of(self, state: RecurrentState) -> int | None:
-        """The position of the recurrent state, or of the window where a layer has no other state;
-        None where it is none of those known, or two are too alike to tell."""
+        """The position of the recurrent state, or of the window or the ring where a layer has no
+        other state; None where it is none of those known, or two are too alike to tell."""
         positions = self.positions_of(state)
-        return positions.get("state", positions.get("window"))
+        names = ("state", "window", *(ring.name for ring in RINGS.values()))
+        return next((positions[name] for name in names if name in positions), None)
 
     def positions_of(self, state: RecurrentState) -> dict[str, int | None]:
         """The same for each state of the last recurrent layer, by its name."""

@@ -5,7 +5,10 @@ number of cells (0 or 1), position, 0, whether S is transposed (0), number of la
 recurrent layer the type, bytes per row and row of R (its convolution window), of a layer with
 n-gram embeddings also bytes per row and row of their window, and after all layers the type, bytes
 per row and row of S (empty for a short convolution). Layers come in order without an index;
-attention layers are left out. What is written is what the next batch would read: after a removal
+attention layers are left out. A memory with rings (deepseek4) writes after magic and sequence a
+magic of its own, version and mode; the cells of its window, stream by stream; and the rings `csa`,
+`hca` and `lid`, each a header and for every layer its number, values and scores, which come by
+position, as here. What is written is what the next batch would read: after a removal
 that is pending, the plane that it points to.
 
 A blob comes from a library that may be under work, so every size is checked against the blob and
@@ -14,11 +17,13 @@ the layout before anything is made of it.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from engine.compare.divergence import MemoryDifference
 from engine.errors import StateBlobError
@@ -31,8 +36,15 @@ _CELL = struct.Struct("<iI")
 _SIZES = struct.Struct("<II")
 _TYPE = struct.Struct("<i")
 _N_BYTES = struct.Struct("<Q")
+_RINGS = struct.Struct("<IiIII")
+_RINGS_MAGIC, _PARTIAL = 0x34565344, 1
+_RING = struct.Struct("<IIIIII")
+_RING_ROWS = struct.Struct("<iQQQ")
+_CELL_ROWS = struct.Struct("<iQ")
+_NUMBER = struct.Struct("<I")
 _WINDOWS = ("window", "ngrams")
 _STATE = "state"
+_MOST_STREAMS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
     """Read a blob of a model with n_layers layers, as its layout has them. Raises StateBlobError
     where it is of another model or in another format."""
     reader = _Reader(blob)
+    if layout.by_position:
+        return _rings(reader, layout)
     magic, _, n_cells = reader.read(_HEAD)
     if magic != _MAGIC:
         raise _wrong(f"begins with {magic:#x} and not with {_MAGIC:#x}")
@@ -76,14 +90,55 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
     return RecurrentState(pos, states if n_cells else {})
 
 
+def _rings(reader: _Reader, layout: RecurrentLayout) -> RecurrentState:
+    magic, _, own, version, mode = reader.read(_RINGS)
+    if (magic, own, version, mode) != (_MAGIC, _RINGS_MAGIC, 1, _PARTIAL):
+        found = f"{magic:#x}, {own:#x}, version {version}, mode {mode}"
+        raise _wrong(f"is not of a memory with rings ({found})")
+    pos = -1
+    (n_streams,) = reader.read(_NUMBER)
+    for _ in range(min(n_streams, _MOST_STREAMS)):
+        (n_cells,) = reader.read(_NUMBER)
+        for _ in range(n_cells):
+            at, n_ids = reader.read(_CELL)
+            reader.skip(4 * n_ids)
+            pos = max(pos, at)
+        if n_cells:
+            _, n_layers = reader.read(_SIZES)
+            for _ in range(n_layers):
+                _, row_bytes = reader.read(_CELL_ROWS)
+                reader.skip(row_bytes * n_cells)
+    states: dict[StateKey, np.ndarray] = {}
+    for name in ("csa ring", "hca ring", "lid ring"):
+        layers = [key.layer for key in layout.states if key.name == name]
+        _, _, n_rows, width, n_streams, n_layers = reader.read(_RING)
+        if n_layers != len(layers) or n_streams != 1:
+            raise _wrong(f"has {n_layers} layers of {n_streams} sequences with a {name}")
+        for layer in layers:
+            (number,) = reader.read(_NUMBER)
+            key = StateKey(layer, name)
+            recurrence = layout.states[key]
+            if number != layer or (n_rows, 2 * width) != recurrence.shape:
+                raise _wrong(f"has a {name} of {n_rows} x {width} numbers in layer {number}")
+            halves = [reader.ring_half(key, n_rows, width) for _ in range(2)]
+            ring = torch.from_numpy(np.concatenate(halves, 1))
+            states[key] = recurrence.needed(ring, pos + 1).numpy()
+    reader.end()
+    return RecurrentState(pos, states if pos >= 0 else {})
+
+
 def relative_errors(
     reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
 ) -> dict[StateKey, float]:
-    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none."""
+    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, and what is not
+    finite as infinite."""
     found = {}
     for key, a in reference.items():
-        error = float(np.linalg.norm(a.astype(np.float64) - others[key]))
-        found[key] = error / float(np.linalg.norm(a.astype(np.float64))) if error else 0.0
+        exact = a.astype(np.float64)
+        error, size = (float(np.linalg.norm(one)) for one in (exact - others[key], exact))
+        found[key] = error / size if error and size else math.inf if error else 0.0
+        if math.isnan(found[key]):
+            found[key] = math.inf
     return found
 
 
@@ -113,6 +168,16 @@ class _Reader:
         (kind,) = self.read(_TYPE)
         if kind != _F32:
             raise _wrong(f"has states of type {kind} in layer {layer}, not float32")
+
+    def skip(self, n: int) -> None:
+        self._take(n)
+
+    def ring_half(self, key: StateKey, n_rows: int, width: int) -> np.ndarray:
+        """Values or scores of a ring."""
+        kind, *sizes = self.read(_RING_ROWS)
+        if kind != _F32 or sizes != [width, n_rows, 4 * width]:
+            raise _wrong(f"has a {key.name} of type {kind} and sizes {sizes} in layer {key.layer}")
+        return np.frombuffer(self._take(4 * width * n_rows), "<f4").reshape(n_rows, width)
 
     def row(self, key: StateKey, n_cells: int, shape: tuple[int, ...]) -> np.ndarray:
         """One state in our shape; theirs has the last two dimensions the other way round."""

@@ -105,47 +105,60 @@ class StateOrigin:
         first = len(tokens) - len(ours.states)
         records = []
         for key in keys:
-            right = ours.states[-1][key]
+            recurrence = recurrent.layout.states[key]
+            right = recurrence.needed(ours.states[-1][key], len(tokens))
             error = _error(found[key], right)
             if not error > LEAST / 2:
                 continue
-            recurrence = recurrent.layout.states[key]
             known = {first + i: one[key] for i, one in enumerate(ours.states)}
             known |= {len(tokens) + i: one[key] for i, one in enumerate(rejected.states)}
+            known = {pos: recurrence.needed(state, pos + 1) for pos, state in known.items()}
             of_layers = [
                 _Candidate("layer", other.layer, state)
                 for other, state in found.items()
                 if other.layer != layer and other.name == key.name
             ]
+            candidates = [
+                # before the sequence's own: texts that begin alike have equal states
+                *(
+                    _Candidate("sequence", other, decoded.states[min(n, n_text) - 1][key])
+                    for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
+                ),
+                *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
+                *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
+                *of_layers,
+                *(
+                    _Candidate("sequence", other, one[key])
+                    for other, decoded in theirs.items()
+                    for one in reversed(decoded.states)
+                ),
+            ]
             kind, number = _best(
                 found[key],
                 error,
                 [
-                    # before the sequence's own: texts that begin alike have equal states
-                    *(
-                        _Candidate("sequence", other, decoded.states[min(n, n_text) - 1][key])
-                        for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
-                    ),
-                    *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
-                    *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
-                    *of_layers,
-                    *(
-                        _Candidate("sequence", other, one[key])
-                        for other, decoded in theirs.items()
-                        for one in reversed(decoded.states)
-                    ),
+                    one._replace(state=recurrence.needed(one.state, len(tokens)))
+                    for one in candidates
                 ],
                 is_first=not text.before,
             )
             record = {"pos": len(tokens) - 1, "layer": layer, "name": key.name}
             record |= {"is_window": recurrence.is_window, "error": error}
             record |= {"kind": kind, "number": number, "rows": None}
-            record |= {"holds": [_position(one, known) for one in recurrent.kept(seq, key)]}
+            record["holds"] = [
+                _position({pos: recurrence.needed(one, pos + 1) for pos in known}, known)
+                for one in recurrent.kept(seq, key)
+            ]
             if recurrence.is_window:
-                newest = {pos: state[-1] for pos, state in known.items()}
+                newest = {
+                    pos: recurrence.in_order(state, pos + 1)[-1:] for pos, state in known.items()
+                }
+                # a ring needs no row of a block that has just ended
+                newest = {pos: rows[0] for pos, rows in newest.items() if len(rows)}
+                rows = recurrence.in_order(found[key], len(tokens))
                 record["rows"] = [
-                    _position(row, newest, len(tokens) - len(found[key]) + i)
-                    for i, row in enumerate(found[key])
+                    _position(dict.fromkeys(newest, row), newest, len(tokens) - len(rows) + i)
+                    for i, row in enumerate(rows)
                 ]
             records.append(record)
         return records
@@ -174,7 +187,7 @@ class StateOrigin:
             found.inputs.append({})
             one = UBatch(np.array([[token]]), np.array([[pos]]), (0,), np.arange(0))
             self._model.forward(one, memory)
-            live = recurrent.live(0)
+            (live,) = recurrent.inputs((0,), whole=True)
             found.states.append({key: live[key].clone() for key in keys})
         return found
 
@@ -271,10 +284,13 @@ def _best(
 
 
 def _position(
-    state: torch.Tensor, known: Mapping[int, torch.Tensor], expected: int | None = None
+    state: Mapping[int, torch.Tensor],
+    known: Mapping[int, torch.Tensor],
+    expected: int | None = None,
 ) -> int | None:
-    """The position whose state it is, the one nearest to `expected` of those alike."""
-    errors = {pos: _error(state, one) for pos, one in known.items()}
+    """The position whose state it is, the one nearest to `expected` of those alike. state: as it
+    is to be compared with that of each position."""
+    errors = {pos: _error(state[pos], one) for pos, one in known.items()}
     near = [pos for pos, error in errors.items() if error < _NEAR]
     if expected is None:
         return min(near, key=errors.__getitem__, default=None)

@@ -31,7 +31,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong that a check found. `note` marks what is worth knowing and no error."""
+    """Something wrong that a check found. `note` marks what is worth knowing and no error.
+
+    `row_errors`: of a wrong output, the error of each row of the pass. `depth_errors`: of a wrong
+    state, its distance from the state after 0, 1, … rows of the pass; it should be that after
+    `row` + 1. All relative to the largest value.
+    """
 
     kernel: str
     check: str
@@ -44,6 +49,8 @@ class Fault:
     row: int
     error: float
     note: bool = False
+    row_errors: tuple[float, ...] = ()
+    depth_errors: tuple[float, ...] = ()
 
 
 Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
@@ -179,7 +186,9 @@ class Player:
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
                 cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
-                faults.append(fault(cause, detail, sequence, row, error))
+                each = _each(seen[part], wanted[part])
+                found = fault(cause, detail, sequence, row, error)
+                faults.append(replace(found, row_errors=each))
         if one.drafts:
             subject.accept(one.sequences, one.accepted)
         if faults:
@@ -192,7 +201,10 @@ class Player:
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
                 cause, detail = situations[sequence].explain_state(state, count, self.bound)
-                faults.append(fault(cause, detail, sequence, count - 1, error))
+                depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
+                each = _each(state.expand_as(depths), depths)
+                found = fault(cause, detail, sequence, count - 1, error)
+                faults.append(replace(found, depth_errors=each))
         for sequence, state in still.items():
             after = _copy(subject.state(sequence))
             if state is not None and after is not None and not torch.equal(state, after):
@@ -284,6 +296,11 @@ def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
         return float("inf"), int(seen.flatten(1).isnan().any(1).nonzero()[0])
     scale = max(1.0, float(wanted.abs().max()))
     return float(difference.max()) / scale, int(difference.max(1).values.argmax())
+
+
+def _each(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
+    """The errors of all rows; infinite where one holds NaN."""
+    return tuple(_worst(a[None], b[None])[0] for a, b in zip(seen, wanted, strict=True))
 
 
 def check(

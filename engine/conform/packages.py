@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -180,6 +181,8 @@ class Package:
 
         if not hasattr(torch.cpu, "device"):
             torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
+        if not torch.cuda.is_available():
+            torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
         originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
         for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
             for attribute, value in list(vars(other).items()):
@@ -233,7 +236,10 @@ def _version(root: Path, name: str) -> str:
         words = info.name.removesuffix(".dist-info").split("-")
         if words[0].replace("_", "").lower() in (name, f"{name}core", "flashlinearattention"):
             return words[-1]
-    return ""
+    init = root / name / "__init__.py"
+    text = init.read_text(errors="replace") if init.is_file() else ""
+    written = re.search(r"""^__version__ *= *["']([\w.+-]{1,40})["']""", text, re.MULTILINE)
+    return written[1] if written else ""
 
 
 def _unpacked(wheel: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Reports of a conformance run: lines for a terminal, Markdown, JUnit."""
+"""Reports of a conformance run: lines for a terminal, one for HTML and Markdown, JUnit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 from engine.conform.causes import CAUSES
 from engine.conform.checks import CHECKS, Fault
-from engine.conform.runner import Outcome
+from engine.conform.runner import COST, Outcome
+from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
 
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
@@ -21,23 +22,70 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
         yield f"{label:<{width}}" + "".join(f"{_WORDS[cell]:>11}" for cell in row)
     for fault in _faults(outcomes):
         yield ""
-        yield from _paragraph(fault, target)
+        yield from paragraph(fault)
+        yield f"  again: {again(fault, target)}"
+    if costs := _costs(outcomes):
+        yield ""
+        yield costs.title
+        for label, *figures in costs.rows:
+            yield f"{label:<{width}}" + "".join(f"{figure:>11}" for figure in figures)
 
 
-def markdown(outcomes: Sequence[Outcome], title: str, target: str) -> str:
-    """The same as Markdown, for an issue or a summary of CI."""
-    text = [
-        f"### {title}",
-        "",
-        f"| kernel | {' | '.join(CHECKS)} |",
-        "|---" * (len(CHECKS) + 1) + "|",
-    ]
-    for label, row in _table(outcomes):
-        text.append(f"| {label} | {' | '.join(_WORDS[cell] for cell in row)} |")
+def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) -> Report:
+    """The same for HTML and Markdown, with the error by row or depth of each fault as a plot."""
+    n_failed = sum(not outcome.passed for outcome in outcomes)
+    where = "on CUDA" if device == "cuda" else "in Triton's interpreter or on the CPU"
+    rows = [[label, *(_WORDS[cell] for cell in row)] for label, row in _table(outcomes)]
+    sections = [Section("Checks", [ReportTable(["kernel", *CHECKS], rows)] if rows else [])]
     for fault in _faults(outcomes):
-        first, *rest = _paragraph(fault, target)
-        text += ["", f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
-    return "\n".join(text) + "\n"
+        first, *rest = paragraph(fault)
+        kind, _, words = first.partition(": ")
+        parts: list[Part] = [Remark(words, kind if kind == "error" else "")]
+        parts += [Remark(line.strip()) for line in rest]
+        parts += error_plots(fault)
+        parts.append(CodeSample(again(fault, target)))
+        sections.append(Section(f"{fault.kernel}: {fault.cause}", parts))
+    if costs := _costs(outcomes):
+        sections.append(Section("Cost", [costs]))
+    n_checks = len(judged(outcomes))
+    return Report(title, f"{n_checks} checks {where}, {n_failed} failed.", sections)
+
+
+def error_plots(fault: Fault) -> list[Plot]:
+    """Relative error by row of the pass, or of the state by the depth that it is compared with."""
+    made = []
+    for title, errors in (
+        ("Error of the output of each row", fault.row_errors),
+        ("Distance of the state from that after each number of rows", fault.depth_errors),
+    ):
+        if errors:
+            names = [str(i) for i in range(len(errors))]
+            made.append(Plot("columns", title, names, {"relative error": list(errors)}))
+    return made
+
+
+def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The checks, without what only measures."""
+    return [outcome for outcome in outcomes if outcome.check != COST]
+
+
+def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
+    """Bytes of a verify pass, and its time where it was measured."""
+    title = "A verify pass of 64 sequences of 4 tokens, 32 heads of 128 (windows: 8,192 channels)"
+    heads = ["kernel", "least MiB", "ms", "of a copy"]
+    rows = []
+    for outcome in outcomes:
+        if outcome.figures:
+            ms, share = (outcome.figures.get(name) for name in ("ms", "copy_share"))
+            rows.append(
+                [
+                    _label(outcome),
+                    f"{outcome.figures['bytes'] / 2**20:.1f}",
+                    "n/a" if ms is None else f"{ms:.3f}",
+                    "n/a" if share is None else f"{share:.0%}",
+                ]
+            )
+    return ReportTable(heads, rows, title) if rows else None
 
 
 def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
@@ -45,10 +93,10 @@ def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
     suite = ElementTree.Element(
         "testsuite",
         name=title,
-        tests=str(len(outcomes)),
+        tests=str(len(judged(outcomes))),
         failures=str(sum(not o.passed for o in outcomes)),
     )
-    for outcome in outcomes:
+    for outcome in judged(outcomes):
         case = ElementTree.SubElement(
             suite,
             "testcase",
@@ -59,7 +107,7 @@ def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
         for fault in outcome.faults:
             if not fault.note:
                 failure = ElementTree.SubElement(case, "failure", message=fault.cause)
-                failure.text = "\n".join(_paragraph(fault, target))
+                failure.text = "\n".join([*paragraph(fault), again(fault, target)])
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -79,7 +127,8 @@ def _faults(outcomes: Sequence[Outcome]) -> Iterator[Fault]:
         yield from outcome.faults
 
 
-def _paragraph(fault: Fault, target: str) -> Iterator[str]:
+def paragraph(fault: Fault) -> Iterator[str]:
+    """What a fault is, where, and the smallest shape that shows it."""
     kind = "note" if fault.note else "error"
     yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({CAUSES[fault.cause]})"
     if fault.detail:
@@ -89,8 +138,11 @@ def _paragraph(fault: Fault, target: str) -> Iterator[str]:
         place += f", row {fault.row}" if fault.row >= 0 else ""
         yield f"{place}: relative error {fault.error:.2g}"
         yield f"  smallest shape that shows it: {fault.shape.recurrence} {fault.shape}"
-    where = shlex.quote(target)
-    yield (
-        f"  again: draftscope conform {where} --only {fault.kernel} --checks {fault.check} "
+
+
+def again(fault: Fault, target: str) -> str:
+    """The command that plays the check again."""
+    return (
+        f"draftscope conform {shlex.quote(target)} --only {fault.kernel} --checks {fault.check} "
         f"--seed {fault.seed}"
     )

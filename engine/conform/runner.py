@@ -10,19 +10,22 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.checks import CHECKS, Fault, check, smallest
+from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 
+COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
@@ -31,13 +34,15 @@ _MOST_SHRINK_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One check of one kernel: its faults, and the seconds that it took."""
+    """One check of one kernel: its faults, and the seconds that it took. Of COST, which cannot
+    fail, `figures` (engine.conform.cost)."""
 
     kernel: str
     recurrence: str
     check: str
     faults: tuple[Fault, ...]
     seconds: float
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -91,7 +96,7 @@ def own_kernel(target: str) -> Kernel:
         ) from error
     fields = {
         field: getattr(make, field)
-        for field in ("ring", "least_d", "equal_lengths", "grouped", "square", "dtypes")
+        for field in ("ring", "log", "least_d", "equal_lengths", "grouped", "square", "dtypes")
         if hasattr(make, field)
     }
     recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
@@ -153,9 +158,10 @@ def run(
     seed: int,
     device: str,
     only: Sequence[str] = (),
-    checks: Sequence[str] = CHECKS,
+    checks: Sequence[str] = (*CHECKS, COST),
     limit_s: float = 120.0,
     at_once: int = 2,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
     """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
     waiting = [
@@ -167,7 +173,7 @@ def run(
     selector = selectors.DefaultSelector()
     running: list[_Child] = []
     try:
-        while waiting or running:
+        while (waiting or running) and not cancelled():
             while waiting and len(running) < at_once:
                 child = _Child(name, place, *waiting.pop(0), seed, device, limit_s)
                 running.append(child)
@@ -233,12 +239,13 @@ class _Child:
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             answer = json.loads(line)
-            faults = tuple(
-                Fault(**(fault | {"shape": Shape(**fault["shape"])})) for fault in answer["faults"]
-            )
+            faults = tuple(map(_fault, answer["faults"]))
             self.left.remove(answer["check"])
             self._since = time.monotonic()
-            yield Outcome(self.kernel, self.recurrence, answer["check"], faults, answer["seconds"])
+            yield Outcome(
+                self.kernel, self.recurrence, answer["check"], faults, answer["seconds"],
+                answer["figures"],
+            )  # fmt: skip
 
     def over(self) -> bool:
         """Whether the process has ended or is past its limit."""
@@ -265,6 +272,11 @@ class _Child:
         return Outcome(self.kernel, self.recurrence, lost, (fault,), seconds), tuple(rest)
 
 
+def _fault(fields: dict[str, Any]) -> Fault:
+    rows = {name: tuple(fields[name]) for name in ("row_errors", "depth_errors")}
+    return Fault(**(fields | rows | {"shape": Shape(**fields["shape"])}))
+
+
 def _in_child(
     name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str
 ) -> None:
@@ -275,20 +287,58 @@ def _in_child(
     os.dup2(2, 1)
     torch.set_num_threads(1)
     found = next(k for k in kernels(name, place) if k.name == kernel)
-    table = adapters.engine(name) if name else None
-    package = Package(table.package if table else "", Path(place or "."), "")
-    foreign = table is not None and table.package != "kernels"
-    with package.imports(*table.imports) if table and foreign else nullcontext():
+    with _imports(name, place) as package:
         for one in checks.split(","):
             began = time.monotonic()
-            faults = _checked(found, package, recurrence, one, int(seed), device)
+            faults, figures = [], {}
+            if one == COST:
+                figures = measure(found, package, recurrence, device)
+            else:
+                faults = _checked(found, package, recurrence, one, int(seed), device)
             line = {
                 "check": one,
                 "faults": [asdict(fault) for fault in faults],
+                "figures": figures,
                 "seconds": time.monotonic() - began,
             }
             answers.write(json.dumps(line) + "\n")
             answers.flush()
+
+
+def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:
+    """Play the check that found a fault at its shape; lines about it, the first with the number of
+    faults.
+
+    fault: its fields, as `asdict` makes them. For engine.conform.repeat_script.
+    """
+    old = _fault(fault)
+    name, place, version = open_target(target)
+    found = next(k for k in kernels(name, place) if k.name == old.kernel)
+    rounds = _rounds(old.check, device)
+    with _imports(name, place) as package:
+        seen = check(found, package, old.shape, old.check, old.seed, device, rounds)
+    yield f"{len(seen)} faults: {target} {version}".strip() + f", {old.kernel}, {old.check}"
+    for one in seen:
+        yield f"{one.cause}: {one.detail}"
+        yield f"round {one.round}, sequence {one.sequence}, row {one.row}, error {one.error:.3g}"
+        yield f"shape {one.shape.recurrence} {one.shape}"
+        for title, errors in (("row", one.row_errors), ("depth", one.depth_errors)):
+            if errors:
+                yield f"error by {title}: {' '.join(f'{error:.2g}' for error in errors)}"
+
+
+@contextmanager
+def _imports(name: str, place: str) -> Iterator[Package]:
+    """The package of a target, with what its adapter needs importable."""
+    table = adapters.engine(name) if name else None
+    package = Package(table.package if table else "", Path(place or "."), "")
+    foreign = table is not None and table.package != "kernels"
+    with package.imports(*table.imports) if table and foreign else nullcontext():
+        yield package
+
+
+def _rounds(check: str, device: str) -> int:
+    return (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(check, 1000)
 
 
 def _checked(
@@ -301,7 +351,7 @@ def _checked(
         shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
         if recurrence == "conv":
             shape = sizes[0]
-    rounds = (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(name, 1000)
+    rounds = _rounds(name, device)
     faults = check(kernel, package, shape, name, seed, device, rounds)
     began = time.monotonic()
 

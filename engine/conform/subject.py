@@ -55,16 +55,18 @@ class Subject(Protocol):
 class Kernel:
     """One kernel with its index rules, as an adapter plays it.
 
-    `ring` is the number of rows that a log of inputs holds (0: states are stored); `least_d` the
-    smallest head that it takes; `dtypes` those that stored states may have; `grouped` whether
-    value heads may share a key head, `square` whether d_v must be d_k; `equal_lengths` whether all
-    sequences of a pass must have the same number of rows.
+    `ring` is the number of rows that a circular log of inputs holds (0: there is none), `log`
+    whether a pass keeps its rows and not its states; `least_d` is the smallest head that it takes;
+    `dtypes` those that stored states may have; `grouped` whether value heads may share a key head,
+    `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
+    same number of rows.
     """
 
     name: str
     recurrences: tuple[Recurrence, ...]
     make: Callable[[Shape, Memory, Package], Subject]
     ring: int = 0
+    log: bool = False
     least_d: int = 16
     equal_lengths: bool = False
     grouped: bool = True

@@ -113,6 +113,11 @@ class SyntheticAcceptance:
         self._rates, self._seed = rates, seed
         self._random: dict[int, np.random.Generator] = {}
 
+    def follow(self, other: SyntheticAcceptance) -> None:
+        """Go on with another one's random numbers, if they come of the same seed."""
+        if other._seed == self._seed:
+            self._random = other._random
+
     def accept(
         self,
         seq_id: int,
@@ -161,6 +166,11 @@ class Judge:
         self.judges_replays = is_match and options.replay == "verify"
         self.draws_by_token = is_match and not rates
         """Whether each accepted token takes one random number of its sampler."""
+
+    def follow(self, other: Judge) -> None:
+        """Go on from where another one stopped."""
+        if self._synthetic and other._synthetic:
+            self._synthetic.follow(other._synthetic)
 
     def accept(self, round_: Round) -> None:
         """Judge the draft of a round by its logits, or choose the first token after a prompt."""

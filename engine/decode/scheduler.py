@@ -24,6 +24,7 @@ from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
+from engine.errors import OptionError
 from engine.machine.clock import clock_paused
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -75,42 +76,97 @@ class Scheduler:
         grammar: Grammar | None = None,
         observer: RoundObserver | None = None,
     ) -> None:
-        self._memory, self._chain, self._watch, self._held = memory, chain, watch, held
-        self._observer = observer
-        self._options, self._recorder = options, recorder
-        self._n_ctx = memory.attention.n_ctx
-        banned = end_tokens if options.ignore_eos else ()
-        self._end_tokens = frozenset() if options.ignore_eos else frozenset(end_tokens)
+        self._model, self._watch, self._held = model, watch, held
+        self._observer, self._recorder, self._all_end_tokens = observer, recorder, end_tokens
         self.sequences = [
-            DecodingSequence(
-                seq_id,
-                -1,
-                prompt,
-                Sampler(
-                    options.sampler, banned, prompt.tokens, grammar.start() if grammar else None
-                ),
-            )
+            DecodingSequence(seq_id, -1, prompt, self._sampler(prompt, options, grammar))
             for seq_id, prompt in enumerate(prompts)
         ]
         choose = held.best if held else None
         self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
-        chain.trim = partial(cut_draft, self._slots) if grammar else None
-        holder = self._slots.holders.__getitem__
-        self._forward = Forward(model, memory, options, recorder, holder, chain.decoded, chain.taps)
-        samplers = [sequence.sampler for sequence in self.sequences]
-        self._judge = Judge(samplers, options, self._end_tokens)
-        again = self._judge.accept_again if self._judge.judges_replays else None
-        self._loop = VerifyLoop(self._forward, options, self._judge.accept, again)
+        self._use(options, memory, chain, grammar)
         self._round = 0
         if observer:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
         """Whether the rows of the next rounds may wait until `settle`."""
+        self.before_round: Callable[[int], None] | None = None
+        """Called with the number of each round before it."""
+
+    def _sampler(self, prompt: Prompt, options: RunOptions, grammar: Grammar | None) -> Sampler:
+        banned = self._all_end_tokens if options.ignore_eos else ()
+        start = grammar.start() if grammar else None
+        return Sampler(options.sampler, banned, prompt.tokens, start)
+
+    def _use(
+        self,
+        options: RunOptions,
+        memory: HybridMemory,
+        chain: DrafterChain,
+        grammar: Grammar | None,
+    ) -> None:
+        """Decode with these from the next round on."""
+        self._options, self._memory, self._chain = options, memory, chain
+        self._n_ctx = memory.attention.n_ctx
+        self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
+        chain.trim = partial(cut_draft, self._slots) if grammar else None
+        holder = self._slots.holders.__getitem__
+        self._forward = Forward(
+            self._model, memory, options, self._recorder, holder, chain.decoded, chain.taps
+        )
+        samplers = [sequence.sampler for sequence in self.sequences]
+        self._judge = Judge(samplers, options, self._end_tokens)
+        again = self._judge.accept_again if self._judge.judges_replays else None
+        self._loop = VerifyLoop(self._forward, options, self._judge.accept, again)
+
+    @torch.inference_mode()
+    def go_on_with(
+        self,
+        options: RunOptions,
+        memory: HybridMemory,
+        chain: DrafterChain,
+        grammar: Grammar | None,
+    ) -> None:
+        """Decode the rest with other options, between two rounds.
+
+        memory: the one in use, or one that takes over what that one holds of every sequence.
+        chain: its drafters have followed the text. A sampler with other options has chosen the
+        same tokens; it goes on with the random numbers of the old one unless the seed is another.
+        """
+        before, judge = self._options, self._judge
+        if memory is not self._memory:
+            for sequence in self._slots.running:
+                if sequence.n_tokens:
+                    memory.put(sequence.index, self._memory.state(sequence.index))
+        if (options.sampler, options.ignore_eos) != (before.sampler, before.ignore_eos):
+            for sequence in self.sequences:
+                sampler = self._sampler(sequence.prompt, options, grammar)
+                keeps_random = options.sampler.seed == before.sampler.seed
+                sampler.follow(sequence.sampler, keeps_random=keeps_random)
+                sequence.sampler = sampler
+        self._use(options, memory, chain, grammar)
+        self._judge.follow(judge)
+
+    def replace_newest(self, seq_id: int, token: int) -> None:
+        """Let another token be the newest of a sequence, between two rounds: it is chosen and not
+        decoded yet. Raises OptionError where the sequence has none to replace."""
+        sequence = self.sequences[seq_id]
+        if sequence.stop or not sequence.emitted or sequence.in_prompt:
+            raise OptionError(
+                f"Sequence {seq_id} has no newest token here that could be another.",
+                "Choose a round after its prompt and before its end.",
+            )
+        sequence.sampler.retract()
+        sequence.sampler.accept(token)
+        sequence.sampler.n_draws += 1
+        sequence.emitted[-1] = sequence.last = token
 
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume(may_wait=self.may_wait)
+        if self.before_round:
+            self.before_round(self._round)
         self._slots.admit()
         running = self._slots.running
         clock = PhaseClock()

@@ -267,7 +267,18 @@ class AdaptedSequences:
         """The sequence has ended."""
         self._of.pop(seq, None)
 
+    def carry_on(self, other: AdaptedSequences) -> None:
+        """Go on from what another has learnt, if it follows the same rule up to the same length."""
+        if (self._rule, self._setting) == (other._rule, other._setting):
+            self._of = other._of
+
     def _depth(self, seq: int) -> AdaptiveDepth:
         if seq not in self._of:
             self._of[seq] = self._rule.make([self._setting], self._only)
         return self._of[seq]
+
+
+def adapted(rule: str, n_max: int) -> AdaptedSequences | None:
+    """What chooses the lengths of a run's drafts; rule: its name, "" for a fixed length."""
+    found = ADAPT_RULES.get(rule)
+    return AdaptedSequences(found, n_max) if found else None

@@ -35,16 +35,22 @@ class DrafterChain:
 
     statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
     trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. asked: what each drafter answered to the latest `draft`, by sequence. trim: a draft that
-    it leaves nothing of counts as none, and the next drafter is asked. adapt: chooses how long
-    drafts may be, None: as long as their drafters make them.
+    phase. followers: are not asked, and know the text all the same. asked: what each drafter
+    answered to the latest `draft`, by sequence. trim: a draft that it leaves nothing of counts as
+    none, and the next drafter is asked. adapt: chooses how long drafts may be, None: as long as
+    their drafters make them.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], adapt: AdaptedSequences | None = None) -> None:
-        self._drafters, self._adapt = drafters, adapt
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        followers: Sequence[Drafter] = (),
+        adapt: AdaptedSequences | None = None,
+    ) -> None:
+        self._drafters, self._followers, self._adapt = drafters, followers, adapt
         self._n_drafted: dict[int, int] = {}
         # a look at a protocol takes microseconds
-        self._watching = [each for each in drafters if isinstance(each, SeesPasses)]
+        self._watching = [each for each in (*drafters, *followers) if isinstance(each, SeesPasses)]
         self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
@@ -58,6 +64,17 @@ class DrafterChain:
     def __bool__(self) -> bool:
         return bool(self._drafters)
 
+    def carry_on(self, other: DrafterChain) -> None:
+        """Take the place of another chain between two rounds: what it counted of drafters that are
+        in both goes on."""
+        for name, counted in other.statistics.items():
+            if name in self.statistics:
+                self.statistics[name] = counted
+        if self._adapt and other._adapt:
+            self._adapt.carry_on(other._adapt)
+        held = self._holding
+        self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
+
     @property
     def longest(self) -> int:
         """Most tokens that any of the drafters may draft."""
@@ -66,7 +83,8 @@ class DrafterChain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
-        readers = [drafter for drafter in self._drafters if isinstance(drafter, ReadsTaps)]
+        every = (*self._drafters, *self._followers)
+        readers = [drafter for drafter in every if isinstance(drafter, ReadsTaps)]
         return tuple(sorted({layer for drafter in readers for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
@@ -75,10 +93,12 @@ class DrafterChain:
             start = run_clock()
             drafter.begin(seq, prompt)
             self._book(drafter, "begin", start)
+        for follower in self._followers:
+            follower.begin(seq, prompt)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Pass on what the target decoded for good. No memory may hold more of the text then."""
-        for drafter in self._drafters:
+        for drafter in (*self._drafters, *self._followers):
             drafter.observe(seq, pos0, tokens, rows)
         for name, drafter in self._holding.items():
             if (n := drafter.held(seq) - pos0 - len(tokens)) > 0:
@@ -152,11 +172,13 @@ class DrafterChain:
                 self._book(drafter, "accept", start)
                 if n_accepted:
                     self._count(drafter, "acc", n_accepted)
+        for follower in self._followers:
+            follower.accept(seq, n_accepted, is_other=True)
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """A sequence takes a slot whose memory holds its first n_tokens already."""
         self._winners.pop(seq, None)
-        for drafter in self._drafters:
+        for drafter in (*self._drafters, *self._followers):
             drafter.resume(seq, n_tokens)
 
     def held(self, seq: int) -> dict[str, int]:
@@ -168,7 +190,7 @@ class DrafterChain:
         self._winners.pop(seq, None)
         if self._adapt:
             self._adapt.forget(seq)
-        for drafter in self._drafters:
+        for drafter in (*self._drafters, *self._followers):
             drafter.forget(seq)
 
     def _book(self, drafter: Drafter, phase: str, start: float) -> float:

@@ -39,13 +39,13 @@ class DraftMtp(RowDrafter):
         self,
         head: MtpHead,
         memory: HybridMemory,
-        n_embd: int,
+        n_handed: int,
         n_ubatch: int,
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
         faults: Collection[str] = (),
     ) -> None:
-        super().__init__(memory, n_embd, n_ubatch, options, draws)
+        super().__init__(memory, n_handed, n_ubatch, options, draws)
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
         at_once = not (self._looks or self._keeps_cells)
@@ -131,5 +131,5 @@ def make(inputs: DrafterInputs) -> DraftMtp:
         )
     memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
     return DraftMtp(
-        head, memory, config.n_embd, inputs.n_ubatch, inputs.options, inputs.draws, inputs.faults
+        head, memory, config.n_handed, inputs.n_ubatch, inputs.options, inputs.draws, inputs.faults
     )

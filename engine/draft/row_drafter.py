@@ -31,7 +31,7 @@ class PairedRows:
     """What the target has decoded, by position of the drafter's memory.
 
     ahead: the token of the pair at position p is that of the text at p + ahead, its row the one
-    after the token before. rows: float32 [capacity, n_embd], as the drafter takes them; marks:
+    after the token before. rows: float32 [capacity, n_row], as the drafter takes them; marks:
     [capacity, N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
     memory with true pairs.
     """
@@ -43,9 +43,9 @@ class PairedRows:
     n_decoded: int = 0
 
     @classmethod
-    def empty(cls, ahead: int, n_embd: int, device: torch.device) -> PairedRows:
+    def empty(cls, ahead: int, n_row: int, device: torch.device) -> PairedRows:
         """The first token of a text has no row before it: zeros, where it has a pair at all."""
-        rows, marks = (torch.zeros(1, n, device=device) for n in (n_embd, N_MARKS))
+        rows, marks = (torch.zeros(1, n, device=device) for n in (n_row, N_MARKS))
         return cls(ahead, rows, marks)
 
     def write(
@@ -77,13 +77,13 @@ class RowDrafter(ModelDrafter):
     def __init__(
         self,
         memory: HybridMemory,
-        n_embd: int,
+        n_row: int,
         n_ubatch: int,
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
     ) -> None:
         super().__init__(options, draws)
-        self._memory, self._n_embd, self._n_ubatch = memory, n_embd, n_ubatch
+        self._memory, self._n_row, self._n_ubatch = memory, n_row, n_ubatch
         self._device = memory.attention.device
         self._paired: dict[int, PairedRows] = {}
         self._seen = SeenRows(1 - self.AHEAD, self._device)
@@ -92,13 +92,13 @@ class RowDrafter(ModelDrafter):
 
     @abstractmethod
     def _taken(self, rows: TargetRows) -> torch.Tensor:
-        """The target's rows [n, n_embd] as the drafter takes them."""
+        """The target's rows [n, n_row] as the drafter takes them."""
 
     @abstractmethod
     def _forward(
         self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
     ) -> StepOutput:
-        """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_embd]. tokens: in place of those of
+        """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_row]. tokens: in place of those of
         `ubatch`. The hidden rows of the result are what a draft goes on with."""
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
@@ -198,7 +198,7 @@ class RowDrafter(ModelDrafter):
 
     def _of(self, seq: int) -> PairedRows:
         if seq not in self._paired:
-            self._paired[seq] = PairedRows.empty(self.AHEAD, self._n_embd, self._device)
+            self._paired[seq] = PairedRows.empty(self.AHEAD, self._n_row, self._device)
         return self._paired[seq]
 
 

@@ -67,6 +67,21 @@ def _kimi() -> str:
     )
 
 
+# Deepseek 3: numbers and East Asian runs are cut off first
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "|".join(
+        (
+            r"[!-/:-~&&[^A-Za-z]][A-Za-z]+",
+            r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+            r" ?[\p{P}\p{S}]+[\r\n]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        )
+    ),
+)
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _pattern(r"\p{L}", r"\p{N}{1,3}")
 
@@ -76,9 +91,12 @@ SPLITTINGS = {
     "lfm2": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     "falcon-h1": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     "pixtral": Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    "glm4": Splitting((_LLAMA3,), whole_words=True),
+    "glm5": Splitting((_LLAMA3,), whole_words=True),
     "dbrx": Splitting((_LLAMA3,)),
     "bailingmoe2": Splitting((_pattern(r"\p{L}", breaks=r"\s*[\r\n]"),)),
     "kimi-k2": Splitting((_kimi(),), by_rank=True),
+    "deepseek-v3": Splitting(_DEEPSEEK),
     "refact": Splitting((r"\p{N}", _GPT2)),
     "granite-docling": Splitting((_GPT2,)),
 }

@@ -89,6 +89,19 @@ class TensorReader:
             tensor = tensor.reshape(len(scale), -1).mul_(scale.unsqueeze(1))
         return tensor.reshape(shape)
 
+    def take_ids(self, name: str, shape: tuple[int, ...], n: int) -> torch.Tensor:
+        """A tensor of I32 as int64 of `shape`, numbers from 0 to n - 1. Raises as `take`."""
+        (data,) = self._pieces(name, shape, 1, "reading", partial(self._stored, False))
+        info = self._file.tensors[name]
+        if info.type.name != "I32":
+            what = f"numbers of type {info.type.name} where I32 is needed"
+            raise ModelFileError(self._file.parts[info.part], f"tensor {name}", what, REMEDY)
+        ids = data.view(torch.int32).to(torch.int64).reshape(shape)
+        if int(ids.min()) < 0 or int(ids.max()) >= n:
+            what = f"a number is outside 0..{n - 1}"
+            raise ModelFileError(self._file.parts[info.part], f"tensor {name}", what, REMEDY)
+        return ids
+
     def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """The slices of a tensor along its first dimension in turn, each read when asked for.
 

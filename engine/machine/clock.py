@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from kernels.llvm.program import building_seconds
+from kernels.llvm.program import building_seconds, n_building
 
 
 def run_clock() -> float:
@@ -18,6 +18,11 @@ def run_clock() -> float:
     slower than a second one of the same prompt, so it is in no figure of a run.
     """
     return perf_counter() - building_seconds() - getattr(_paused, "seconds", 0.0)
+
+
+def is_compiling() -> bool:
+    """Whether any thread compiles a kernel now."""
+    return n_building() > 0
 
 
 @contextmanager

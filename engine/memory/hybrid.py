@@ -92,6 +92,11 @@ class HybridMemory:
     ) -> HybridMemory:
         """Memory for a model's trunk; policy is a key of POLICIES. types: None = all of f32."""
         layers: dict[CellKey, CellSize] = dict(config.cells().items())
+        rotate = {
+            layer: key_rotation(config.rope, size.first_turned)
+            for layer, size in layers.items()
+            if config.rope and size.first_turned is not None
+        }
         attention = AttentionKV(
             layers,
             n_seqs,
@@ -99,12 +104,7 @@ class HybridMemory:
             device,
             unified=unified,
             in_order=batch_invariant,
-            rotate={
-                layer: key_rotation(config.rope, size.first_turned)
-                for layer, size in layers.items()
-            }
-            if config.rope
-            else None,
+            rotate=rotate if config.rope and len(rotate) == len(layers) else None,
         )
         layout = layout_of(config)
         if layout and types:
@@ -248,10 +248,10 @@ class HybridMemory:
         self.attention.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        """Shift positions p0 <= pos < p1; keys are rotated with them."""
+        """Shift positions p0 <= pos < p1; keys are rotated with them. Raises as AttentionKV's."""
+        self.attention.seq_add(seq, p0, p1, shift)
         if self.recurrent:
             self.recurrent.seq_add(seq, p0, p1, shift)
-        self.attention.seq_add(seq, p0, p1, shift)
 
     def clear(self, seq: int) -> None:
         """Forget a sequence."""

@@ -32,13 +32,15 @@ class GatheredCells:
     k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
     keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
     the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
-    cells any; None in a memory where no layer keeps further rows, which alone ask for them.
+    cells any; None in a memory where no layer keeps further rows or rows of blocks, which alone ask
+    for them. seen: the mask without the layer's window, for rows of blocks.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     mask: torch.Tensor
     positions: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,10 @@ class AttentionKV:
         self._in_order, self._ahead = in_order, ahead
         self._gathered: torch.Tensor | None = None
         self._rotate = rotate
-        self._windows = tuple(dict.fromkeys(size.window for size in layers.values()))
-        self._tells_positions = any(isinstance(key, CellRow) for key in layers)
+        windows = [size.window for size in layers.values()]
+        has_blocks = any(size.ratio for size in layers.values())
+        self._windows = tuple(dict.fromkeys([*windows, None] if has_blocks else windows))
+        self._tells_positions = has_blocks or any(isinstance(key, CellRow) for key in layers)
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
         self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
         self._n_view = 0
@@ -196,7 +200,7 @@ class AttentionKV:
             self._write(values, v)
             read_v = self._read(values)
         mask = self._masks[self.layers[layer].window]
-        return GatheredCells(read_k, read_v, mask, self._positions)
+        return GatheredCells(read_k, read_v, mask, self._positions, self._masks.get(None))
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.

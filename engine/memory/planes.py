@@ -86,7 +86,9 @@ class PlaneMemory(SnapshotPolicy):
             key: self._zeros(self._n_planes, n_seqs, *one.shape)
             for key, one in layout.states.items()
         }
+        # by sequence: how deep a rollback may be, and the deepest plane that one reads
         self._depth = [0] * n_seqs
+        self._deepest = [0] * n_seqs
         self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
         self._step: _Step | None = None
 
@@ -98,8 +100,8 @@ class PlaneMemory(SnapshotPolicy):
             slot = cells.find_slot(seqs)
         n = ubatch.n_seq_tokens
         depths = [self.guaranteed_depth(seq, n) for seq in seqs]
-        n_carried = [max(0, depth - n + 1) for depth in depths]
-        read = [self._pending[seq] for seq in seqs]
+        n_carried = [self._n_carried(depth, n) for depth in depths]
+        read = [self._plane(seq) for seq in seqs]
         newest = [0] * len(seqs) if "no-conv-rollback" in self.faults else read
         moves, moved = self._moves(cells, slot)
         at_home = slot.sources == tuple(range(slot.first, slot.first + len(seqs)))
@@ -149,11 +151,12 @@ class PlaneMemory(SnapshotPolicy):
             self.cells.settle(step.here)
         self.cells, self._step = step.cells, None
         for seq in step.moved:
-            self._pending[seq] = self._depth[seq] = 0
+            self._pending[seq] = self._depth[seq] = self._deepest[seq] = 0
             self._planes[seq] = [_NEWEST] + [_FOREIGN] * self.n_rs_seq
         for row, seq in enumerate(step.seqs):
             self._planes[seq] = self._written(seq, step, step.n_carried[row], own[row])
             self._depth[seq] = step.depths[row]
+            self._deepest[seq] = step.n_fresh + step.n_carried[row] - 1
         n_moved = step.moves[0].numel() if step.moves else 0
         self.traffic.written += step.n_fresh * len(step.seqs) * self.layout.n_bytes
         self.traffic.copied += (sum(step.n_carried) + n_moved) * self.layout.n_bytes
@@ -161,9 +164,19 @@ class PlaneMemory(SnapshotPolicy):
     def _move_cursor(self, seq: int, depth: int) -> None:
         super()._move_cursor(seq, depth - ("plane-off-by-one" in self.faults))
 
+    def _n_carried(self, depth: int, n_tokens: int) -> int:
+        """Older states that move on in a pass of n_tokens after which a rollback may be so deep."""
+        return max(0, depth - n_tokens + 1)
+
+    def _plane(self, seq: int) -> int:
+        """The plane that the next pass reads."""
+        pending = self._pending[seq]
+        return pending if "stale-plane" in self.faults else min(pending, self._deepest[seq])
+
     def _share(self, src: int, dst: int) -> None:
         self.cells.seq_cp(src, dst)
         self._depth[dst], self._planes[dst] = self._depth[src], self._planes[src][:]
+        self._deepest[dst] = self._deepest[src]
 
     def _input(self, key: StateKey) -> torch.Tensor:
         step, planes = self._running(), self._states[key]
@@ -181,13 +194,15 @@ class PlaneMemory(SnapshotPolicy):
 
     def slots(self, seq: int) -> list[SnapshotSlot]:
         found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
-        idx = self._pending[seq]
+        idx, pending = self._plane(seq), self._pending[seq]
         if self.cells.tail[seq] != NONE:
-            found[idx] = SnapshotSlot(idx, "pending" if idx else "live", found[idx].age)
+            # a plane that serves for a shorter text is as good as that text's own
+            age = found[idx].age if idx == pending else pending
+            found[idx] = SnapshotSlot(idx, "pending" if pending else "live", age)
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
-        tail, first = self.cells.tail[seq], self._pending[seq]
+        tail, first = self.cells.tail[seq], self._plane(seq)
         if tail == NONE:
             return []
         planes = self._states[key][:, self.cells.src[tail]]
@@ -195,7 +210,7 @@ class PlaneMemory(SnapshotPolicy):
 
     def _forget(self, seq: int) -> None:
         self.cells.release(seq)
-        self._depth[seq] = 0
+        self._depth[seq] = self._deepest[seq] = 0
         self._planes[seq] = [_FREE] * self._n_planes
 
     def _running(self) -> _Step:
@@ -267,7 +282,7 @@ class PlaneMemory(SnapshotPolicy):
             owners, source = cells.owners[cell], cells.src0[cell]
             if not owners:
                 continue
-            idx = self._pending[min(owners)]
+            idx = self._plane(min(owners))
             if source != cell or idx:
                 start.append(idx * self.n_seqs + source)
                 to.append(cell)
@@ -324,7 +339,14 @@ class PlanesMemory(PlaneMemory):
         return self.n_rs_seq if "stale-plane" in self.faults else self._depth[seq]
 
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        return min(n_last, self._n_planes) - 1
+        n_before = self.seq_pos_max(seq) + 1
+        if n_last > self.n_rs_seq or not n_before or not self.layout.by_position:
+            return min(n_last, self._n_planes) - 1
+        return n_last + self._spare(seq, n_before, n_last)
+
+    def _n_carried(self, depth: int, n_tokens: int) -> int:
+        # the state before the pass at most, which serves for all that is deeper
+        return int(depth >= n_tokens)
 
 
 class CarryMemory(PlaneMemory):

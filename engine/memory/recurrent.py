@@ -94,6 +94,9 @@ class SnapshotPolicy(ABC):
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * n_seqs
         self._pending = [0] * n_seqs
+        # of each sequence's oldest snapshot, tokens that its states have seen: as many as it is of,
+        # or more where it was read for a shorter text
+        self._n_seen = [0] * n_seqs
         self._storage: list[torch.Tensor] = []
         self._again: list[torch.Tensor] = []
         self._ubatch: UBatch | None = None
@@ -158,6 +161,12 @@ class SnapshotPolicy(ABC):
         """One state in every snapshot that storage holds of a sequence: the one that the next pass
         has to start from, then others. [] for a sequence without tokens."""
 
+    def _spare(self, seq: int, n_tokens: int, depth: int) -> int:
+        """How much further back than to n_tokens tokens, `depth` tokens ago, the snapshot that was
+        taken there serves: within n_rs_seq, where rows of states go by position."""
+        n_seen = max(n_tokens, self._n_seen[seq])
+        return self.layout.n_spare(n_tokens, n_seen, self.n_rs_seq - depth)
+
     def _move_cursor(self, seq: int, depth: int) -> None:
         """Take `depth` more tokens as rolled back."""
         self._pending[seq] += depth
@@ -188,6 +197,7 @@ class SnapshotPolicy(ABC):
         self._commit(ubatch)
         self._ubatch = None
         for seq, last in zip(ubatch.seq_ids, ubatch.positions[:, -1].tolist(), strict=True):
+            self._n_seen[seq] = max(self._n_seen[seq], self._pos[seq] + 1)
             self._pos[seq], self._pending[seq] = last, 0
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
@@ -220,6 +230,7 @@ class SnapshotPolicy(ABC):
         if self._pos[src] >= 0:
             self._share(src, dst)
             self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]
+            self._n_seen[dst] = self._n_seen[src]
 
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
@@ -241,12 +252,13 @@ class SnapshotPolicy(ABC):
         return self._pending[seq]
 
     def inputs(
-        self, seqs: Sequence[int], *, by_index: bool = False
+        self, seqs: Sequence[int], *, by_index: bool = False, whole: bool = False
     ) -> list[dict[StateKey, torch.Tensor]]:
         """What the next pass would start from if these sequences had one token each in it.
 
         It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
-        does in the pass. Per sequence its states, which may be views. by_index: as in `begin`.
+        does in the pass. Per sequence its states, which may be views, as far as they are needed
+        (Recurrence.needed), or whole. by_index: as in `begin`.
         """
         positions = np.array([[self._pos[seq] + 1] for seq in seqs])
         self.begin(
@@ -255,10 +267,15 @@ class SnapshotPolicy(ABC):
         )
         read = {key: self._input(key) for key in self.layout.states}
         self._ubatch = None
-        found = [{key: rows[i] for key, rows in read.items()} for i in range(len(seqs))]
-        for states, (pos,) in zip(found, positions.tolist(), strict=True):
-            if pos == 0:
-                states |= {key: torch.zeros_like(state) for key, state in states.items()}
+        found = []
+        for i, (n_tokens,) in enumerate(positions.tolist()):
+            states = {key: rows[i] for key, rows in read.items()}
+            for key, state in states.items():
+                if not n_tokens:
+                    states[key] = torch.zeros_like(state)
+                elif not whole:
+                    states[key] = self.layout.states[key].needed(state, n_tokens)
+            found.append(states)
         return found
 
     def live(self, seq: int) -> dict[StateKey, torch.Tensor]:
@@ -272,6 +289,8 @@ class SnapshotPolicy(ABC):
             of = self.layout.states
             self._put(seq, {key: of[key].stored(state) for key, state in states.items()})
             self._pos[seq] = pos
+            # what else these states have seen is not known
+            self._n_seen[seq] = pos + 1 + max(one.shape[0] for one in of.values())
 
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
         """Copy the logical states to `device` (None: where they are)."""
@@ -307,6 +326,7 @@ class SnapshotPolicy(ABC):
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * self.n_seqs
         self._pending = [0] * self.n_seqs
+        self._n_seen = [0] * self.n_seqs
         self._ubatch = None
         self._again, self._storage = self._storage[::-1], []
         self._allocate()
@@ -351,7 +371,7 @@ class SnapshotPolicy(ABC):
 
     def _clear(self, seq: int) -> None:
         self._forget(seq)
-        self._pos[seq], self._pending[seq] = -1, 0
+        self._pos[seq], self._pending[seq], self._n_seen[seq] = -1, 0, 0
 
     def _can_decode(self, ubatch: UBatch) -> bool:
         """Whether each row is of one known sequence; sequences that share a row are refused."""

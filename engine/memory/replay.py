@@ -187,10 +187,16 @@ class ReplayMemory(SnapshotPolicy):
             self._n_logged[seq] = plan.n_kept
 
     def valid_depth(self, seq: int) -> int:
-        return min(self.n_rs_seq, self._n_logged[seq]) - self._pending[seq]
+        logged, pending = self._n_logged[seq], self._pending[seq]
+        if logged >= self.n_rs_seq:
+            return self.n_rs_seq - pending
+        n_base = self.seq_pos_max(seq) + 1 + pending - logged
+        return logged + self._spare(seq, n_base, logged) - pending
 
     def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        return min(self.n_rs_seq, n_last)
+        if n_last >= self.n_rs_seq:
+            return self.n_rs_seq
+        return n_last + self._spare(seq, self.seq_pos_max(seq) + 1, n_last)
 
     def _input(self, key: StateKey) -> torch.Tensor:
         state = self._bases[key][self._plan.src]
@@ -213,7 +219,8 @@ class ReplayMemory(SnapshotPolicy):
             name = "stale" if slot > at else "fresh" if slot else "carried"
             if slot == at:
                 name = "pending" if self._pending[seq] else "live"
-            found.append(SnapshotSlot(slot, name, logged - slot))
+            age = max(logged - slot, self._pending[seq]) if slot == at else logged - slot
+            found.append(SnapshotSlot(slot, name, age))
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
@@ -227,7 +234,8 @@ class ReplayMemory(SnapshotPolicy):
         return [fold(base, log, n)[0] if n else base[0] for n in (at, *others)]
 
     def _cursor(self, seq: int) -> int:
-        return self._n_logged[seq] - self._pending[seq]
+        # beyond the log the base itself serves, where rows of states go by position
+        return max(0, self._n_logged[seq] - self._pending[seq])
 
     def _rows(self, rows: list[int], as_views: bool) -> StateRows:
         if as_views:

@@ -15,9 +15,10 @@ class ModelConfig:
     """Sizes of one model, read from a file by engine.model.families.
 
     blocks: the trunk. mtp: the block that follows it. n_ctx_train: trained context. rope: None
-    where no layer rotates. n_unused_mtp: further MTP blocks of the file, which are not run.
-    output_norm: name of the tensor before the head, None where there is none. The embedding is
-    multiplied by embedding_scale, logits are divided by logit_scale.
+    where no layer rotates; block_rope: of layers that compress blocks of tokens. n_unused_mtp:
+    further MTP blocks of the file, which are not run. output_norm: name of the tensor before the
+    head, None where there is none. The embedding is multiplied by embedding_scale, logits are
+    divided by logit_scale.
     """
 
     architecture: str
@@ -29,6 +30,7 @@ class ModelConfig:
     blocks: tuple[BlockParts, ...]
     mtp: MtpParts | None = None
     rope: RopeConfig | None = None
+    block_rope: RopeConfig | None = None
     n_unused_mtp: int = 0
     output_norm: str | None = "output_norm.weight"
     embedding_scale: float = 1.0
@@ -44,6 +46,12 @@ class ModelConfig:
     def n_mtp(self) -> int:
         """MTP blocks, 0 or 1."""
         return int(self.mtp is not None)
+
+    @property
+    def n_handed(self) -> int:
+        """Numbers in the row that the MTP block is handed of a token: that after the final norm, or
+        the raw streams of the trunk."""
+        return self.trunk.n_handed * self.n_embd
 
     @property
     def all_blocks(self) -> tuple[BlockParts, ...]:

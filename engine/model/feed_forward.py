@@ -23,14 +23,17 @@ from kernels.moe import (
     SWIGLU,
     Activation,
     Choice,
+    clamped_swiglu_activation,
     experts,
     route,
     route_biased,
+    route_given,
     situ_activation,
     swiglu_within,
 )
 from kernels.norm import rms_norm
-from kernels.pointwise import add, output_gate, relu2, situ, swiglu
+from kernels.pointwise import add, clamped_swiglu, output_gate, relu2, situ, swiglu
+from kernels.rows import take_rows
 
 
 class MixtureOfExperts:
@@ -53,12 +56,14 @@ class MixtureOfExperts:
         )
         self._shared = _shared(part.shared, weights) if part.shared else None
 
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [B, T, n_embd] -> the same shape."""
         rows = x.flatten(0, 1)
         routing = self._router(rows, invariant=invariant)
         logits, *shared_gate = routing.split(self._router_sizes, -1)
-        weights, ids = self._route(logits)
+        weights, ids = self._route(logits, tokens)
         if self._latent is None:
             y = experts(rows, weights, ids, self._experts, invariant=invariant)
         else:
@@ -78,6 +83,7 @@ class _Router:
 
     def __init__(self, part: MixturePart, weights: Weights) -> None:
         self._n_used, self._choice, self._bias = part.n_used, None, None
+        self._by_token: torch.Tensor | None = None
         if part.router is not None:
             router = part.router
             self._choice = Choice(
@@ -89,11 +95,19 @@ class _Router:
                 router.n_groups_used,
             )
             self._bias = weights.keep("exp_probs_b.bias") if router.biased else None
+            if router.by_token:
+                self._by_token = weights.keep_ids("ffn_gate_tid2eid.weight", part.n_experts)
 
-    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits f32 [n, E]; see kernels.moe.route."""
+    def __call__(
+        self, logits: torch.Tensor, tokens: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits f32 [n, E], of tokens int64 [B, T], n together; see kernels.moe.route."""
         if self._choice is None:
             return route(logits, self._n_used)
+        if self._by_token is not None:
+            assert tokens is not None  # a trunk with such layers gives them
+            ids = take_rows(self._by_token, tokens.flatten())
+            return route_given(logits, ids, self._choice), ids
         return route_biased(logits, self._bias, self._choice)
 
 
@@ -127,7 +141,9 @@ class Relu2:
         self._up = weights.biased(f"ffn_up{suffix}")
         self._down = weights.biased(f"ffn_down{suffix}")
 
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [..., n_embd] -> the same shape."""
         return self._down(relu2(self._up(x, invariant=invariant)), invariant=invariant)
 
@@ -142,7 +158,9 @@ class Swiglu:
         self._gate_up = weights.biased(f"ffn_gate{suffix}", f"ffn_up{suffix}")
         self._down = weights.biased(f"ffn_down{suffix}")
 
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [..., n_embd] -> the same shape."""
         gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         return self._down(self._open(gate, up, invariant=invariant), invariant=invariant)
@@ -151,8 +169,11 @@ class Swiglu:
 class FeedForward(Protocol):
     """The half of a block that looks at each token by itself."""
 
-    def __call__(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape."""
+    def __call__(
+        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape. tokens: int64 [B, T], for experts that go by
+        them."""
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
@@ -173,7 +194,7 @@ def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
         return swiglu
     if isinstance(gating, SituPart):
         return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
-    return partial(swiglu, limit=gating.limit)
+    return partial(clamped_swiglu if gating.before else swiglu, limit=gating.limit)
 
 
 def activation(gating: Gating | None) -> Activation:
@@ -182,4 +203,5 @@ def activation(gating: Gating | None) -> Activation:
         return SWIGLU
     if isinstance(gating, SituPart):
         return situ_activation(gating.beta, gating.linear_beta)
-    return swiglu_within(gating.limit)
+    of_limit = clamped_swiglu_activation if gating.before else swiglu_within
+    return of_limit(gating.limit)

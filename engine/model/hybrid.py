@@ -25,14 +25,14 @@ from kernels.pointwise import multiply
 
 class TrunkOutput(NamedTuple):
     """Result of one forward pass over a ubatch. logits: f32 [n_outputs, n_vocab]. rows: of all
-    tokens, [n_seqs, n_seq_tokens, n_embd]."""
+    tokens, [n_seqs, n_seq_tokens, n_handed]."""
 
     logits: torch.Tensor
     rows: TargetRows
 
     @property
     def hidden(self) -> torch.Tensor:
-        """f32 [n_seqs, n_seq_tokens, n_embd], after the final norm."""
+        """f32 [n_seqs, n_seq_tokens, n_handed]: see engine.model.layers.StepOutput."""
         return self.rows.hidden
 
 
@@ -76,6 +76,8 @@ class HybridModel:
         self._trunk = trunk
         self._output = output
         self._rope = rope
+        block_rope = config.block_rope
+        self._block_rope = RopeTables(block_rope, self.device) if block_rope else None
         self.files = tuple(files)
 
     @property
@@ -90,8 +92,8 @@ class HybridModel:
 
     @torch.inference_mode()
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, n_vocab] of hidden rows f32 [n, n_embd], which are after the final norm."""
-        return self._output.scaled(self._output.projection(hidden, invariant=False))
+        """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""
+        return self._output.logits(hidden, invariant=False)
 
     @torch.inference_mode()
     def forward(
@@ -111,6 +113,8 @@ class HybridModel:
             file.check_whole()
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
+        if self._block_rope is not None:
+            self._block_rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
@@ -142,7 +146,17 @@ class HybridModel:
         positions: torch.Tensor,
         outputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        around = RopeAndMemory(*self._rope.at(positions), memory, self._rope.table)
+        of_blocks, block_rope = None, self._block_rope
+        if block_rope is not None:
+            of_blocks = RopeAndMemory(*block_rope.at(positions), memory, block_rope.table)
+        around = RopeAndMemory(
+            *self._rope.at(positions),
+            memory,
+            self._rope.table,
+            tokens=tokens,
+            positions=positions,
+            of_blocks=of_blocks,
+        )
         x = self._embedding(tokens)
         if self._embedding_factors is not None:
             x = multiply(x, self._embedding_factors)

@@ -13,6 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES, read_config
 from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.parts import CellSize
+from engine.model.parts.attention import CompressedAttentionPart
 from engine.model.tensors import check_tensors, unused_blocks
 from engine.size_text import size_text
 
@@ -39,11 +40,12 @@ class ModelInfo:
     loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
-    llama_cpp: what llama.cpp does to undo tokens. tokenizer: in one line.
+    llama_cpp: what llama.cpp does to undo tokens, and else. tokenizer: in one line.
     kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
-    cell, mtp_cell: the numbers of keys and of values in them. draft_head_bytes: what draft-mtp
-    copies of the output head in mode q8. has_llama_cpp_planes: whether
-    llama.cpp undoes tokens over snapshot planes.
+    cell, mtp_cell: the numbers of keys and of values in them. window: if not 0, llama.cpp keeps no
+    more tokens than these, and of blocks of tokens block_rows, (tokens, numbers) each.
+    draft_head_bytes: what draft-mtp copies of the output head in mode q8. has_llama_cpp_planes:
+    whether llama.cpp undoes tokens over snapshot planes.
     """
 
     architecture: str
@@ -63,6 +65,8 @@ class ModelInfo:
     mtp_kv_bytes_per_token: int
     cell: tuple[int, int]
     mtp_cell: tuple[int, int]
+    window: int
+    block_rows: tuple[tuple[int, int], ...]
     draft_head_bytes: int
     has_llama_cpp_planes: bool
     tokenizer: str
@@ -99,6 +103,9 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
     unused = unused_blocks(config)
     loaded = {name: one for name, one in file.tensors.items() if not name.startswith(unused)}
     of_head = config.mtp.block.cells() if config.mtp else None
+    family = FAMILIES[config.architecture]
+    mixers = (mixer for block in config.blocks for mixer in block.mixers)
+    compressed = [mixer for mixer in mixers if isinstance(mixer, CompressedAttentionPart)]
     return ModelInfo(
         architecture=config.architecture,
         name=config.name,
@@ -119,18 +126,33 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
         quant_mix=bytes_by_type(file.tensors.values()),
         loaded_bytes=loaded_bytes(loaded),
         rollback=_rollback(recurrent, state, log),
-        llama_cpp=llama_cpp_rollback(FAMILIES[config.architecture].peer_planes, state)
-        + ("; of two MTP blocks none drafts there" if n_mtp > 1 else ""),
+        llama_cpp="; ".join(
+            [llama_cpp_rollback(family.peer_planes, state), *_llama_cpp_notes(config, n_mtp)]
+        ),
         state_bytes=state,
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
         cell=_numbers(config.cells().values()),
         mtp_cell=_numbers([of_head] if of_head else []),
+        window=next((part.window for part in compressed), 0),
+        block_rows=tuple(
+            (part.ratio, part.head_dim + (part.index_dim if part.has_indexer else 0))
+            for part in compressed
+            if part.ratio
+        ),
         draft_head_bytes=draft_head_bytes(loaded) if config.mtp else 0,
-        has_llama_cpp_planes=bool(FAMILIES[config.architecture].peer_planes),
+        has_llama_cpp_planes=bool(family.peer_planes),
         tokenizer=tokenizer_line(file),
     )
+
+
+def _llama_cpp_notes(config: ModelConfig, n_mtp: int) -> list[str]:
+    of_family = FAMILIES[config.architecture].peer_notes
+    notes = of_family(config) if of_family else []
+    if n_mtp > 1:
+        notes.append(f"the trunk runs, but a context to draft with {n_mtp} MTP blocks aborts it")
+    return notes
 
 
 def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:
@@ -149,7 +171,7 @@ def _kind(config: ModelConfig, index: int) -> str:
 def _quantisation(tensors: Iterable[TensorInfo]) -> str:
     """Types of a block's matrices; F32 only where there is no other."""
     names = list(bytes_by_type(t for t in tensors if len(t.shape) > 1))
-    shown = [name for name in names if name != "F32"] or names
+    shown = [name for name in names if name not in ("F32", "I32")] or ["F32"]
     return "+".join(shown)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -20,8 +20,9 @@ from kernels.rows import take_rows
 class StepOutput(NamedTuple):
     """Result of one forward pass over a ubatch.
 
-    logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_embd], after the
-    final norm.
+    logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_handed], what an MTP
+    block reads of the tokens: rows after the final norm, or the raw streams of a trunk with several
+    (engine.model.config.ModelConfig.n_handed).
     """
 
     logits: torch.Tensor
@@ -81,9 +82,18 @@ def make_block(
     )
 
 
+class StreamReader(Protocol):
+    """What reads one row out of the streams of a token."""
+
+    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """streams [B, T, n_streams, n_embd] -> [B, T, n_embd]."""
+
+
 class OutputHead:
     """Final norm, if there is one, and the projection to the vocabulary. Logits are divided by
-    `scale`. centred: the norm subtracts the mean first."""
+    `scale`. centred: the norm subtracts the mean first. reader: what reads the row that is normed
+    out of several streams, which are then the hidden rows; None where the trunk ends in one row.
+    """
 
     def __init__(
         self,
@@ -94,8 +104,9 @@ class OutputHead:
         scale: float = 1.0,
         *,
         centred: bool = False,
+        reader: StreamReader | None = None,
     ) -> None:
-        self.norm = norm
+        self.norm, self.reader = norm, reader
         self._normed = layer_norm if centred else rms_norm
         self.projection = projection
         self._n_vocab = n_vocab
@@ -105,8 +116,25 @@ class OutputHead:
             device = None if norm is None else norm.device
             self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
-    def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """What the projection reads of x [..., n_embd]."""
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows [B, T, n_handed] (StepOutput) of x [B, T, n_embd], or of streams
+        [B, T, n_streams, n_embd]."""
+        return self._after_norm(x) if self.reader is None else x.flatten(2)
+
+    def logits(self, hidden: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """Logits [n, n_vocab] of hidden rows [n, n_handed]."""
+        return self.scaled(
+            self.projection(self.read(hidden, invariant=invariant), invariant=invariant)
+        )
+
+    def read(self, hidden: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """What the projection reads [n, n_embd] of hidden rows [n, n_handed]."""
+        if self.reader is None:
+            return hidden
+        streams = hidden.view(1, len(hidden), -1, self.projection.packed.shape[1])
+        return self._after_norm(self.reader(streams, invariant=invariant))[0]
+
+    def _after_norm(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.norm is None else self._normed(x, self.norm, self.eps)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
@@ -116,10 +144,9 @@ class OutputHead:
         return multiply(logits, self._factors[: logits.shape[-1]])
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
-        """x [B, T, n_embd], not normed; logits only of the flat rows int64 [n] in `outputs`."""
-        hidden = self.normed(x)
+        """x as in `hidden`; logits only of the flat rows int64 [n] in `outputs`."""
+        hidden = self.hidden(x)
         if outputs.numel() == 0:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = take_rows(hidden.flatten(0, 1), outputs)
-        logits = self.scaled(self.projection(rows, invariant=invariant))
-        return StepOutput(logits, hidden)
+        return StepOutput(self.logits(rows, invariant=invariant), hidden)

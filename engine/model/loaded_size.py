@@ -33,9 +33,12 @@ _KEPT = (
     "ssm_ba.",
     "ffn_gate_inp",
     "ple_conv1d.",
-    "indexer.",
+    "indexer",
+    "_fn.",
     "_norm",
+    "hnorm",
 )
+_IDS = "ffn_gate_tid2eid.weight"
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
@@ -54,7 +57,7 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
 
 def is_expanded(type: str) -> bool:
     """Whether matrices of a GGML type are expanded to f32 for mode q8."""
-    return type not in (*_INTEGER_BLOCKS, "F32")
+    return type not in (*_INTEGER_BLOCKS, "F32", "I32")
 
 
 def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
@@ -78,6 +81,9 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
     total = 0
     for name, tensor in tensors.items():
         if name == TABLE or name.endswith((".scale", ".input_scale")):  # in the file; in the matrix
+            continue
+        if name.endswith(_IDS):
+            total += 8 * tensor.n_elements
             continue
         stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):

@@ -20,14 +20,15 @@ from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import OutputHead, make_block
+from engine.model.layers import OutputHead, StreamReader
 from engine.model.mtp import MtpHead
 from engine.model.mtp_file import check_mtp_file, outer_shapes
 from engine.model.parts import Shapes
 from engine.model.parts.ngram_embedding import TABLE
 from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
-from engine.model.trunks import make_trunk
+from engine.model.trunks import make_mtp_block, make_trunk
+from engine.model.trunks.hyper_connections import make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from engine.progress import ReportProgress, report_part
 from kernels.dispatch import uses_llvm
@@ -175,7 +176,8 @@ class _Loading:
         trunk = make_trunk(config, weights, partial(self._of_block, self._source))
         projection = self._head_table(weights, embedding)
         norm = weights.keep(config.output_norm) if config.output_norm else None
-        output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
+        reader = make_reader(config, weights)
+        output = _output(config, norm, projection, reader)
         files, head = file.files, None
         if self._of_head is not self._source:
             config = replace(config, mtp=self._of_head.config.mtp)
@@ -214,7 +216,7 @@ class _Loading:
         """What an MTP file has of its own outside the block, else the trunk's."""
         file, _, config = self._of_head
         weights = self._take(self._of_head, outer_shapes(config, file.tensors))
-        norm, projection = output.norm, output.projection
+        norm, projection, reader = output.norm, output.projection, output.reader
         if "token_embd.weight" in weights:
             embedding = weights.table("token_embd.weight")
             projection = self._head_table(weights, embedding)
@@ -224,17 +226,17 @@ class _Loading:
             norm = weights.keep(config.output_norm)
         if config.rope != self._source.config.rope:
             rope = RopeTables(config.rope, self._device)
-        output = OutputHead(norm, projection, config.n_vocab, config.eps, config.logit_scale)
-        return embedding, output, rope
+        if all(name in weights for name in config.trunk.shapes(config.n_embd, ())):
+            reader = make_reader(config, weights)
+        return embedding, _output(config, norm, projection, reader), rope
 
     def _head(self, embedding: Embedding, output: OutputHead, rope: RopeTables) -> MtpHead:
-        """The MTP head; where its block has no table or norm of its own, those given serve. Its
-        attention counts from layer 0 of a memory of its own."""
+        """The MTP head; where its block has no table or norm of its own, those given serve."""
         config, parts = self._of_head.config, self._of_head.config.mtp
         assert parts is not None
         weights = self._of_block(self._of_head, config.n_layer)
-        block = make_block(parts.block, weights, config, 0)
-        norm, table = output.norm, output.projection
+        block = make_mtp_block(parts, weights, config)
+        norm, table, reader = output.norm, output.projection, output.reader
         eps, centred = config.eps, False
         if "nextn.embed_tokens.weight" in weights:
             embedding = weights.table("nextn.embed_tokens.weight")
@@ -243,5 +245,19 @@ class _Loading:
             eps = parts.centred_eps or config.eps
         if "nextn.shared_head_head.weight" in weights:
             table = weights.project("nextn.shared_head_head.weight")
-        own = OutputHead(norm, table, config.n_vocab, eps, config.logit_scale, centred=centred)
-        return MtpHead(weights, embedding, block, own, rope, config.eps)
+        if "nextn.hc_head_norm.weight" in weights:
+            reader = make_reader(config, weights, "nextn.hc_head")
+        own = OutputHead(
+            norm, table, config.n_vocab, eps, config.logit_scale, centred=centred, reader=reader
+        )
+        return MtpHead(weights, embedding, block, own, rope, config.eps, config.trunk.n_handed)
+
+
+def _output(
+    config: ModelConfig,
+    norm: torch.Tensor | None,
+    projection: Projection,
+    reader: StreamReader | None,
+) -> OutputHead:
+    vocabulary = config.n_vocab, config.eps, config.logit_scale
+    return OutputHead(norm, projection, *vocabulary, reader=reader)

@@ -14,7 +14,8 @@ from engine.model.recurrence import RecurrenceInputs, StateKey
 
 class AttentionView(Protocol):
     """Cells of a ubatch's sequences: k, v [B, H_kv, N, hd] f32; mask bool [B, T, N]; positions
-    int64 [B, N] of visible cells, where a layer keeps further rows."""
+    int64 [B, N] of visible cells, where a layer keeps further rows or rows of blocks; seen: the
+    mask without a window, for rows of blocks."""
 
     @property
     def k(self) -> torch.Tensor: ...
@@ -24,6 +25,8 @@ class AttentionView(Protocol):
     def mask(self) -> torch.Tensor: ...
     @property
     def positions(self) -> torch.Tensor | None: ...
+    @property
+    def seen(self) -> torch.Tensor | None: ...
 
 
 class AttentionMemory(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.batch import UBatch
-from engine.model.layers import OutputHead, ResidualBlock, StepOutput
+from engine.model.layers import OutputHead, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
 from engine.model.memory import ModelMemory, PartwiseMemory
 from engine.model.mixers.mixer import RopeAndMemory
@@ -19,31 +20,38 @@ from kernels.dispatch import uses_llvm
 from kernels.linear.dequant import dequantise
 from kernels.linear.integer_blocks import integer_linear
 from kernels.linear.two_bits import BLOCK, two_bits
-from kernels.norm import rms_norm
+from kernels.norm import head_norm, rms_norm
 from kernels.rows import join, take_rows
 from kernels.rows.reductions import argmax
 from kernels.rows.shortlist import shortlist
 
 
 class MtpHead:
-    """Embedding of x_p and hidden state of p-1, through one block, to logits of x_{p+1}."""
+    """Embedding of x_p and hidden state of p-1, through one block, to logits of x_{p+1}.
+
+    n_streams: of the trunk, which hands them over raw; each is normed and joined by itself. 1 for a
+    row after the final norm.
+    """
 
     def __init__(
         self,
         weights: Weights,
         embedding: Embedding,
-        block: ResidualBlock,
+        block: Callable[[torch.Tensor, RopeAndMemory], torch.Tensor],
         output: OutputHead,
         rope: RopeTables,
         eps: float,
+        n_streams: int = 1,
     ) -> None:
         self._embedding = embedding
         self._block = block
         self._output = output
         self._rope = rope
-        self._eps = eps
+        self._eps, self._n_streams = eps, n_streams
         self._enorm = weights.keep("nextn.enorm.weight")
         self._hnorm = weights.keep("nextn.hnorm.weight")
+        if self._hnorm.dim() == 2:  # of each stream: x / rms(x) is sqrt(d) x / |x|
+            self._hnorm = self._hnorm.shape[1] ** 0.5 * self._hnorm
         # the output of a pass of one token
         self._only = torch.zeros(1, dtype=torch.int64, device=embedding.device)
         self._join = weights.project("nextn.eh_proj.weight")
@@ -58,8 +66,8 @@ class MtpHead:
     ) -> StepOutput:
         """Run the head over `ubatch`; its attention is layer 0 of `memory`.
 
-        hidden: f32 [n_seqs, n_seq_tokens, n_embd], at each position p the hidden state of p - 1
-        (zeros for p = 0): the trunk's after its final norm, or this head's own while drafting.
+        hidden: f32 [n_seqs, n_seq_tokens, n_handed], at each position p the hidden state of p - 1
+        (zeros for p = 0): the trunk's (StepOutput), or this head's own while drafting.
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`.
         """
         memory.begin(ubatch)
@@ -90,7 +98,7 @@ class MtpHead:
         """Draft tokens of one sequence, each the most probable one after the previous one.
 
         ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
-        the last known one and these as outputs. hidden: f32 [1, n_known, n_embd], of the known
+        the last known one and these as outputs. hidden: f32 [1, n_known, n_handed], of the known
         ones. head: to find the tokens with, in place of the head. All is one pass of the memory;
         without `head` its bits are those of n_steps calls of `forward`.
         Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
@@ -123,7 +131,7 @@ class MtpHead:
         for _ in range(n_steps):
             memory.part(start, n)
             here = positions[:, start : start + n]
-            around = RopeAndMemory(*self._rope.at(here), memory)
+            around = RopeAndMemory(*self._rope.at(here), memory, self._rope.table)
             x = self._inside(tokens, around, hidden)
             if head is None:
                 out: StepOutput | Candidates = self._output(x, outputs, invariant=around.invariant)
@@ -145,16 +153,23 @@ class MtpHead:
         outputs: torch.Tensor,
         hidden: torch.Tensor,
     ) -> StepOutput:
-        around = RopeAndMemory(*self._rope.at(positions), memory)
+        around = RopeAndMemory(*self._rope.at(positions), memory, self._rope.table)
         x = self._inside(tokens, around, hidden)
         return self._output(x, outputs, invariant=around.invariant)
 
     def _inside(
         self, tokens: torch.Tensor, around: RopeAndMemory, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """What the head's block gives, f32 [n_seqs, n_seq_tokens, n_embd]."""
+        """What the head's block gives, f32 [n_seqs, n_seq_tokens, n_embd], or streams in front of
+        the last axis."""
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
-        carried = rms_norm(hidden, self._hnorm, self._eps)
+        if self._n_streams > 1:
+            hidden = hidden.unflatten(2, (self._n_streams, -1))
+            embedded = embedded.unsqueeze(2).expand_as(hidden)
+        if self._hnorm.dim() == 2:
+            carried = head_norm(hidden, self._hnorm, self._eps * hidden.shape[-1])
+        else:
+            carried = rms_norm(hidden, self._hnorm, self._eps)
         x = self._join(join((embedded, carried)), invariant=around.invariant)
         return self._block(x, around)
 
@@ -202,8 +217,9 @@ class DraftHead:
 
     def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:
         """x [1, T, n_embd], not normed; of the flat row in `outputs`, int64 [1]."""
-        hidden = self._output.normed(x)
+        hidden = self._output.hidden(x)
         row = take_rows(hidden.flatten(0, 1), outputs)
+        row = self._output.read(row, invariant=False)
         ids = shortlist(integer_linear(row, self._copy, _COPY), N_CANDIDATES)
         own = take_rows(self._blocks, ids[0])
         logits = self._output.scaled(integer_linear(row, own, self._type))

@@ -47,6 +47,7 @@ def check_mtp_file(file: GgufFile, target: ModelConfig) -> ModelConfig:
         ("architecture", target.architecture, config.architecture),
         ("embedding length", target.n_embd, config.n_embd),
         ("number of tokens", target.n_vocab, config.n_vocab),
+        ("number of streams", target.trunk.n_handed, config.trunk.n_handed),
     ):
         if ours != theirs:
             raise UnsupportedModelError(

@@ -59,6 +59,10 @@ class Recurrence(ABC, Generic[InputsT]):
     is_window: bool = False
     """Whether the state is nothing but the last rows of input, such as a convolution keeps."""
 
+    by_position: bool = False
+    """Whether rows of the state lie where their positions say, so that the state of a text may do
+    for a shorter one (`serves`)."""
+
     is_exact: bool = False
     """Whether the state is made of whole numbers, which no type may round."""
 
@@ -112,6 +116,20 @@ class Recurrence(ABC, Generic[InputsT]):
         memory; may be `start` itself.
         """
 
+    def serves(self, n_tokens: int, n_written: int) -> bool:
+        """Whether the state of n_written tokens is as good as that of the first n_tokens of them:
+        all that is read later is the same, but for what is written before it is read."""
+        return n_tokens == n_written
+
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        """A state [*shape] of n_tokens tokens with zeros in place of what will not be read again:
+        the same in every state of these tokens, whatever else it has seen."""
+        return state
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        """Rows of the last tokens in a window, oldest first, those of them that are needed."""
+        return state
+
     def stored(self, state: torch.Tensor) -> torch.Tensor:
         """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
         return state
@@ -162,11 +180,22 @@ class RecurrentLayout:
         self.layers = tuple(sorted({key.layer for key in states}))
         self.n_bytes = sum(recurrence.n_bytes for recurrence in self.states.values())
         self.entry_bytes = sum(recurrence.entry_bytes for recurrence in self.states.values())
+        self.by_position = all(recurrence.by_position for recurrence in self.states.values())
 
     @classmethod
     def alike(cls, layers: Sequence[int], **states: Recurrence[Any]) -> RecurrentLayout:
         """Layers that all keep the same states, by their names."""
         return cls({StateKey(i, name): one for name, one in states.items() for i in layers})
+
+    def n_spare(self, n_tokens: int, n_written: int, most: int) -> int:
+        """How many tokens before n_tokens states serve that have seen n_written, up to `most`
+        (Recurrence.serves)."""
+        found, most = 0, min(most, n_tokens - 1) if self.by_position else 0
+        while found < most and all(
+            one.serves(n_tokens - found - 1, n_written) for one in self.states.values()
+        ):
+            found += 1
+        return found
 
     def fits(self, tensors: Mapping[StateKey, torch.Tensor]) -> bool:
         """Whether tensors have the names and shapes of one sequence's states."""

@@ -29,7 +29,8 @@ class RopeConfig:
 
     sections: the four m-rope sections (time, height, width, extra), None for plain rope.
     scaling: "none", "linear" or "yarn"; factor, n_ctx_orig, beta_fast and beta_slow belong to it.
-    factors: what the angle of each pair is divided by as well, none for 1.
+    factors: what the angle of each pair is divided by as well, none for 1. keeps_magnitude: cosines
+    and sines are not multiplied by YaRN's attention temperature.
     """
 
     n_rot: int
@@ -41,6 +42,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     factors: tuple[float, ...] = ()
+    keeps_magnitude: bool = False
 
     @classmethod
     def from_gguf(cls, file: GgufFile, head_dim: int) -> RopeConfig:
@@ -79,7 +81,8 @@ class RopeConfig:
     @property
     def magnitude(self) -> float:
         """What cosines and sines are multiplied by: YaRN's attention temperature, else 1."""
-        return 1.0 + 0.1 * math.log(self.factor) if self.scaling == "yarn" else 1.0
+        is_scaled = self.scaling == "yarn" and not self.keeps_magnitude
+        return 1.0 + 0.1 * math.log(self.factor) if is_scaled else 1.0
 
     def inverse_frequencies(self) -> list[float]:
         """Angle per position of each of the n_rot/2 pairs, in radians.

@@ -54,6 +54,7 @@ class StoredState(Recurrence[Any]):
     ) -> None:
         super().__init__(inner.shape, inner.entry)
         self.is_window, self.is_exact = inner.is_window, inner.is_exact
+        self.by_position = inner.by_position
         self._inner, self._type, self._older, self._gates = inner, type, older, gates
 
     def _read(self, inputs: Any) -> Any:
@@ -116,6 +117,15 @@ class StoredState(Recurrence[Any]):
         o = self._inner.by_index(self._read(inputs), pool, rows)
         self._round_rows(pool, rows.write, rows.write[:, 1:])
         return o
+
+    def serves(self, n_tokens: int, n_written: int) -> bool:
+        return self._inner.serves(n_tokens, n_written)
+
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return self._inner.needed(state, n_tokens)
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return self._inner.in_order(state, n_tokens)
 
     def stored(self, state: torch.Tensor) -> torch.Tensor:
         return state if self._type == EXACT else rounded(state, self._type)

@@ -18,8 +18,8 @@ from kernels.rows import join
 class TargetRows:
     """What the target computed of some tokens in addition to logits.
 
-    hidden: float32 [..., n_embd], after the final norm. taps: rows of the same shape by layer, of
-    those layers that were asked for.
+    hidden: float32 [..., n_handed], after the final norm, or the raw streams of a trunk with
+    several. taps: rows [..., n_embd] by layer, of those layers that were asked for.
     """
 
     hidden: torch.Tensor

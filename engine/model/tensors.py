@@ -35,6 +35,7 @@ def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Sh
     within = _Within(prefix, present)
     if config.mtp and index >= config.n_layer:
         shapes = config.mtp.shapes(config.n_embd, config.n_vocab, within)
+        shapes |= config.trunk.mtp_shapes(config.n_embd, within)
     else:
         shapes = config.blocks[index].shapes(config.n_embd, within)
         shapes |= config.trunk.block_shapes(index, config.n_embd, within)
@@ -50,7 +51,8 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     unused = unused_blocks(config)
     for block in unused:
         has_any = any(name.startswith(block) for name in file.tensors)
-        if has_any and f"{block}nextn.eh_proj.weight" not in file.tensors:
+        heads = (f"{block}nextn.{name}.weight" for name in ("eh_proj", "fc_hidden"))
+        if has_any and not any(name in file.tensors for name in heads):
             what = f"{block[:-1]} would be an MTP block, and is another"
             key = f"key {config.architecture}.nextn_predict_layers"
             raise ModelFileError(file.path, key, what, REMEDY)

@@ -136,6 +136,13 @@ class Weights:
         self.n_bytes += tensor.nbytes
         return tensor
 
+    def keep_ids(self, name: str, n: int) -> torch.Tensor:
+        """A table of whole numbers below n, int64."""
+        full = self._prefix + name
+        ids = self._reader.take_ids(full, self._shapes[full], n).to(self.device)
+        self.n_bytes += ids.nbytes
+        return ids
+
     def in_blocks(self, name: str) -> bool:
         """Whether a matrix stays in the blocks of the file."""
         return self._stays(self._prefix + name, self.compute)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.analysis.findings.check import recorded
+from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
 from engine.analysis.verdict import LaneVerdict, judge_lanes
 from engine.report.common import (
     GeneratedText,
@@ -70,6 +71,7 @@ def compare_report(
         about + (f"beyond their bounds: {', '.join(beyond)}" if beyond else "all within bounds"),
         [
             Section("Lanes", list(_lanes(store, verdicts))),
+            Section("Cost", list(_costs([RunCost.of(lane) for lane in lanes]))),
             findings_section(mine, {v.run_id: v.lane for v in verdicts}),
             settings_section(facts.options),
             model_section(facts.model, {"architecture": facts.architecture}),
@@ -145,6 +147,11 @@ def _lanes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[Part]
         "logarithmic; n/a: exact, or no bound",
         log=True,
     )
+
+
+def _costs(costs: Sequence[RunCost]) -> Iterator[Part]:
+    yield ReportTable(COST_HEADS, [cost_cells(cost) for cost in costs])
+    yield from (Remark(text) for text in (COST_NOTE, *cost_notes(costs)))
 
 
 _DEFAULT = "default"

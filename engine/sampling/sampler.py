@@ -98,6 +98,16 @@ class Sampler:
         self.grammar = other.grammar.clone() if other.grammar else None
         self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
 
+    def follow(self, other: Sampler, *, keeps_random: bool) -> None:
+        """Go on after the tokens that another sampler has chosen, which may have had other options;
+        keeps_random: with its random numbers."""
+        for token in other.accepted:
+            self.accept(token)
+        self.n_draws = len(self.accepted)
+        if keeps_random:
+            self._random.bit_generator.state = other._random.bit_generator.state
+            self.n_draws = other.n_draws
+
     def state(self) -> SamplerState:
         """What it will draw by; the grammar is its own and goes on."""
         return SamplerState(

@@ -30,8 +30,11 @@ from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.trace.typed_json import strict_json
 from engine.version import version
+from kernels.processor import processor_name
 
 SESSION_FILE = "session.json"
+COLUMNS_FILE = "columns.csv"
+"""What each column of the other files is, for people: only an export has it."""
 FORMAT = "draftscope-trace"
 TOKEN_COLUMNS = {
     "token_hex": "bytes of the token, hexadecimal",
@@ -40,7 +43,7 @@ TOKEN_COLUMNS = {
 """Follow token_id in tokens.csv; they come from the store's pieces."""
 
 _BLOCK = 8192
-_FILES = {SESSION_FILE, *(f"{name}.csv" for name in TABLES)}
+_FILES = {SESSION_FILE, COLUMNS_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
 def csv_names(table: str, column: Column) -> list[str]:
@@ -205,6 +208,7 @@ def _write(
 ) -> None:
     session = _write_tables(store, stage, progress, cancelled, variant, None, {}, {})
     write_session(stage / SESSION_FILE, session)
+    _write_columns(store, stage / COLUMNS_FILE, variant)
     if cancelled is not None and cancelled():
         raise Cancelled
 
@@ -256,6 +260,18 @@ def _write_tables(
             file.flush()
             sizes[name] = os.fstat(file.fileno()).st_size
     return session
+
+
+def _write_columns(store: TraceStore, path: Path, variant: str) -> None:
+    rows = [("table", "column", "unit", "meaning")]
+    for table in store.tables.values():
+        for column in table.columns:
+            for name in csv_names(table.name, column):
+                meaning = TOKEN_COLUMNS.get(name, column.about)
+                rows.append((table.name, name, column.unit, meaning))
+    with open(path, "w", encoding=encoding(variant), newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows(map(guard, rows) if variant == EXCEL else rows)
 
 
 def write_session(path: Path, session: dict[str, Any]) -> None:
@@ -348,5 +364,6 @@ def _environment() -> dict[str, Any]:
         "torch": str(torch.__version__) if torch is not None else None,
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": processor_name(),
         "cpu_count": os.cpu_count(),
     }

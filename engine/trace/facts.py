@@ -43,6 +43,17 @@ class FidelityFacts(Struct, frozen=True):
     top1: float | None
 
 
+class GateFacts(Struct, frozen=True):
+    """Which check of a llama.cpp build a lane is, and its outcome; see
+    engine.compare.rollback_check."""
+
+    scenario: str
+    policy: str
+    n_draft: Count
+    outcome: str
+    about: str
+
+
 class PositionRates(Struct, frozen=True):
     """Shares of drafted tokens that were accepted, by position in the draft."""
 
@@ -122,6 +133,19 @@ class TurnFacts(Struct, frozen=True):
     is_chat: bool = False
     start: Count = 0
     rewritten_at: Count | None = None
+
+
+class ForkOrigin(Struct, frozen=True):
+    """Which run of its trace a run goes on from, and where, see engine.fork. rebuilt: how its state
+    was. token: that took the place of the newest one of sequence seq_id.
+    n_kept: tokens of seq_id that stay of the round before, None = all."""
+
+    parent: Count
+    round: Count
+    rebuilt: str = ""
+    token: Count | None = None
+    seq_id: Count = 0
+    n_kept: Count | None = None
 
 
 class WrongRow(Struct, frozen=True):
@@ -320,13 +344,12 @@ class AuditFacts(Struct, frozen=True):
 
 class RunNotes(Struct, frozen=True):
     """What the user and the window keep of a run. name: empty for a run that is called by its
-    number. prompt: the beginning of the first one. prompt_key: see engine.analysis.baseline."""
+    number. prompt: the beginning of the first one."""
 
     name: str = ""
     starred: bool = False
     deleted: bool = False
     prompt: str = ""
-    prompt_key: str = ""
 
 
 # -- all of them -------------------------------------------------------------------------------
@@ -351,6 +374,7 @@ class RunFacts(dict[str, Any]):
     derived: list[str] | None
     speculative_types: list[str] | None
     fidelity: FidelityFacts | None
+    plain_pairs: Lenient[list[tuple[float, float]] | None]
     banned_tokens: list[Count] | None
     environment: dict[str, Any] | None
     summary: dict[str, Any] | None
@@ -368,6 +392,7 @@ class RunFacts(dict[str, Any]):
     error: str | None
     prompt_reuse: list[PromptReuseRecord] | None
     turn: TurnFacts | None
+    fork: Lenient[ForkOrigin | None]
     lane: str | None
     lane_kind: str | None
     lane_against: Count | None
@@ -380,6 +405,7 @@ class RunFacts(dict[str, Any]):
     lane_free: Lenient[bool | None]
     lane_forks: Lenient[list[ForkFacts] | None]
     lane_unread: Lenient[str | None]
+    gate: Lenient[GateFacts | None]
     logit_rows: Lenient[list[LogitRowFacts] | None]
     state_origins: Lenient[list[StateOriginFacts] | None]
     draft_accept: Lenient[list[int] | None]

@@ -77,6 +77,12 @@ class Column:
     since: int = 0
 
     @property
+    def unit(self) -> str:
+        """ms, bytes or tokens, by the ending of the name; empty for numbers without one."""
+        endings = {"_ms": "ms", "_bytes": "bytes", "_tokens": "tokens"}
+        return next((unit for end, unit in endings.items() if self.name.endswith(end)), "")
+
+    @property
     def is_whole(self) -> bool:
         """Whether a "tops" column holds int32 and not float32."""
         return self.name.endswith(("_id", "_forbidden"))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import vectors
+from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I8, I32, I64
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope
+from kernels.whole_vectors import pointwise
 
 
 def choose_blocks(
@@ -45,12 +47,40 @@ def choose_blocks(
     return (_invariant if invariant else _run)(*given)
 
 
+def choose_pools(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor,
+    indexer: Indexer,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """The same where a block's key is pooled from keys and gates of its cells (glm5-next).
+
+    Every number of it is the sum of that of the cells' keys, weighted by the softmax of their gates
+    plus the bias of the place in the block; its score is the sum over heads of weight times what is
+    positive of q . key, and may be negative.
+
+    q: f32 [B, T, H, d]; weights: [B, T, H]; rows: f32 [B, N, 2d], key and gate of a cell; bias: f32
+    [ratio, d]; others and result: see choose_blocks.
+    """
+    given = q, weights, rows, positions, mask, bias, indexer
+    return (_pools_invariant if invariant else _pools)(*given)
+
+
 class Indexer(NamedTuple):
-    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm."""
+    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm, if they
+    are normed."""
 
     ratio: int
     n_blocks: int
-    eps: float
+    eps: float = 0.0
+
+
+# Query by query. Keeps the dtype of its inputs.
 
 
 def choose_blocks_naive(
@@ -62,7 +92,42 @@ def choose_blocks_naive(
     table: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """The choice query by query. Keeps the dtype of its inputs."""
+    """See choose_blocks."""
+
+    def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
+        return _turned(own.mean(0), weight, table[block * indexer.ratio], indexer.eps)
+
+    return _choose_naive(q, q.new_ones(q.shape[:3]), keys, positions, mask, indexer, key_of)
+
+
+def choose_pools_naive(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor,
+    indexer: Indexer,
+) -> torch.Tensor:
+    """See choose_pools."""
+
+    def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
+        keys, gates = own.chunk(2, 1)
+        return ((gates + bias).softmax(0) * keys).sum(0)
+
+    return _choose_naive(q, weights, rows, positions, mask, indexer, key_of)
+
+
+def _choose_naive(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    indexer: Indexer,
+    key_of: Callable[[torch.Tensor, int], torch.Tensor],
+) -> torch.Tensor:
+    """key_of: of a block, from the rows of its cells and its number."""
     ratio, n_blocks, _ = indexer
     seen = torch.zeros_like(mask)
     for b in range(len(q)):
@@ -72,9 +137,9 @@ def choose_blocks_naive(
             whole = (max(cells, default=-1) + 1) // ratio
             scores = []
             for block in range(whole):
-                own = [keys[b, cells[block * ratio + i]] for i in range(ratio)]
-                key = _turned(torch.stack(own).mean(0), weight, table[block * ratio], indexer.eps)
-                scores.append(float((q[b, t] @ key).clamp(min=0).sum()))
+                own = [rows[b, cells[block * ratio + i]] for i in range(ratio)]
+                products = (q[b, t] @ key_of(torch.stack(own), block)).clamp(min=0)
+                scores.append(float((products * weights[b, t]).sum()))
             best = sorted(range(whole), key=lambda block: -scores[block])[:n_blocks]
             for position, cell in cells.items():
                 seen[b, t, cell] = position >= whole * ratio or position // ratio in best
@@ -102,7 +167,47 @@ def choose_blocks_with_torch(
     *,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """The choice of all queries at once."""
+    """See choose_blocks."""
+
+    def keys_of(own: torch.Tensor) -> torch.Tensor:
+        return _block_keys(own, weight, table, indexer)
+
+    return _choose_with_torch(q, None, keys, positions, mask, indexer, keys_of, invariant)
+
+
+def choose_pools_with_torch(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor,
+    indexer: Indexer,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """See choose_pools."""
+
+    def keys_of(own: torch.Tensor) -> torch.Tensor:
+        keys, gates = own.chunk(2, 3)
+        gates = gates + bias
+        shares = pointwise(torch.exp, gates - gates.amax(2, keepdim=True), invariant=invariant)
+        return _in_order(shares * keys) / _in_order(shares)
+
+    return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, invariant)
+
+
+def _choose_with_torch(
+    q: torch.Tensor,
+    weights: torch.Tensor | None,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    indexer: Indexer,
+    keys_of: Callable[[torch.Tensor], torch.Tensor],
+    invariant: bool,
+) -> torch.Tensor:
+    """keys_of: of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]."""
     ratio, n_blocks, _ = indexer
     own = torch.where(mask, positions[:, None], -1).amax(2)
     positions = torch.where(mask[:, -1], positions, -1)  # of all that any token sees
@@ -110,7 +215,7 @@ def choose_blocks_with_torch(
     most = int(n_whole.max())
     if most <= n_blocks:
         return mask
-    scores = _scores(q, _block_keys(keys, positions, most, weight, table, indexer), invariant)
+    scores = _scores(q, weights, keys_of(_in_blocks(rows, positions, most, ratio)), invariant)
     is_whole = torch.arange(most, device=q.device) < n_whole[..., None]
     chosen = _best(scores.masked_fill(~is_whole, -torch.inf), n_blocks) & is_whole
     block = (positions // ratio).clamp(0, most - 1)
@@ -119,37 +224,48 @@ def choose_blocks_with_torch(
     return mask & (in_chosen | in_tail)
 
 
-def _block_keys(
-    raw: torch.Tensor,
-    positions: torch.Tensor,
-    n: int,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    indexer: Indexer,
-) -> torch.Tensor:
-    """Keys of the first n blocks [B, n, d] of cells' raw keys [B, N, d] at these positions, -1
-    where a cell is not seen."""
-    n_seqs, ratio = len(raw), indexer.ratio
+def _in_blocks(rows: torch.Tensor, positions: torch.Tensor, n: int, ratio: int) -> torch.Tensor:
+    """Rows of the cells of the first n blocks [B, n, ratio, _], of cells' rows [B, N, _] at these
+    positions, -1 where a cell is not seen."""
+    n_seqs = len(rows)
     # the last place takes what belongs to no block
     place = torch.where(positions < 0, n * ratio, positions).clamp(max=n * ratio)
     cell_of = positions.new_zeros(n_seqs, n * ratio + 1)
-    numbers = torch.arange(raw.shape[1], device=raw.device).expand(n_seqs, -1)
+    numbers = torch.arange(rows.shape[1], device=rows.device).expand(n_seqs, -1)
     cell_of.scatter_(1, place, numbers)
-    rows = torch.arange(n_seqs, device=raw.device)[:, None]
-    first, *others = raw[rows, cell_of[:, :-1]].unflatten(1, (n, ratio)).unbind(2)
-    for other in others:  # in this order whatever the batch
+    which = torch.arange(n_seqs, device=rows.device)[:, None]
+    return rows[which, cell_of[:, :-1]].unflatten(1, (n, ratio))
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the third axis, in the same order whatever the batch."""
+    first, *others = x.unbind(2)
+    for other in others:
         first = first + other
-    normed = rms_norm((first / ratio)[:, :, None], weight, indexer.eps)
-    cos, sin = table[: n * ratio : ratio].expand(n_seqs, -1, -1).chunk(2, -1)
+    return first
+
+
+def _block_keys(
+    own: torch.Tensor, weight: torch.Tensor, table: torch.Tensor, indexer: Indexer
+) -> torch.Tensor:
+    """Keys of blocks [B, n, d] from the raw keys of their cells [B, n, ratio, d]."""
+    n, ratio = own.shape[1:3]
+    normed = rms_norm((_in_order(own) / ratio)[:, :, None], weight, indexer.eps)
+    cos, sin = table[: n * ratio : ratio].expand(len(own), -1, -1).chunk(2, -1)
     return apply_rope(normed, cos, sin)[:, :, 0]
 
 
-def _scores(q: torch.Tensor, keys: torch.Tensor, invariant: bool) -> torch.Tensor:
-    """q [B, T, H, d], keys [B, n, d] -> sums over heads of what is positive, [B, T, n]."""
+def _scores(
+    q: torch.Tensor, weights: torch.Tensor | None, keys: torch.Tensor, invariant: bool
+) -> torch.Tensor:
+    """q [B, T, H, d], weights [B, T, H], keys [B, n, d] -> sums over heads of what is positive,
+    [B, T, n]."""
     if invariant:  # the order of sums differs between batches by less than what float32 keeps
         q, keys = q.double(), keys.double()
-    products = torch.einsum("bthd,bnd->bthn", q, keys)
-    return products.relu().sum(2).float()
+    products = torch.einsum("bthd,bnd->bthn", q, keys).relu()
+    if weights is not None:
+        products = products * weights[..., None]
+    return products.sum(2).float()
 
 
 def _best(scores: torch.Tensor, n: int) -> torch.Tensor:
@@ -171,14 +287,48 @@ def choose_blocks_with_llvm(
     table: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """The choice on a CPU, in three programs: where the tokens of blocks are, the keys of blocks,
-    and for every query scores, the best of them and the cells in these."""
+    """See choose_blocks."""
+    d, n_rot = q.shape[3], table.shape[1]
+    program = _keys(d, n_rot, indexer.ratio, indexer.eps)
+    given = weight, table
+    return _choose_with_llvm(q, None, keys, positions, mask, indexer, program, given)
+
+
+def choose_pools_with_llvm(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor,
+    indexer: Indexer,
+) -> torch.Tensor:
+    """See choose_pools."""
+    program = _pooled_keys(q.shape[3], indexer.ratio)
+    return _choose_with_llvm(q, weights, rows, positions, mask, indexer, program, (bias,))
+
+
+def _choose_with_llvm(
+    q: torch.Tensor,
+    weights: torch.Tensor | None,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    indexer: Indexer,
+    keys_program: Program,
+    given: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """The choice on a CPU, in three programs: where the tokens of blocks are, the keys of blocks
+    (keys_program, which takes `given` as well), and for every query scores, the best of them and
+    the cells in these."""
     n_seqs, n_tokens, n_heads, d = q.shape
     n_cells = mask.shape[2]
     n = n_cells // indexer.ratio
     if n <= indexer.n_blocks:
         return mask
-    n_rot = table.shape[1]
+    weighted = weights is not None
+    given = [tensor.contiguous() for tensor in given]
+    weights = q if weights is None else weights.contiguous()
     q, positions, mask = q.contiguous(), positions.contiguous(), mask.contiguous()
     if keys.stride(2) != 1:
         keys = keys.contiguous()
@@ -194,15 +344,14 @@ def choose_blocks_with_llvm(
         n_whole.data_ptr(),
     )
     of_blocks = keys.new_empty(n_seqs, n, d)
-    _keys(d, n_rot, indexer.ratio, indexer.eps)(
+    keys_program(
         *sizes,
         keys.data_ptr(),
         4 * keys.stride(0),
         4 * keys.stride(1),
         cell_of.data_ptr(),
         n_whole.data_ptr(),
-        weight.contiguous().data_ptr(),
-        table.contiguous().data_ptr(),
+        *(tensor.data_ptr() for tensor in given),
         of_blocks.data_ptr(),
         tasks=n_seqs * n,
         chunk=8,
@@ -210,9 +359,10 @@ def choose_blocks_with_llvm(
     )
     scores = keys.new_empty(n_seqs, n_tokens, n)
     seen = torch.empty_like(mask)
-    _choice(n_heads, d, indexer.ratio, indexer.n_blocks)(
+    _choice(n_heads, d, indexer.ratio, indexer.n_blocks, weighted)(
         *sizes,
         q.data_ptr(),
+        weights.data_ptr(),
         of_blocks.data_ptr(),
         positions.data_ptr(),
         mask.data_ptr(),
@@ -308,8 +458,50 @@ def _keys_body(
 
 
 @functools.cache
-def _choice(n_heads: int, d: int, ratio: int, n_blocks: int) -> Program:
-    return Program(functools.partial(_choice_body, n_heads, d, ratio, n_blocks), 10)
+def _pooled_keys(d: int, ratio: int) -> Program:
+    return Program(functools.partial(_pooled_keys_body, d, ratio), 10)
+
+
+def _pooled_keys_body(
+    d: int, ratio: int, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is one block. Arguments: tokens, cells, blocks; rows of cells, key and gate, and the
+    bytes from sequence to sequence and from cell to cell; the cell of every position, how many
+    blocks are whole for each token; the bias; keys of blocks."""
+    n_tokens, _, n, rows, seq_bytes, cell_bytes, cell_of, n_whole, bias, out = args
+    with code.loop(first, last) as task:
+        b, block = task // n, task % n
+        most = code.variable(code.integer(0))
+        with code.loop(0, n_tokens) as t:
+            most.set(code.larger(code.load(n_whole + (b * n_tokens + t) * 8, I64), most.value))
+        with code.when(block.less(most.value)):
+            source, cells = rows + b * seq_bytes, cell_of + task * (8 * ratio)
+            for at, count in vectors(code, d):
+
+                def gate(i: Value, at: Value = at, count: int = count) -> tuple[Value, Value]:
+                    """Address of a cell's key, and its gate."""
+                    key = source + code.load(cells + i * 8, I64) * cell_bytes + at
+                    added = code.load_first(bias + i * (4 * d) + at, F32X16, count)
+                    return key, code.load_first(key + 4 * d, F32X16, count) + added
+
+                largest = code.variable(code.constant(F32X16, -math.inf))
+                with code.loop(0, code.integer(ratio)) as i:
+                    largest.set(code.larger(gate(i)[1], largest.value))
+                zero = code.constant(F32X16, 0.0)
+                total, pooled = code.variable(zero), code.variable(zero)
+                with code.loop(0, code.integer(ratio)) as i:
+                    key, of_cell = gate(i)
+                    share = exp(code, of_cell - largest.value)
+                    total.set(total.value + share)
+                    number = code.load_first(key, F32X16, count)
+                    pooled.set(code.fma(number, share, pooled.value))
+                mean = pooled.value / total.value
+                code.store_first(mean, out + task * (4 * d) + at, count)
+
+
+@functools.cache
+def _choice(n_heads: int, d: int, ratio: int, n_blocks: int, weighted: bool) -> Program:
+    return Program(functools.partial(_choice_body, n_heads, d, ratio, n_blocks, weighted), 11)
 
 
 def _choice_body(
@@ -317,14 +509,16 @@ def _choice_body(
     d: int,
     ratio: int,
     n_blocks: int,
+    weighted: bool,
     code: Code,
     args: Sequence[Value],
     first: Value,
     last: Value,
 ) -> None:
-    """A task is one query. Arguments: tokens, cells, blocks; q, keys of blocks, positions, the
-    mask, how many blocks are whole, room for scores; the cells that are seen."""
-    n_tokens, n_cells, n, q, keys, positions, mask, n_whole, scores, seen = args
+    """A task is one query. Arguments: tokens, cells, blocks; q, weights of its heads, keys of
+    blocks, positions, the mask, how many blocks are whole, room for scores; the cells that are
+    seen."""
+    n_tokens, n_cells, n, q, weights, keys, positions, mask, n_whole, scores, seen = args
     zero = code.constant(F32, 0.0)
     with code.loop(first, last) as task:
         b, query, own = task // n_tokens, q + task * (4 * n_heads * d), scores + task * n * 4
@@ -336,9 +530,16 @@ def _choice_body(
                 for at, count in vectors(code, d):
                     x = code.load_first(query + head * (4 * d) + at, F32X16, count)
                     total.set(code.fma(x, code.load_first(key + at, F32X16, count), total.value))
-                score.set(score.value + code.larger(zero, code.sum(total.value)))
-            code.store(score.value, own + block * 4)
-        least, n_least = _threshold(code, own, whole, n_blocks)
+                product = code.larger(zero, code.sum(total.value))
+                if weighted:
+                    at_head = weights + (task * n_heads + head) * 4
+                    product = product * code.load(at_head, F32)
+                score.set(score.value + product)
+            bits = (score.value + 0.0).bits(I32)  # minus zero is zero
+            if weighted:  # integers in the order of the scores, negative ones too
+                bits = bits ^ (bits.down_signed(31) & 0x7FFFFFFF)
+            code.store(bits, own + block * 4)
+        least, n_least = threshold(code, own, whole, n_blocks, signed=weighted)
         # from here on a block's number in place of its score: whether it is seen
         left = code.variable(n_least)
         yes, no = code.constant(I32, 1), code.constant(I32, 0)
@@ -363,10 +564,13 @@ def _choice_body(
             code.store(found.value, target + j)
 
 
-def _threshold(code: Code, scores: Value, n: Value, n_best: int) -> tuple[Value, Value]:
-    """Of scores that are not negative, whose bits are in their order, the smallest of the n_best
-    largest as bits, and how many of this size are among them."""
-    low, high = code.variable(code.constant(I32, -1)), code.variable(code.constant(I32, 0x7F800000))
+def threshold(
+    code: Code, scores: Value, n: Value, n_best: int, *, signed: bool
+) -> tuple[Value, Value]:
+    """Of integers in the order of scores, infinity the largest, the smallest of the n_best largest
+    and how many of this size are among them. signed: whether some may be negative."""
+    below = code.constant(I32, -(2**31) if signed else -1)
+    low, high = code.variable(below), code.variable(code.constant(I32, 0x7F800000))
     best = code.integer(n_best)
 
     def above(least: Value) -> Value:
@@ -378,7 +582,7 @@ def _threshold(code: Code, scores: Value, n: Value, n_best: int) -> tuple[Value,
         return count.value
 
     # the smallest number with fewer than n_best scores above it lies above `low`, up to `high`
-    with code.loop(0, code.integer(32)):
+    with code.loop(0, code.integer(33 if signed else 32)):
         middle = low.value + ((high.value - low.value) >> 1)
         is_few = above(middle).less(best)
         is_open = (low.value + 1).less(high.value)
@@ -389,3 +593,5 @@ def _threshold(code: Code, scores: Value, n: Value, n_best: int) -> tuple[Value,
 
 _run = pick(choose_blocks_naive, choose_blocks_with_torch, None, choose_blocks_with_llvm)
 _invariant = pick_invariant(choose_blocks_with_torch, choose_blocks_with_llvm)
+_pools = pick(choose_pools_naive, choose_pools_with_torch, None, choose_pools_with_llvm)
+_pools_invariant = pick_invariant(choose_pools_with_torch, choose_pools_with_llvm)

@@ -67,6 +67,12 @@ class _Building(threading.local):
 
 
 _building = _Building()
+_threads_building: set[int] = set()
+
+
+def n_building() -> int:
+    """How many threads compile a program now, or read one from disk."""
+    return len(_threads_building)
 
 
 def building_seconds() -> float:
@@ -81,8 +87,12 @@ class Program:
     """
 
     def __init__(self, body: Body, n_args: int, before: Before | None = None) -> None:
-        begun = perf_counter()
-        self._engine = loaded(_object_code(body, n_args, before))
+        begun, me = perf_counter(), threading.get_ident()
+        _threads_building.add(me)
+        try:
+            self._engine = loaded(_object_code(body, n_args, before))
+        finally:
+            _threads_building.discard(me)
         self.address = address = self._engine.get_function_address("run")
         _building.seconds += perf_counter() - begun
         # ctypes takes as long over every argument as over all of them packed

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, groupby
 
 import torch
+from torch.nn import functional
 
 from kernels.dispatch import pick
 from kernels.linear import MODES, PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
@@ -21,6 +22,7 @@ from kernels.moe.packed import (
     Activation,
     Matrices,
     PackedExperts,
+    clamped_swiglu_activation,
     pack_each,
     put_together,
     situ_activation,
@@ -34,11 +36,13 @@ __all__ = [
     "Activation",
     "Choice",
     "PackedExperts",
+    "clamped_swiglu_activation",
     "experts",
     "pack_experts",
     "put_together",
     "route",
     "route_biased",
+    "route_given",
     "situ_activation",
     "swiglu_within",
 ]
@@ -65,6 +69,14 @@ def route_biased(
     other rows are.
     """
     return _route_biased(logits, bias, choice)
+
+
+def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """The weights that experts get which are chosen already, as those of route_biased.
+
+    logits: f32 [n, E]; ids: int64 [n, n_used], not looked at by the host. Returns f32 [n, n_used].
+    """
+    return _route_given(logits, ids, choice)
 
 
 def pack_experts(
@@ -114,11 +126,11 @@ def experts(
 class Choice:
     """How experts are chosen by biased scores, and what weights they get.
 
-    scores: "sigmoid" or "softmax" of the logits. Chosen are the n_used experts of the largest score
-    plus bias; weights are their scores without it, if `normalised` divided by
-    max(their sum, 2^-14), and times `scale`. n_groups: experts form this many groups of
-    neighbours; only those of the n_groups_used groups whose two best experts have the largest sum
-    can be chosen.
+    scores: "sigmoid" or "softmax" of logits, or the square root of their "softplus". Chosen are the
+    n_used experts of the largest score plus bias; weights are their scores without it, if
+    `normalised` divided by max(their sum, 2^-14), and times `scale`. n_groups: experts form this
+    many groups of neighbours; only those of the n_groups_used groups whose two best experts have
+    the largest sum can be chosen.
     """
 
     n_used: int
@@ -151,8 +163,7 @@ def route_biased_naive(
     """See route_biased."""
     weights, ids = [], []
     for row in logits:
-        exp = torch.exp(row - row.max())
-        p = 1 / (1 + torch.exp(-row)) if choice.scores == "sigmoid" else exp / exp.sum()
+        p = _scores_naive(row, choice)
         sums = p if bias is None else p + bias
         groups = sums.chunk(choice.n_groups)
         best_two = [float(group.sort().values[-2:].sum()) for group in groups]
@@ -170,6 +181,26 @@ def route_biased_naive(
         weights.append(chosen * choice.scale)
         ids.append(torch.tensor(order))
     return torch.stack(weights), torch.stack(ids)
+
+
+def route_given_naive(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """See route_given."""
+    weights = []
+    for row, chosen in zip(logits, ids.tolist(), strict=True):
+        p = _scores_naive(row, choice)[chosen]
+        if choice.normalised:
+            p = p / max(float(p.sum()), 2.0**-14)
+        weights.append(p * choice.scale)
+    return torch.stack(weights)
+
+
+def _scores_naive(row: torch.Tensor, choice: Choice) -> torch.Tensor:
+    if choice.scores == "softmax":
+        exp = torch.exp(row - row.max())
+        return exp / exp.sum()
+    if choice.scores == "softplus":
+        return torch.logaddexp(row, torch.zeros_like(row)) ** 0.5
+    return 1 / (1 + torch.exp(-row))
 
 
 def pack_naive(
@@ -219,10 +250,7 @@ def route_biased_with_torch(
     logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See route_biased."""
-    if choice.scores == "sigmoid":
-        p = pointwise(torch.sigmoid, logits, invariant=True)
-    else:
-        p = logits.softmax(-1)
+    p = _scores(logits, choice)
     sums = p if bias is None else p + bias
     if choice.n_groups > 1:
         groups = sums.unflatten(-1, (choice.n_groups, -1))
@@ -233,10 +261,27 @@ def route_biased_with_torch(
     # topk, which is faster, leaves open which of two equal experts it takes
     order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
     ids = order[:, : choice.n_used]
+    return _weights(p, ids, choice), ids
+
+
+def route_given_with_torch(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """See route_given."""
+    return _weights(_scores(logits, choice), ids, choice)
+
+
+def _scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    if choice.scores == "softmax":
+        return logits.softmax(-1)
+    if choice.scores == "softplus":
+        return pointwise(functional.softplus, logits, invariant=True).sqrt()
+    return pointwise(torch.sigmoid, logits, invariant=True)
+
+
+def _weights(p: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
     weights = p.gather(1, ids)
     if choice.normalised:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_SUM)
-    return (weights if choice.scale == 1.0 else weights * choice.scale), ids
+    return weights if choice.scale == 1.0 else weights * choice.scale
 
 
 def pack_with_torch(
@@ -298,5 +343,6 @@ def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 _route = pick(route_naive, route_with_torch, _TRITON, _LLVM)
 _route_biased = pick(route_biased_naive, route_biased_with_torch, None, _LLVM)
+_route_given = pick(route_given_naive, route_given_with_torch, None, _LLVM)
 _pack = pick(pack_naive, pack_with_torch, _TRITON)
 _experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)

@@ -11,7 +11,7 @@ import torch
 from kernels.dispatch import uses_llvm
 from kernels.linear import PackedWeight
 from kernels.linear.blocks import BlockData
-from kernels.pointwise import naive, relu2, situ, swiglu
+from kernels.pointwise import clamped_swiglu, naive, relu2, situ, swiglu
 
 
 class ExpertPlaces(NamedTuple):
@@ -105,6 +105,18 @@ def swiglu_within(limit: float | None) -> Activation:
         lambda opened: swiglu(*_halves(opened), limit, invariant=True),
         "swiglu",
         () if limit is None else (limit,),
+    )
+
+
+def clamped_swiglu_activation(limit: float) -> Activation:
+    """See kernels.pointwise.clamped_swiglu."""
+    return Activation(
+        f"clamped swiglu {limit}",
+        True,
+        lambda opened: naive.clamped_swiglu(*_halves(opened), limit),
+        lambda opened: clamped_swiglu(*_halves(opened), limit, invariant=True),
+        "clamped_swiglu",
+        (limit,),
     )
 
 

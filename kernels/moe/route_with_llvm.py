@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import LANES, exp, rows, run, sigmoid, start, vectors
+from kernels.llvm.functions import LANES, exp, rows, run, sigmoid, softplus, start, vectors
 from kernels.llvm.values import I32, I64
 from kernels.moe import MIN_SUM, Choice
 
@@ -122,6 +122,67 @@ def route_biased(
     return weights, ids
 
 
+def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """See kernels.moe.route_given."""
+    n_rows, n_experts = logits.shape
+    weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
+    logits, places = rows(logits)
+    run(
+        _given_program(n_experts, choice),
+        n_rows,
+        n_experts,
+        *places,
+        ids.data_ptr(),
+        weights.data_ptr(),
+    )
+    return weights
+
+
+@functools.cache
+def _given_program(n_experts: int, choice: Choice) -> Program:
+    return Program(functools.partial(_given_body, n_experts, choice), 6)
+
+
+def _given_body(
+    n: int, choice: Choice, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """Arguments: logits in RowPlaces, ids, weights."""
+    ids, weights = args[4:]
+    scores = code.stack(4 * (-(-n // LANES) * LANES))
+    with code.loop(first, last) as row:
+        _score(code, n, choice, start(args[:4], row), scores)
+        total = code.variable(code.constant(F32, 0.0))
+        with code.loop(0, code.integer(choice.n_used)) as i:
+            at = row * choice.n_used + i
+            score = code.load(scores + code.load(ids + at * 8, I64) * 4, F32)
+            code.store(score, weights + at * 4)
+            total.set(total.value + score)
+        _weigh(code, choice, total.value, weights + row * (4 * choice.n_used))
+
+
+def _score(code: Code, n: int, choice: Choice, logits: Value, scores: Value) -> None:
+    """The scores of a row, filled up to whole vectors."""
+    if choice.scores == "softmax":
+        return softmax(code, n, logits, scores)
+    for at, count in vectors(code, n):
+        x = code.load_first(logits + at, F32X16, count)
+        if choice.scores == "softplus":
+            code.store(code.sqrt(softplus(code, x)), scores + at)
+        else:
+            code.store(sigmoid(code, x), scores + at)
+
+
+def _weigh(code: Code, choice: Choice, total: Value, weights: Value) -> None:
+    """Scores of chosen experts, whose sum is `total`, become their weights."""
+    least = code.constant(F32, MIN_SUM)
+    divisor = code.choose(total.less(least), least, total)
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        weight = code.load(weights + i * 4, F32)
+        if choice.normalised:
+            weight = weight / divisor
+        code.store(weight * choice.scale, weights + i * 4)
+
+
 @functools.cache
 def _biased_program(n_experts: int, biased: bool, choice: Choice) -> Program:
     return Program(functools.partial(_biased_body, n_experts, biased, choice), 7)
@@ -141,13 +202,8 @@ def _biased_body(
     whole = -(-n // LANES) * LANES
     scores, sums = code.stack(4 * whole), code.stack(4 * whole)
     with code.loop(first, last) as row:
-        logits = start(args[:4], row)
-        if choice.scores == "softmax":
-            softmax(code, n, logits, scores)
+        _score(code, n, choice, start(args[:4], row), scores)
         for at, count in vectors(code, n):
-            if choice.scores == "sigmoid":
-                score = sigmoid(code, code.load_first(logits + at, F32X16, count))
-                code.store(score, scores + at)
             total = code.load(scores + at, F32X16)
             if biased:
                 total += code.load_first(bias + at, F32X16, count)
@@ -162,14 +218,7 @@ def _biased_body(
             code.store(score, weights + at * 4)
             code.store(index, ids + at * 8)
             all_.set(all_.value + score)
-        least = code.constant(F32, MIN_SUM)
-        divisor = code.choose(all_.value.less(least), least, all_.value)
-        with code.loop(0, code.integer(choice.n_used)) as i:
-            at = weights + (row * choice.n_used + i) * 4
-            weight = code.load(at, F32)
-            if choice.normalised:
-                weight = weight / divisor
-            code.store(weight * choice.scale, at)
+        _weigh(code, choice, all_.value, weights + row * (4 * choice.n_used))
 
 
 def _leave_groups_out(code: Code, size: int, choice: Choice, sums: Value) -> None:

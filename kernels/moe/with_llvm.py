@@ -16,9 +16,9 @@ from kernels.llvm.functions import run, vectors
 from kernels.llvm.values import I64
 from kernels.moe import apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
-from kernels.moe.route_with_llvm import route, route_biased
+from kernels.moe.route_with_llvm import route, route_biased, route_given
 
-__all__ = ["experts", "route", "route_biased"]
+__all__ = ["experts", "route", "route_biased", "route_given"]
 
 FEW = 16
 """More rows than this many share experts."""

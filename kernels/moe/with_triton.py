@@ -17,7 +17,7 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # of a tile, the least to fill a tensor core
 MIN_ROWS = 16
-KINDS = ("swiglu", "situ", "relu2")
+KINDS = ("swiglu", "clamped_swiglu", "situ", "relu2")
 
 
 @jit
@@ -99,6 +99,10 @@ def _open(
         if BOUNDED:
             up = tanh(up / second_number) * second_number
         opened = tanh(gate / first_number) * first_number * tl.sigmoid(gate) * up
+    elif KIND == "clamped_swiglu":
+        gate = tl.where(gate > first_number, first_number, gate)
+        up = tl.where(up > first_number, first_number, up)
+        opened = gate * tl.sigmoid(gate) * tl.where(up < -first_number, -first_number, up)
     elif KIND == "swiglu":
         opened = gate * tl.sigmoid(gate)
         if BOUNDED:

@@ -22,6 +22,7 @@ _add = pick(naive.add, with_torch.add, None, _LLVM)
 _multiply = pick(naive.multiply, with_torch.multiply, None, _LLVM)
 _relu2 = pick(naive.relu2, with_torch.relu2, _TRITON, _LLVM)
 _swiglu = pick(naive.swiglu, with_torch.swiglu, _TRITON, _LLVM)
+_clamped_swiglu = pick(naive.clamped_swiglu, with_torch.clamped_swiglu, _TRITON, _LLVM)
 _situ = pick(naive.situ, with_torch.situ, _TRITON, _LLVM)
 _output_gate = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
 _delta_gates = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
@@ -55,6 +56,17 @@ def swiglu(
     both sides. Returns [..., d].
     """
     return (_same["swiglu"] if invariant else _swiglu)(gate, up, limit)
+
+
+def clamped_swiglu(
+    gate: torch.Tensor, up: torch.Tensor, limit: float, *, invariant: bool = False
+) -> torch.Tensor:
+    """silu(min(gate, limit)) times up cut off on both sides: unlike in swiglu, the limit comes
+    before silu (glm5-next, deepseek4).
+
+    gate, up [..., d], of one shape. Returns [..., d].
+    """
+    return (_same["clamped_swiglu"] if invariant else _clamped_swiglu)(gate, up, limit)
 
 
 def situ(

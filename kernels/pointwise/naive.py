@@ -73,6 +73,10 @@ def swiglu(gate, up, limit=None):
     return gate * up
 
 
+def clamped_swiglu(gate, up, limit):
+    return silu(smaller(limit, gate)) * larger(-limit, smaller(limit, up))
+
+
 def situ(gate, up, beta, linear_beta):
     if linear_beta > 0:
         up = tanh(up / linear_beta) * linear_beta

@@ -28,6 +28,7 @@ add = in_terms_of(naive.add, _FUSED)
 multiply = in_terms_of(naive.multiply, _FUSED)
 relu2 = in_terms_of(naive.relu2, _FUSED)
 swiglu = in_terms_of(naive.swiglu, _FUSED)
+clamped_swiglu = in_terms_of(naive.clamped_swiglu, _FUSED)
 situ = in_terms_of(naive.situ, _FUSED)
 output_gate = in_terms_of(naive.output_gate, _FUSED)
 delta_gates = in_terms_of(naive.delta_gates, _FUSED)
@@ -35,6 +36,7 @@ step_gates = in_terms_of(naive.step_gates, _FUSED)
 
 invariant = SimpleNamespace(
     swiglu=in_terms_of(naive.swiglu, _IN_VECTORS),
+    clamped_swiglu=in_terms_of(naive.clamped_swiglu, _IN_VECTORS),
     situ=in_terms_of(naive.situ, _IN_VECTORS),
     output_gate=in_terms_of(naive.output_gate, _IN_VECTORS),
     delta_gates=in_terms_of(naive.delta_gates, _IN_VECTORS),

@@ -91,4 +91,5 @@ def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Ca
 
 relu2 = _operation(naive.relu2, _of_one)
 swiglu = _operation(naive.swiglu, _of_two)
+clamped_swiglu = _operation(naive.clamped_swiglu, _of_two)
 situ = _operation(naive.situ, _of_two)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kernels.dispatch import pick
 from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.functions import rows, run, start, vectors
+from kernels.llvm.functions import LANES, rows, run, start, vectors
+
+Body = Callable[..., None]
 
 
 def rope_table(
@@ -33,6 +35,16 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Dimensions from n_rot on pass through. Returns a new [B, T, H, hd]. Differentiable in x.
     """
     return _apply(x, cos, sin)
+
+
+def rope_at_end(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool = False
+) -> torch.Tensor:
+    """Rotates neighbours at the end of every head, (x[hd - n_rot + 2 j], x[hd - n_rot + 2 j + 1]).
+
+    back: the other way round, which undoes it. Otherwise as apply_rope.
+    """
+    return _at_end(x, cos, sin, back)
 
 
 # Rotary position embedding pair by pair.
@@ -62,6 +74,20 @@ def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     return torch.stack(columns, -1)
 
 
+def rope_at_end_naive(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    half, sign = cos.shape[-1], -1 if back else 1
+    columns = list(x.unbind(-1))
+    for j in range(half):
+        at = len(columns) - 2 * (half - j)
+        a, b = x[..., at], x[..., at + 1]
+        cos_j, sin_j = cos[..., j].unsqueeze(-1), sign * sin[..., j].unsqueeze(-1)
+        columns[at], columns[at + 1] = a * cos_j - b * sin_j, b * cos_j + a * sin_j
+    return torch.stack(columns, -1)
+
+
 # Rotary position embedding on whole halves.
 
 
@@ -81,15 +107,37 @@ def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
+def rope_at_end_with_torch(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    n_rot = 2 * cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), (-sin if back else sin).unsqueeze(2)
+    a, b = x[..., -n_rot:].unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((x[..., :-n_rot], turned.flatten(-2)), -1)
+
+
 def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding on a CPU; torch makes the table."""
+    return _turned(_body, x, cos, sin)
+
+
+def rope_at_end_with_llvm(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See rope_at_end."""
+    return _turned(_back_body if back else _forth_body, x, cos, sin)
+
+
+def _turned(body: Body, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
     x, x_rows = rows(x)
     cos, cos_rows = rows(cos)
     sin, sin_rows = rows(sin)
     run(
-        _program(n_heads, head_dim, cos.shape[-1]),
+        _program(body, n_heads, head_dim, cos.shape[-1]),
         y.numel() // head_dim,
         head_dim,
         *x_rows,
@@ -101,8 +149,8 @@ def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 
 
 @functools.cache
-def _program(n_heads: int, head_dim: int, half: int) -> Program:
-    return Program(functools.partial(_body, n_heads, head_dim, half), 13)
+def _program(body: Body, n_heads: int, head_dim: int, half: int) -> Program:
+    return Program(functools.partial(body, n_heads, head_dim, half), 13)
 
 
 def _body(
@@ -131,7 +179,44 @@ def _body(
             code.store_first(rest, target + 8 * half + at, count)
 
 
+def _end_body(
+    sign: int,
+    n_heads: int,
+    head_dim: int,
+    half: int,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """As in _body. sign: of the sines."""
+    even, odd = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
+    with code.loop(first, last) as row:
+        token = row // n_heads
+        source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
+        cos, sin = start(args[4:8], token), start(args[8:12], token)
+        for at, count in vectors(code, head_dim - 2 * half):
+            code.store_first(code.load_first(source + at, F32X16, count), target + at, count)
+        source, target = (place + 4 * (head_dim - 2 * half) for place in (source, target))
+        for at, count in vectors(code, half):
+            low, high = min(LANES, 2 * count), max(0, 2 * count - LANES)
+            x = code.load_first(source + at * 2, F32X16, low)
+            y = x
+            if high:
+                y = code.load_first(source + at * 2 + 4 * LANES, F32X16, high)
+            a, b = x.take(even, y), x.take(odd, y)
+            c, s = (code.load_first(base + at, F32X16, count) for base in (cos, sin))
+            s = s * float(sign)
+            x, y = (a * c - b * s).interleaved(b * c + a * s)
+            code.store_first(x, target + at * 2, low)
+            if high:
+                code.store_first(y, target + at * 2 + 4 * LANES, high)
+
+
+_forth_body = functools.partial(_end_body, 1)
+_back_body = functools.partial(_end_body, -1)
 _table = pick(rope_table_naive, rope_table_with_torch)
 _apply = pick(
     apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
 )
+_at_end = pick(rope_at_end_naive, rope_at_end_with_torch, None, rope_at_end_with_llvm)

@@ -125,7 +125,14 @@ FAULTY = {
 }
 
 
-@pytest.mark.parametrize(("name", "fault"), list(zip(MODELS, cycle(FAULTY))))
+def a_fault(name: str, fault: str) -> str:
+    """Rings go by position: one of a token more is as good."""
+    return "no-conv-rollback" if name.startswith("deepseek4") else fault
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [(name, a_fault(name, fault)) for name, fault in zip(MODELS, cycle(FAULTY))]
+)
 def test_faults_change_the_output(name, fault):
     """Tokens, or where a model says the same again and again, its confidence in them."""
     other = next(one for one in MODELS if one != name)

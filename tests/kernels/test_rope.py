@@ -15,7 +15,11 @@ from tests.support.implementations import implementations
 
 naive, with_llvm, with_torch = implementations(rope, "naive", "with_llvm", "with_torch")
 
-LLVM = SimpleNamespace(rope_table=with_torch.rope_table, apply_rope=with_llvm.apply_rope)
+LLVM = SimpleNamespace(
+    rope_table=with_torch.rope_table,
+    apply_rope=with_llvm.apply_rope,
+    rope_at_end=with_llvm.rope_at_end,
+)
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "ops", [naive, with_torch, LLVM, rope], ids=["naive", "torch", "llvm", "op"]
 )
@@ -45,6 +49,23 @@ def test_pairs_turn_by_their_angle(ops, n_rot):
                     truth[b, t, h, j], truth[b, t, h, j + half] = turned.real, turned.imag
     assert nmse(y, truth) < F32
     assert torch.equal(y[..., n_rot:], x[..., n_rot:])
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("n_rot", [2, 8, 40, 64])
+def test_neighbours_at_the_end_turn_by_their_angle_and_back(ops, n_rot):
+    positions = torch.tensor([[0, 1, 7], [5, 2, 900]])
+    x = torch.randn(2, 3, 2, 71)[..., :69]
+    cos, sin = rope.rope_table(positions, n_rot, frequencies(n_rot), 1.0)
+    y = ops.rope_at_end(x, cos, sin)
+    turns = torch.polar(
+        torch.ones(2, 3, n_rot // 2).double(), positions[..., None] * frequencies(n_rot)
+    )
+    pairs = torch.view_as_complex(x[..., -n_rot:].double().unflatten(-1, (-1, 2)).contiguous())
+    truth = torch.view_as_real(pairs * turns.unsqueeze(2)).flatten(-2)
+    assert nmse(y[..., -n_rot:], truth) < F32
+    assert torch.equal(y[..., :-n_rot], x[..., :-n_rot])
+    assert nmse(ops.rope_at_end(y, cos, sin, back=True), x.double()) < F32
 
 
 @IMPLEMENTATIONS

@@ -23,7 +23,7 @@ from kernels.attention import with_triton as attention
 from kernels.linear import with_triton as heads
 from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
-from kernels.moe import RELU2, SWIGLU, situ_activation, swiglu_within
+from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
@@ -32,6 +32,8 @@ from kernels.recurrence.delta_rule import DeltaLog
 from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
+from kernels.rows import with_triton as streams
+from kernels.rows.sinkhorn import N_GATES, Sinkhorn
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
@@ -205,7 +207,10 @@ def test_mixture_of_experts(compiled, sizes, mode):
         assert all("mma" in kernel.ptx for kernel in compiled[1:3])
 
 
-@in_turn("activation", [swiglu_within(1.0), situ_activation(4.0, 25.0), RELU2, SWIGLU])
+@in_turn(
+    "activation",
+    [swiglu_within(1.0), situ_activation(4.0, 25.0), RELU2, SWIGLU, clamped_swiglu_activation(7.0)],
+)
 def test_activations_of_experts(compiled, activation):
     n_opened = 256 if activation.gated else 128
     pairs = [(torch.ones(n_opened, 128), torch.ones(128, 128))] * 4
@@ -244,3 +249,19 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))
     names = [kernel.name for kernel in compiled]
     assert names == ["_situ", "_channel_gates", "_channel_gates", "_head_linear"]
+
+
+@in_turn("n_tokens", [1, 3, 8, 16])
+def test_mixed_streams(compiled, n_tokens):
+    x, m = torch.ones(1, n_tokens, 4, 1024), torch.ones(1, n_tokens, N_GATES)
+    gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), Sinkhorn(20, 1e-6))
+    streams.stream_gates(m[..., :4], torch.ones(1), torch.ones(4), Sinkhorn(20, 1e-6))
+    y = streams.weigh_streams(x, gates)
+    streams.advance_streams(x, y, gates)
+    pointwise.clamped_swiglu(y, y, 7.0)
+    assert [kernel.name for kernel in compiled] == [
+        *["_stream_gates"] * 2,
+        "_weigh_streams",
+        "_advance_streams",
+        "_clamped_swiglu",
+    ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,10 @@ import pytest
 import torch
 
 from engine.batch import Span
-from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, LlamaCpp
+from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, LlamaCommands
+from engine.compare.llama_process import LlamaEngine, LlamaSettings
+from engine.compare.llama_wire import Value
+from engine.compare.memory_script_parser import read_script
 from engine.compare.state_blob import decode_state
 from engine.memory.hybrid import HybridMemory
 from engine.memory.state_file import SequenceState
@@ -25,6 +27,7 @@ from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.session import Session
+from resources import ROLLBACK_SCRIPTS
 
 MAGIC = 0xAF143CD8
 
@@ -32,18 +35,42 @@ MAGIC = 0xAF143CD8
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeLlama) -> None:
     """Let lanes of llama.cpp open the double, in this process."""
 
-    def opened(path: Path, library: Path | None) -> LlamaCpp:
+    def opened(path: Path, library: Path | None, settings: LlamaSettings) -> LlamaEngine:
         fake.library = library
-        return LlamaCpp(path, fake)
+        return LlamaHere(path, fake, settings)
 
     monkeypatch.setattr("engine.compare.peer_lane.open_llama", opened)
 
 
-def without_binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let child processes find no llama-cpp-python."""
-    monkeypatch.setenv("PYTHONPATH", "")
-    found = [part for part in sys.path if not (Path(part) / "llama_cpp").exists()]
-    monkeypatch.setattr(sys, "path", found)
+def with_scripts(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let check-rollback play these scripts alone."""
+    scripts = tuple(read_script(ROLLBACK_SCRIPTS / f"{name}.toml") for name in names)
+    monkeypatch.setattr("engine.compare.rollback_check.memory_scripts", lambda folder: scripts)
+
+
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no package with llama.cpp be found."""
+    monkeypatch.setattr("engine.compare.llama_library.find_spec", lambda name: None)
+
+
+class LlamaHere(LlamaEngine):
+    """A LlamaEngine over a double, in this process."""
+
+    def __init__(self, path: Path, fake: FakeLlama, settings: LlamaSettings | None = None) -> None:
+        self._commands = LlamaCommands(fake)
+        try:
+            super().__init__(path, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def _call(self, name: str, *values: Value | str) -> list[Value]:
+        return self._commands.call(
+            name, [one.encode() if isinstance(one, str) else one for one in values]
+        )
+
+    def close(self) -> None:
+        self._commands.close()
 
 
 class FakeContext:
@@ -61,8 +88,6 @@ class FakeLlama:
     the same by the number of a context. refuses: a
     build whose removals never reach planes that the last batch has not written. drift: what is
     added to restored states."""
-
-    __version__ = "0.0-fake"
 
     def __init__(
         self,
@@ -100,6 +125,24 @@ class FakeLlama:
 
     def llama_backend_init(self) -> None: ...
 
+    def llama_version(self) -> bytes:
+        return b"0.0-fake"
+
+    def llama_print_system_info(self) -> bytes:
+        return b""
+
+    def ggml_backend_dev_count(self) -> int:
+        return 1
+
+    def ggml_backend_dev_get(self, i: int) -> int:
+        return i
+
+    def ggml_backend_dev_name(self, device: int) -> bytes:
+        return b"CPU"
+
+    def ggml_backend_dev_description(self, device: int) -> bytes:
+        return b"a double"
+
     def llama_model_default_params(self) -> SimpleNamespace:
         return SimpleNamespace()
 
@@ -135,6 +178,9 @@ class FakeLlama:
         memory = self.session.make_memory(options, settings.n_seq_max, n_ctx, settings.n_rs_seq)
         self.contexts.append(FakeContext(memory, settings))
         return self.contexts[-1]
+
+    def llama_n_batch(self, context: FakeContext) -> int:
+        return context.settings.n_batch
 
     def llama_n_rs_seq(self, context: FakeContext) -> int:
         return context.settings.n_rs_seq
@@ -200,6 +246,9 @@ class FakeLlama:
     ) -> None:
         memory.seq_add(seq, p0, p1, shift)
 
+    def llama_memory_seq_pos_min(self, memory: HybridMemory, seq: int) -> int:
+        return 0
+
     def llama_memory_seq_pos_max(self, memory: HybridMemory, seq: int) -> int:
         return memory.seq_pos_max(seq)
 
@@ -239,6 +288,21 @@ class FakeLlama:
             states[key] = torch.tensor(row) * (1 + drift)
         memory.recurrent.put(seq, state.pos, states)
         return size
+
+    def llama_n_ctx(self, context: FakeContext) -> int:
+        return context.settings.n_ctx
+
+    def llama_state_seq_save_file(
+        self, context: FakeContext, path: bytes, seq: int, tokens, n: int
+    ) -> int:
+        blob = self._blob(context, seq, WHOLE)
+        return Path(path.decode()).write_bytes(blob)
+
+    def llama_state_seq_load_file(
+        self, context: FakeContext, path: bytes, seq: int, tokens, most: int, n
+    ) -> int:
+        blob = Path(path.decode()).read_bytes()
+        return self.llama_state_seq_set_data_ext(context, blob, len(blob), seq, WHOLE)
 
     def llama_batch_free(self, batch) -> None:
         self.freed.append("batch")

@@ -53,6 +53,8 @@ class FakeInfo:
     mtp_kv_bytes_per_token: int = 0
     cell: tuple[int, int] = (128, 128)
     mtp_cell: tuple[int, int] = (0, 0)
+    window: int = 0
+    block_rows: tuple[tuple[int, int], ...] = ()
     draft_head_bytes: int = 0
     has_llama_cpp_planes: bool = True
     tokenizer: str = "gpt2 (qwen35), 4,096 tokens"

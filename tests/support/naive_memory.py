@@ -20,15 +20,17 @@ class View:
     v: torch.Tensor
     mask: torch.Tensor
     positions: torch.Tensor
+    seen: torch.Tensor
 
 
 @dataclass
 class NaiveAttention:
     """Per (layer, sequence) the keys and values so far, [H_kv, n, hd] each.
 
-    positions: per sequence, the position of each cell.
+    windows: of layers that have one. positions: per sequence, the position of each cell.
     """
 
+    windows: dict[CellKey, int] = field(default_factory=dict)
     ubatch: UBatch | None = None
     cells: dict[tuple[CellKey, int], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
@@ -61,7 +63,11 @@ class NaiveAttention:
             asking = torch.from_numpy(self.ubatch.positions[row]).unsqueeze(-1)
             mask[row, :, : len(held)] = held <= asking
             positions[row, : len(held)] = held
-        return View(full_k, full_v, mask, positions)
+        near = mask
+        if layer in self.windows:
+            asked = torch.from_numpy(self.ubatch.positions)[..., None]
+            near = mask & (positions[:, None] > asked - self.windows[layer])
+        return View(full_k, full_v, near, positions, mask)
 
 
 @dataclass
@@ -89,14 +95,23 @@ class NaiveMemory:
 
     batch_invariant = False
 
-    def __init__(self, layout: RecurrentLayout | None = None) -> None:
-        self.attention = NaiveAttention()
+    def __init__(
+        self, layout: RecurrentLayout | None = None, windows: dict[CellKey, int] | None = None
+    ) -> None:
+        self.attention = NaiveAttention(windows or {})
         self.recurrent = NaiveRecurrent(layout) if layout else None
         self.n_commits = 0
 
     @classmethod
     def for_model(cls, config: ModelConfig) -> NaiveMemory:
-        return cls(layout_of(config))
+        windows = {i: size.window for i, size in config.cells().items() if size.window}
+        return cls(layout_of(config), windows)
+
+    @classmethod
+    def for_head(cls, config: ModelConfig) -> NaiveMemory:
+        """Of the MTP block, which has layer 0."""
+        size = config.mtp.block.cells() if config.mtp else None
+        return cls(windows={0: size.window} if size and size.window else {})
 
     def begin(self, ubatch: UBatch) -> None:
         self.attention.ubatch = ubatch

@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
+    parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
+    parser.add_argument("--spec-synth-rates", default="")
     parser.add_argument("--spec-ngram-mod-n-match", type=int, default=8)
     args = parser.parse_args()
     if args.log_file:
@@ -41,6 +43,9 @@ def main() -> None:
     name = f"COMMON_SPECULATIVE_TYPE_{args.spec_type.upper().replace('-', '_')}"
     params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
     params.speculative.draft.n_max = args.spec_draft_n_max
+    params.speculative.draft.p_min = args.spec_draft_p_min
+    if args.spec_synth_rates:
+        params.speculative.synth_rates = [float(r) for r in args.spec_synth_rates.split(",")]
     params.speculative.ngram_mod.n_match = args.spec_ngram_mod_n_match
     if args.md:
         params.speculative.draft.mparams.path = args.md

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from app.engine_thread.requests import (
     ChatWrap,
-    CompareRequest,
     Decoding,
     EngineSession,
+    LanesRequest,
     RunRequest,
-    ScriptRequest,
     TurnRequest,
 )
 from app.engine_thread.status import EngineStatus
@@ -59,7 +58,7 @@ class StartTurn(DecodingJob):
 class StartComparison(DecodingJob):
     """A comparison on the model in use. rounds: pause after as many."""
 
-    def __init__(self, lanes: CompareRequest | ScriptRequest, rounds: int | None = None) -> None:
+    def __init__(self, lanes: LanesRequest, rounds: int | None = None) -> None:
         super().__init__(rounds)
         self._lanes = lanes
 

@@ -72,11 +72,10 @@ class ReadRows(ReadTrace):
 
 def _imported(file: Path) -> TraceStore:
     """What another engine wrote as a trace, with what the rules find in it."""
-    from engine.analysis.findings.check import record_findings
     from engine.observe.files.importing import import_file
 
     store = TraceStore()
-    record_findings(store, import_file(store, file))
+    import_file(store, file)
     return store
 
 
@@ -153,6 +152,7 @@ class ReadResults(SideJob):
 class WriteReport(SideJob):
     """Write it into a file. runs: the run, or the lanes. overlaid: the second run."""
 
+    what = "Report"
     is_complete = False
 
     def __init__(
@@ -179,6 +179,29 @@ class WriteReport(SideJob):
         else:
             report = run_report(first, self._environment)
         write_report(report, self.path)
+        self.is_complete = True
+
+
+class WritePage(SideJob):
+    """Write the runs of a trace as one page, or no more than the lanes of the run on show, or the
+    run alone, where all of them are too many for a page."""
+
+    what = "Page"
+    is_complete = False
+
+    def __init__(self, shown: RunRef, lanes: Sequence[RunRef], path: Path) -> None:
+        super().__init__()
+        self._shown, self._lanes, self.path = shown, lanes, path
+
+    def run(self, progress: ReportProgress) -> None:
+        from engine.report.common import name_of
+        from engine.report.session_data import chosen_runs, fits
+        from engine.report.session_page import write_session_page
+
+        every, shown = tuple(chosen_runs(self._shown.store)), (self._shown,)
+        runs = next((some for some in (every, self._lanes) if some and fits(some)), shown)
+        title = f"Speculative decoding of {name_of(self._shown.facts)}"
+        write_session_page(runs, title, self.path, self._shown)
         self.is_complete = True
 
 

@@ -1,27 +1,39 @@
 """Jobs that judge a run: re-scored, compared with another, its compute mode against f32, its speed
-under other settings."""
+against plain decoding and under other settings."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.engine_thread.events import State
-from app.engine_thread.job import SideJob
+from app.engine_thread.job import Post, SideJob
 from app.engine_thread.opening import LocalSession, open_engine
+from app.engine_thread.requests import EngineSession, RunRequest
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
+from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS
 from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.timings import summary
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.compare.fidelity import Fidelity
+    from engine.conform.runner import Outcome
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
     from engine.session import Session
+
+
+_LONG_PAIR_S = 20.0
+"""Of runs that take longer, fewer pairs are made."""
 
 
 class Rescore(EngineJob):
@@ -152,6 +164,70 @@ class MeasureFidelity(EngineJob):
         return measure_fidelity(session, reference, tokens)
 
 
+class MeasurePlain(EngineJob):
+    """Run a request with its drafters and without them, in alternation, and note the speeds of each
+    pair as a fact of the run that was made of it. The other runs are not kept. Cancelled, the pairs
+    so far count if they are enough."""
+
+    needs_rest = True
+    error = ""
+    """Why nothing was measured."""
+
+    def __init__(self, run: RunRef, request: RunRequest) -> None:
+        super().__init__()
+        self._ref, self._request = run, request
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.can_start
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.set_state(State.LOADING)
+
+    def run(self, worker: EngineWorker) -> State:
+        worker.end_run()
+        session = worker.session
+        if session is not None:
+            pairs = self._pairs(session, self.progress(worker.post))
+            if len(pairs) >= LEAST_PAIRS:
+                self._ref.facts.plain_pairs = pairs
+            elif not self.cancelled.is_set():
+                self.error = "The runs have no times."
+        return worker.rest()
+
+    def _pairs(self, session: EngineSession, progress: ReportProgress) -> list[tuple[float, float]]:
+        """Tokens per second with drafts and without."""
+        options = self._request.options
+        plain = replace(options, spec=replace(options.spec, types=()))
+        ways = (self._request, replace(self._request, options=plain))
+        progress(0, 1, "first runs, which are not counted")
+        began = time.monotonic()
+        if any(self._speed(session, way) is None for way in ways):
+            return []
+        n_pairs = MOST_PAIRS if time.monotonic() - began < _LONG_PAIR_S else LEAST_PAIRS
+        pairs: list[tuple[float, float]] = []
+        for number in range(n_pairs):
+            progress(number, n_pairs, f"with drafts and without, pair {number + 1} of {n_pairs}")
+            order = (0, 1) if number % 2 else (1, 0)
+            speeds = {at: self._speed(session, ways[at]) for at in order}
+            a, b = speeds[0], speeds[1]
+            if a is None or b is None:
+                break
+            pairs.append((a, b))
+        return pairs
+
+    def _speed(self, session: EngineSession, request: RunRequest) -> float | None:
+        """Tokens per second of one run; None if it was cancelled, or has no times."""
+        if self.cancelled.is_set():
+            return None
+        store = TraceStore()
+        run = session.start(request, store)
+        while run.advance():
+            if self.cancelled.is_set():
+                run.stop()
+                return None
+        return summary(store, run.run_id)["predicted_per_second"] or None
+
+
 class EstimateSpeeds(SideJob):
     """Estimate them for a request. found: None where the run has no draft, too."""
 
@@ -163,3 +239,34 @@ class EstimateSpeeds(SideJob):
 
     def run(self, progress: ReportProgress) -> None:
         self.found = estimate(self.request)
+
+
+class CheckKernels(SideJob):
+    """Check the kernels of a package or adapter; `seen` is called with each outcome."""
+
+    has_progress = True
+
+    def __init__(self, target: str, seen: Callable[[Outcome], object]) -> None:
+        super().__init__()
+        self.target, self._seen = target, seen
+
+    def progress(self, post: Post) -> ReportProgress:
+        self._post = post
+        return super().progress(post)
+
+    def run(self, progress: ReportProgress) -> None:
+        import torch
+
+        from engine.conform import runner
+        from engine.conform.checks import CHECKS
+
+        name, place, _ = runner.open_target(self.target)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        total = len(CHECKS) * sum(len(k.recurrences) for k in runner.kernels(name, place))
+        outcomes = runner.run(name, place, seed=1, device=device, cancelled=self.cancelled.is_set)
+        for done, outcome in enumerate(outcomes, start=1):
+            progress(done, total, f"checking {outcome.kernel}")
+            self._post(partial(self._show, outcome))
+
+    def _show(self, outcome: Outcome, _: EngineStatus) -> None:
+        self._seen(outcome)

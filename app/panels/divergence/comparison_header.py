@@ -1,15 +1,19 @@
-"""The header of a comparison: its lanes, the verdict on one, the choice of a sequence, and the
-editor of the next lanes (one a line, checked while it is typed)."""
+"""The header of a comparison: its lanes, the cost of one and the verdict on it, the table of costs,
+the choice of a sequence, and the editor of the next lanes (one a line, checked while it is typed).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QObject, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QTextCursor
 from PySide6.QtWidgets import (
+    QAbstractItemView,
     QComboBox,
     QHBoxLayout,
+    QHeaderView,
     QLabel,
     QMenu,
     QPlainTextEdit,
@@ -24,9 +28,12 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.theme import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
+from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes, verdict_sentence
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.empty_state import StatusMessage
+from app.widgets.plain_table import fit_height, plain_table
+from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
 from engine.compare.llama_library import missing
 from engine.errors import OptionError
@@ -38,20 +45,26 @@ _BAR_CHARACTERS = 16
 
 
 class ComparisonHeader(QWidget):
-    """Cards, a sentence with the progress next to it, and the editor, which folds away."""
+    """Cards, a sentence on the cost of a lane, one on its verdict with the progress next to it, the
+    costs of all lanes as a table, and the editor, which folds away."""
 
     lane_chosen = Signal(int)  # run_id
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._costs_shown: dict[int, RunCost] | None = None
+        self._low = False
         self.cards = LaneCards(theme)
         self.cards.lane_chosen.connect(self.lane_chosen)
         self.editor = LaneEditor(theme)
-        self.sentence = QLabel()
-        self.sentence.setTextFormat(Qt.TextFormat.PlainText)
-        self.sentence.setWordWrap(True)
-        self.sentence.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.cost, self.sentence = _sentence(), _sentence()
+        bold = self.cost.font()
+        bold.setBold(True)
+        self.cost.setFont(bold)
+        self.cost_model = CostTable(self)
+        self.costs = plain_table(self.cost_model, "Cost of the lanes")
+        self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
         self.progress.setAccessibleName("Progress of the comparison")
@@ -63,9 +76,10 @@ class ComparisonHeader(QWidget):
         self.edit_button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.edit_button.setCheckable(True)
         self.edit_button.toggled.connect(self.editor.setVisible)
+        self.edit_button.toggled.connect(lambda _: self._fit())
         self._lay_out()
         self.set_editing(True)
-        for part in (self.sentence, self.progress):
+        for part in (self.cost, self.sentence, self.progress, self.costs):
             part.hide()  # there is no comparison yet
 
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
@@ -80,6 +94,17 @@ class ComparisonHeader(QWidget):
         """Unfold the editor or fold it away."""
         self.edit_button.setChecked(editing)
 
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not: the costs are then those on the cards."""
+        self._low = low
+        self._fit()
+
+    def _fit(self) -> None:
+        """The editor takes the room of the table of costs, and some of the cards'."""
+        low = self._low or self.edit_button.isChecked()
+        self.cards.set_low(low)
+        self.costs.setVisible(not low and bool(self.cost_model.n_rows()))
+
     def set_lanes(self, lanes: ComparedLanes | None) -> None:
         """Show the lanes of another comparison, or none; the editor is open where there is none."""
         self.cards.set_lanes(lanes)
@@ -90,8 +115,11 @@ class ComparisonHeader(QWidget):
         self.sentence.setVisible(lanes is not None)
         self.progress.setVisible(lanes is not None and not lanes.is_over)
         if lanes is None:
+            self.cost.hide()
+            self.costs.hide()
             return
         self.cards.set_verdicts(lanes.verdicts)
+        self._show_costs(lanes, run_id)
         text = verdict_sentence(lanes.verdicts[run_id], lanes.bounds[run_id])
         self.sentence.setText(text)
         self.sentence.setToolTip(plain_tip(text))
@@ -106,6 +134,18 @@ class ComparisonHeader(QWidget):
         self.cards.retheme(theme)
         self.editor.retheme(theme)
 
+    def _show_costs(self, lanes: ComparedLanes, run_id: int) -> None:
+        costs = lanes.costs
+        if costs is not self._costs_shown:
+            self._costs_shown = costs
+            self.cards.set_costs(costs)
+            self.cost_model.show_costs([cost for cost in costs.values() if cost.round_ms])
+            fit_height(self.costs)
+        self._fit()
+        text = cost_sentence(list(costs.values()), run_id)
+        self.cost.setText(text)
+        self.cost.setVisible(bool(text))
+
     def _lay_out(self) -> None:
         line = QHBoxLayout()
         line.setContentsMargins(2, 0, 0, 0)
@@ -117,8 +157,58 @@ class ComparisonHeader(QWidget):
         column.setContentsMargins(6, 4, 6, 0)
         column.setSpacing(4)
         column.addWidget(self.cards)
+        column.addWidget(self.cost)
         column.addLayout(line)
+        column.addWidget(self.costs)
         column.addWidget(self.editor)
+
+
+def _sentence() -> QLabel:
+    label = QLabel()
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setWordWrap(True)
+    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
+
+
+_COST_TIPS = {
+    "lane": "As given in the list of lanes",
+    "ms/round": "Mean time of a round after the prompt, all phases together",
+    "draft": "Drafting, which the lanes share: ms a round",
+    "passes": "Forward passes of the target after the prompt",
+    "restores": "Rounds undone from a checkpoint",
+    "seq_rm": "Rounds undone by partial removal",
+    "refused": "Rounds that memory could not undo",
+    "replayed": "Tokens decoded again after a restore",
+    "moved": "State copied, restored and saved in checkpoints",
+    "held": "Most that attention cells and recurrent states took",
+}
+
+
+class CostTable(ColumnTable):
+    """Rows are lanes."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        tips = [_COST_TIPS.get(head, f"{head}: ms a round") for head in COST_HEADS]
+        columns = (
+            TableColumn(head, head, tip, head == "lane")
+            for head, tip in zip(COST_HEADS, tips, strict=True)
+        )
+        super().__init__(tuple(columns), parent)
+        self._rows: list[dict[str, str]] = []
+
+    def show_costs(self, costs: Sequence[RunCost]) -> None:
+        """A row for each."""
+        self.beginResetModel()
+        self._rows = [dict(zip(COST_HEADS, cost_cells(cost), strict=True)) for cost in costs]
+        self.endResetModel()
+
+    def n_rows(self) -> int:
+        return len(self._rows)
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        return self._rows[row][name] if role == Qt.ItemDataRole.DisplayRole else None
 
 
 _ICON = 16

@@ -22,6 +22,7 @@ from app.trace_models.compared_lanes import (
     run_to_show,
     verdict_sentence,
 )
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
@@ -49,6 +50,7 @@ class DivergenceView(QWidget):
     bar: PositionBar
 
     position_selected = Signal(object)  # Position
+    range_selected = Signal(object)  # RunRange or None
     lane_selected = Signal(object)  # RunRef
     divergences_changed = Signal(bool)
 
@@ -146,6 +148,21 @@ class DivergenceView(QWidget):
             )
         self._place_cursor()
 
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Shade the positions of the range of rounds that all views share."""
+        lanes = self._lanes
+        if not self._parts:
+            return
+        mine = lanes is not None and chosen is not None and chosen.run in lanes.runs
+        found = None
+        if mine and lanes is not None and chosen is not None and chosen.last is not None:
+            run_id = chosen.run.run_id
+            run_id = run_id if run_id in lanes.followers else lanes.longest or run_id
+            rounds, pos = lanes.values(run_id, "round"), lanes.values(run_id, "pos")
+            inside = pos[(rounds >= chosen.first) & (rounds <= chosen.last)]
+            found = (int(inside[0]), int(inside[-1])) if len(inside) else None
+        self.plots.set_range(found)
+
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
         self._theme = theme
@@ -193,6 +210,8 @@ class DivergenceView(QWidget):
         self.plots.pos_clicked.connect(self.select)
         self.plots.pos_stepped.connect(self._step)
         self.tables.pos_chosen.connect(self.select)
+        self.plots.range_chosen.connect(self._choose_range)
+        self.plots.range_left.connect(lambda: self.range_selected.emit(None))
 
     def _lay_out(self) -> None:
         column = QVBoxLayout()
@@ -233,6 +252,16 @@ class DivergenceView(QWidget):
         self._choose(run_id)
         if self._lanes is not None:
             self.lane_selected.emit(RunRef(self._lanes.store, run_id))
+
+    def _choose_range(self, first: int, last: int) -> None:
+        """From the round of one position of the chosen lane to that of another."""
+        lanes = self._lanes
+        if lanes is not None:
+            rounds, pos = lanes.values(self._run_id, "round"), lanes.values(self._run_id, "pos")
+            inside = rounds[(pos >= first) & (pos <= last)]
+            if len(inside):
+                run = RunRef(lanes.store, self._run_id)
+                self.range_selected.emit(RunRange(run, int(inside[0]), int(inside[-1])))
 
     def _step(self, step: int) -> None:
         if self._lanes is not None:
@@ -287,7 +316,7 @@ class DivergenceView(QWidget):
 
     def _set_low(self) -> None:
         low = self.height() < _LOW_LINES * self.fontMetrics().height()
-        for part in self._parts:
+        for part in (self.header, *self._parts):
             part.set_low(low)
 
     def showEvent(self, event: QShowEvent) -> None:

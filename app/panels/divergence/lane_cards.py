@@ -1,4 +1,4 @@
-"""The lanes of a comparison as cards: line, settings and verdict; one of them is chosen."""
+"""The lanes of a comparison as cards: line, settings, verdict and cost; one of them is chosen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import error_text
+from app.trace_models.number_text import NOT_OBSERVED, error_text, significant
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.line_styles import lane_pen
+from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import SUSPECT, LaneVerdict
-from engine.trace.records import NOISE, REFERENCE
+from engine.size_text import size_text
+from engine.trace.records import NOISE, PHASES, REFERENCE
 
 _ABOUT = {
     REFERENCE: "token by token, no drafts",
@@ -28,6 +30,9 @@ _CHARACTERS = 28
 _LINE_SAMPLE = 14
 _PAD = 7
 _ICON = 14
+_BAR_HIGH = 5
+_FIGURE_SIZE = 1.3
+"""Of the milliseconds of a round, next to other text."""
 
 
 def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
@@ -50,12 +55,16 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
 
 
 class LaneCard(QAbstractButton):
-    """One lane in two lines. The reference cannot be chosen."""
+    """One lane: what it is, its verdict, the time of a round by phase, what was moved and done; in
+    a low view without what it is and what was done. The reference cannot be chosen."""
 
     def __init__(self, theme: Theme, lanes: ComparedLanes, run_id: int) -> None:
         super().__init__()
         self._theme, self._lanes, self.run_id = theme, lanes, run_id
         self.verdict: LaneVerdict | None = None
+        self.cost: RunCost | None = None
+        self._longest_ms = 0.0
+        self._low = False
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
         told = lanes.store.runs[run_id].lane_about
@@ -65,15 +74,62 @@ class LaneCard(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus if is_reference else Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
+    @property
+    def time_text(self) -> str:
+        """Milliseconds of a round, a dash where they mean nothing."""
+        return significant(None if self.cost is None else self.cost.per_round())
+
+    @property
+    def moved_text(self) -> str:
+        """State copied, restored and saved."""
+        moved = None if self.cost is None or not self.cost.round_ms else self.cost.bytes_moved
+        return NOT_OBSERVED if moved is None else size_text(moved)
+
+    @property
+    def work_text(self) -> str:
+        """ "11 restores · 33 tokens replayed · 48 passes"."""
+        cost = self.cost
+        if cost is None:
+            return ""
+        counts = [
+            (cost.n_restores, "restores"),
+            (cost.n_removed, "seq_rm"),
+            (cost.n_refused, "refused"),
+            (cost.n_replayed, "tokens replayed"),
+        ]
+        words = [f"{n:,} {word}" for n, word in counts if n and cost.round_ms]
+        if cost.n_passes is not None:
+            words.append(f"{cost.n_passes:,} passes")
+        return " · ".join(words)
+
+    def set_cost(self, cost: RunCost, longest_ms: float) -> None:
+        """Show a cost. longest_ms: of a round of the slowest lane, whose bar fills the card."""
+        self.cost, self._longest_ms = cost, longest_ms
+        self._describe()
+
     def set_verdict(self, verdict: LaneVerdict) -> None:
         """Show a verdict; the tooltip has its figures."""
         if verdict == self.verdict:
             return
         self.verdict = verdict
+        self._describe()
+
+    def _describe(self) -> None:
+        verdict = self.verdict
+        if verdict is None:
+            return
         text, drawing, role = verdict_text(verdict)
         self._drawing = icon(drawing, self._theme, role) if drawing else None
         self.setAccessibleName(f"Lane {verdict.lane}: {text}")
         lines = [verdict.lane]
+        if self.cost is not None and self.cost.round_ms:
+            self.setAccessibleDescription(f"{self.time_text} ms a round, {self.work_text}")
+            phases = ((phase, self.cost.per_round(phase)) for phase in PHASES)
+            times = (f"{phase} {significant(ms)}" for phase, ms in phases if ms)
+            lines += [
+                f"{self.time_text} ms a round: {', '.join(times)}",
+                f"{self.moved_text} moved, {self.work_text}",
+            ]
         if verdict.n_positions:
             lines += [
                 f"worst NMSE {error_text(verdict.worst_nmse)} at position {verdict.worst_pos}",
@@ -97,10 +153,19 @@ class LaneCard(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
-        return QSize(_CHARACTERS * metrics.averageCharWidth(), 2 * metrics.height() + 14)
+        n_lines, more = (2.0, 10) if self._low else (4.5, _BAR_HIGH + 18)
+        high = round(n_lines * (metrics.height() + 2)) + more
+        return QSize(_CHARACTERS * metrics.averageCharWidth(), high)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
+
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not."""
+        if low != self._low:
+            self._low = low
+            self.updateGeometry()
+            self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right):
@@ -147,9 +212,56 @@ class LaneCard(QAbstractButton):
         font.setBold(False)
         painter.setFont(font)
         painter.setPen(theme.color("ui.muted"))
-        about = metrics.elidedText(self._about, Qt.TextElideMode.ElideRight, second.width())
-        painter.drawText(second, left, about)
+        if not self._low:
+            about = metrics.elidedText(self._about, Qt.TextElideMode.ElideRight, second.width())
+            painter.drawText(second, left, about)
+        self._paint_cost(painter, first if self._low else second)
         painter.end()
+
+    def _paint_cost(self, painter: QPainter, above: QRect) -> None:
+        """The time of a round and the bytes moved, the bar of phases, and what was done."""
+        theme, metrics = self._theme, self.fontMetrics()
+        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignBottom
+        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom
+        line = metrics.height()
+        third = above.translated(0, above.height())
+        if not self._low:
+            third = third.translated(0, 2).adjusted(0, 0, 0, line // 2)
+        font = painter.font()
+        plain_size = font.pointSizeF()
+        font.setBold(True)
+        font.setPointSizeF(plain_size * (1.0 if self._low else _FIGURE_SIZE))
+        painter.setFont(font)
+        painter.setPen(theme.color("ui.text"))
+        painter.drawText(third, left, self.time_text)
+        shift = painter.fontMetrics().horizontalAdvance(self.time_text) + 4
+        font.setPointSizeF(plain_size)
+        painter.setFont(font)
+        moved = self.moved_text
+        painter.setPen(theme.color("ui.muted"))
+        said = painter.fontMetrics().horizontalAdvance(" moved")
+        if moved != NOT_OBSERVED:
+            painter.drawText(third, right, " moved")
+            painter.setPen(theme.color("ui.text"))
+            painter.drawText(third.adjusted(0, 0, -said, 0), right, moved)
+        font.setBold(False)
+        painter.setFont(font)
+        painter.setPen(theme.color("ui.muted"))
+        if self.time_text != NOT_OBSERVED:
+            painter.drawText(third.adjusted(shift, 0, 0, 0), left, "ms a round")
+        gap, high = (1, 3) if self._low else (4, _BAR_HIGH)
+        bar = QRectF(third.left(), third.bottom() + gap, third.width(), high)
+        x = bar.left()
+        for phase in PHASES if self.cost is not None and self._longest_ms else ():
+            ms = self.cost.per_round(phase) if self.cost is not None else None
+            wide = bar.width() * (ms or 0.0) / self._longest_ms
+            painter.fillRect(QRectF(x, bar.top(), wide, high), theme.color(f"phase.{phase}"))
+            x += wide
+        if self._low:
+            return
+        fifth = QRect(third.left(), round(bar.bottom()) + 2, third.width(), line + 2)
+        work = metrics.elidedText(self.work_text, Qt.TextElideMode.ElideRight, fifth.width())
+        painter.drawText(fifth, left, work)
 
     def _paint_frame(self, painter: QPainter, is_bad: bool) -> None:
         theme = self._theme
@@ -178,6 +290,7 @@ class LaneCards(QWidget):
         self._theme = theme
         self.cards: dict[int, LaneCard] = {}
         self._n_columns = 0
+        self._low = False
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(4)
@@ -194,6 +307,7 @@ class LaneCards(QWidget):
             run_id: LaneCard(self._theme, lanes, run_id) for run_id in run_ids if lanes is not None
         }
         for run_id, card in self.cards.items():
+            card.set_low(self._low)
             card.clicked.connect(lambda _=False, chosen=run_id: self.lane_chosen.emit(chosen))
         self._n_columns = 0
         self._arrange()
@@ -202,6 +316,18 @@ class LaneCards(QWidget):
         """Bring the chips up to date."""
         for run_id, card in self.cards.items():
             card.set_verdict(verdicts[run_id])
+
+    def set_costs(self, costs: dict[int, RunCost]) -> None:
+        """Bring the costs up to date."""
+        longest = max((cost.per_round() or 0.0 for cost in costs.values()), default=0.0)
+        for run_id, card in self.cards.items():
+            card.set_cost(costs[run_id], longest)
+
+    def set_low(self, low: bool) -> None:
+        """Get by with less height, or not."""
+        self._low = low
+        for card in self.cards.values():
+            card.set_low(low)
 
     def choose(self, run_id: int) -> None:
         """Mark one lane as chosen."""

@@ -18,6 +18,7 @@ from app.trace_models.number_text import error_text
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.line_styles import (
     draw_bar,
+    draw_cross,
     draw_dashes,
     draw_diamond,
     draw_dots,
@@ -40,6 +41,8 @@ class LanePlots(QSplitter):
 
     pos_clicked = Signal(int)
     pos_stepped = Signal(int)  # -1 or +1
+    range_chosen = Signal(int, int)  # first and last position
+    range_left = Signal()
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(Qt.Orientation.Vertical, parent)
@@ -89,6 +92,8 @@ class LanePlots(QSplitter):
         for plot in (self.delta, self.states):
             plot.clicked.connect(lambda x, _y: self.pos_clicked.emit(round(x)))
             plot.round_stepped.connect(self.pos_stepped)
+            plot.range_chosen.connect(self.range_chosen)
+            plot.range_left.connect(self.range_left)
 
     def set_low(self, low: bool) -> None:
         """Get by with less height, or not."""
@@ -117,6 +122,11 @@ class LanePlots(QSplitter):
         """Put the cursor line on a position."""
         self.delta.set_cursor(pos)
         self.states.set_cursor(pos)
+
+    def set_range(self, chosen: tuple[int, int] | None) -> None:
+        """Shade a range of positions, first and last, or none."""
+        for plot in (self.delta, self.states):
+            plot.set_range(chosen)
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -173,11 +183,11 @@ SWATCHES = (
         "bound", "plot.limit", "Beyond ten times the noise (NMSE) a lane is suspect", draw_dashes
     ),
     Swatch("first", "status.error", "First divergence of the chosen lane", draw_dots),
-    Swatch("seq_rm", "path.seq_rm", "The chosen lane removed rejected tokens", draw_triangle),
-    Swatch("restore", "path.restore", "The chosen lane restored a checkpoint", draw_diamond),
+    Swatch("seq_rm", "plot.text", "Rejected tokens removed, in the lane's colour", draw_triangle),
+    Swatch("restore", "plot.text", "A checkpoint restored, in the lane's colour", draw_diamond),
+    Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross),
 )
-_SIGNS = {"seq_rm": ("t", "path.seq_rm"), "restore": ("d", "path.restore")}
-_GROUP_OF_PATH = {"seq_rm": "seq_rm", "restore": "restore", "restore_depth": "restore"}
+_SIGN_OF_PATH = {"seq_rm": "t", "restore": "d", "restore_depth": "d", "refused": "x"}
 _SIGN_PIXELS = 8
 
 
@@ -218,14 +228,12 @@ class DeltaPlot(RoundPlot):
             edge.setPen(pg.mkPen(None))
         self._bound = pg.InfiniteLine(angle=0, movable=False)
         self._first_line = pg.InfiniteLine(angle=90, movable=False)
-        self._signs = {
-            group: pg.ScatterPlotItem(symbol=symbol, size=_SIGN_PIXELS)
-            for group, (symbol, _) in _SIGNS.items()
-        }
+        self._signs: dict[int, pg.ScatterPlotItem] = {}
+        """Signs of the rollbacks of each lane that rolls back, a row below the other."""
         plot = self.getPlotItem()
         plot.setDownsampling(auto=True, mode="peak")
         plot.setClipToView(True)
-        for item in (self._band, self._bound, self._first_line, *self._signs.values()):
+        for item in (self._band, self._bound, self._first_line):
             plot.addItem(item, ignoreBounds=True)
         self.setAccessibleName("Error over positions")
         self.tip = self._tip
@@ -242,15 +250,18 @@ class DeltaPlot(RoundPlot):
         self.draw()
 
     def set_lanes(self, lanes: ComparedLanes | None, run_id: int) -> None:
-        """Draw these lanes, and the rollbacks of one of them."""
+        """Draw these lanes, one of them as the chosen one."""
         if lanes is not self._lanes:
-            for curve in self._curves.values():
-                self.getPlotItem().removeItem(curve)
-            self._curves = {}
+            for item in (*self._curves.values(), *self._signs.values()):
+                self.getPlotItem().removeItem(item)
+            self._curves, self._signs = {}, {}
             for follower in lanes.followers if lanes is not None else ():
                 curve = pg.PlotDataItem()
                 self.getPlotItem().addItem(curve, ignoreBounds=True)
                 self._curves[follower] = curve
+                if not lanes.is_noise(follower):
+                    self._signs[follower] = pg.ScatterPlotItem(size=_SIGN_PIXELS)
+                    self.getPlotItem().addItem(self._signs[follower], ignoreBounds=True)
         self._lanes, self._run_id = lanes, run_id
         self._recolour()
         self.draw()
@@ -283,7 +294,7 @@ class DeltaPlot(RoundPlot):
         bound = lanes.bounds.get(self._run_id, 0.0)
         limits = [envelope, bound if self._metric.has_bound else 0.0]
         everything = np.concatenate([*values.values(), limits])
-        self.axis = LogAxis.over(everything)
+        self.axis = LogAxis.over(everything, len(self._signs))
         for run_id, curve in self._curves.items():
             curve.setData(places[run_id].astype(float), self.axis.y(values[run_id]))
         self.box.setYRange(*self.axis.y_range, padding=0)
@@ -310,26 +321,27 @@ class DeltaPlot(RoundPlot):
                 chosen = run_id == self._run_id
                 curve.setPen(lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0))
                 curve.setZValue(2 if chosen else 1)
+            for run_id, signs in self._signs.items():
+                colour = lane_pen(theme, lanes, run_id).color()
+                signs.setPen(plot_pen(colour))
+                signs.setBrush(colour)
         self._band.setBrush(theme.color("plot.band"))
         self._bound.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
         self._first_line.setPen(plot_pen(theme.color("status.error"), style=Qt.PenStyle.DotLine))
-        for group, signs in self._signs.items():
-            colour = theme.color(_SIGNS[group][1])
-            signs.setPen(pg.mkPen(None))
-            signs.setBrush(colour)
 
     def _draw_signs(self, lanes: ComparedLanes) -> None:
-        """Signs of the chosen lane's rollbacks, under the last position of their rounds."""
-        run_id = self._run_id
-        places: dict[str, list[int]] = {group: [] for group in self._signs}
-        if run_id in lanes.followers:
+        """Signs of the rollbacks of every lane, under the last position of their rounds."""
+        for row, (run_id, signs) in enumerate(self._signs.items()):
             last = lanes.rounds(run_id, "pos0") + lanes.rounds(run_id, "num_emitted")
-            for pos, path in zip(last.tolist(), lanes.paths(run_id), strict=True):
-                if path in _GROUP_OF_PATH:
-                    places[_GROUP_OF_PATH[path]].append(pos)
-        for group, signs in self._signs.items():
-            signs.setData(places[group], [self.axis.marks] * len(places[group]))
-        verdict = lanes.verdicts.get(run_id)
+            paths = lanes.paths(run_id)
+            found = [
+                (x, sign)
+                for x, p in zip(last.tolist(), paths, strict=True)
+                if (sign := _SIGN_OF_PATH.get(p))
+            ]
+            places, symbols = [x for x, _ in found], [sign for _, sign in found]
+            signs.setData(places, [self.axis.marks_of(row)] * len(places), symbol=symbols)
+        verdict = lanes.verdicts.get(self._run_id)
         first = None if verdict is None else verdict.first_pos
         self._first_line.setVisible(first is not None)
         if first is not None:

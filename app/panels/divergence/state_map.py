@@ -262,12 +262,16 @@ _LEAST, _MOST = -30, 30
 _MOST_LABELS = 6
 
 
+_SIGN_ROW = 0.6
+"""Height of a row of signs, where the distance from the lowest decade to the line "exact" is 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogAxis:
     """Decades low..high as y-values, with lines of their own for what has no logarithm.
 
-    exact: y of a value of 0, under the lowest decade. marks: y of a row of signs under it.
-    not_finite: y of NaN and infinity, above the highest decade.
+    exact: y of a value of 0, under the lowest decade. marks: y of a row of signs under it, the
+    first of n_rows. not_finite: y of NaN and infinity, above the highest decade.
     """
 
     low: int
@@ -275,10 +279,11 @@ class LogAxis:
     exact: float
     marks: float
     not_finite: float
+    n_rows: int = 1
 
     @classmethod
-    def over(cls, values: np.ndarray) -> LogAxis:
-        """An axis of at least two decades that shows all values [n]."""
+    def over(cls, values: np.ndarray, n_rows: int = 1) -> LogAxis:
+        """An axis of at least two decades that shows all values [n], over rows of signs."""
         shown = values[np.isfinite(values) & (values > 0)]
         low, high = -9, -7
         if len(shown):
@@ -286,13 +291,17 @@ class LogAxis:
             high = min(_MOST, math.ceil(math.log10(shown.max())))
         high = max(high, low + 2)
         unit = (high - low) / 6
-        return cls(low, high, low - unit, low - 2 * unit, high + unit)
+        return cls(low, high, low - unit, low - 2 * unit, high + unit, n_rows)
+
+    def marks_of(self, row: int) -> float:
+        """y of a row of signs, from the top."""
+        return self.marks - row * _SIGN_ROW * (self.low - self.exact)
 
     @property
     def y_range(self) -> tuple[float, float]:
         """Lowest and highest y of the plot: the whole axis, with a margin at both ends."""
         unit = self.low - self.exact
-        return self.marks - 0.7 * unit, self.not_finite + 0.3 * unit
+        return self.marks_of(max(self.n_rows, 1) - 1) - 0.7 * unit, self.not_finite + 0.3 * unit
 
     def y(self, values: np.ndarray) -> np.ndarray:
         """Where errors >= 0 are drawn, float64 of the same shape."""

@@ -1,4 +1,5 @@
-"""The round under the cursor: its judged tokens, what both models thought, and all its facts."""
+"""The round under the cursor: its judged tokens, what both models thought, and all its facts; or
+the chosen range of rounds."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from PySide6.QtWidgets import (
 from app.actions.actions import Actions
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
+from app.panels.inspector.range_view import RangeView
 from app.panels.inspector.step_facts import (
     FactTable,
     Step,
@@ -36,12 +38,14 @@ from app.panels.inspector.step_facts import (
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
+from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
 from engine.trace.run_ref import RunRef
 
-_EMPTY, _STEP = range(2)
+_EMPTY, _STEP, _RANGE = range(3)
 _PERIOD_MS = 200
 _MOST_ROWS = 9
 _SAMPLES = {
@@ -57,7 +61,8 @@ _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 
 class InspectorView(QStackedWidget):
-    """One round as tables. Without a cursor it is the newest round, as long as rounds come."""
+    """One round as tables. Without a cursor it is the newest round, as long as rounds come. While
+    there is a range, its figures."""
 
     position_selected = Signal(object)  # Position
 
@@ -77,6 +82,7 @@ class InspectorView(QStackedWidget):
         self.facts = plain_table(self.facts_model, "Facts about the round")
         self._delegate = ProbabilityDelegate(theme, self)
         self.title, self.sentence, self._tops_title = QLabel(), QLabel(), QLabel()
+        self.range = RangeView()
         self.rest = QLabel()
         """What the table has no room for, of the chosen row."""
         self._build(actions)
@@ -116,6 +122,14 @@ class InspectorView(QStackedWidget):
         self._n_seen = -1
         self._pacer.stop()
         self._ask()
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Show the figures of a range of rounds; None: the round under the cursor again."""
+        self.range.show_range(chosen)
+        if chosen is not None:
+            self.setCurrentIndex(_RANGE)
+        elif self.currentIndex() == _RANGE:
+            self.setCurrentIndex(_EMPTY if self.step is None else _STEP)
 
     def step_round(self, step: int) -> None:
         """Move the cursor to the next (+1) or previous (-1) round of the sequence on show."""
@@ -209,6 +223,10 @@ class InspectorView(QStackedWidget):
             )
         )
         self.addWidget(scroll)
+        ranges = QVBoxLayout()
+        ranges.setContentsMargins(0, 0, 0, 0)
+        ranges.addWidget(self.range)
+        self.addWidget(ScrollPage(ranges))
 
     # -- showing ---------------------------------------------------------------------------
 
@@ -232,7 +250,8 @@ class InspectorView(QStackedWidget):
 
     def _show_step(self, step: Step | None) -> None:
         self.step = step
-        self.setCurrentIndex(_EMPTY if step is None else _STEP)
+        if self.range.shown is None:
+            self.setCurrentIndex(_EMPTY if step is None else _STEP)
         self._placing = True
         self.tokens_model.show_step(step)
         self._placing = False

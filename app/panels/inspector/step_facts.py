@@ -14,12 +14,12 @@ from PySide6.QtGui import QColor, QFont
 from app.trace_models.number_text import NOT_OBSERVED, probability_text, significant, whole_text
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import Position
-from app.trace_models.token_stream import line_text, row_text
 from engine.draft.registry import meaning
 from engine.size_text import size_text
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
+from engine.trace.token_text import line_text, row_text
 
 _PATH_TIPS = {
     "none": "Nothing had to be undone",

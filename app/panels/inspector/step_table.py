@@ -14,7 +14,7 @@ from app.panels.inspector.step_facts import Step, TraceRow
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.number_text import NOT_OBSERVED, probability_text
 from app.trace_models.position_detail import BAR_ROLE, DIFFERS_ROLE
-from app.trace_models.token_stream import MEANING
+from engine.trace.token_text import MEANING
 
 COLUMNS = (
     TableColumn("pos", "pos", "Position that the token has, or would have had"),

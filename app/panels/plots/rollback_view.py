@@ -1,4 +1,5 @@
-"""How deep each round rolled back, by which path, against what n_rs_seq allows."""
+"""How deep each round rolled back, by which path, against what n_rs_seq allows; a strip for each
+sequence."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ _UNTOLD = 3
 """A draft was judged, and the engine did not report what became of memory after it."""
 _NO_GROUP = -1
 _BAR_WIDTH = 0.8
+_MOST_LIMITS = 64
+"""Strips that have a dashed line."""
 _STUB = 0.15
 """Height of a bar for a restore or refusal that undid nothing, or where nothing is reported."""
 
@@ -60,9 +63,10 @@ _UNTOLD_SWATCH = Swatch(
 
 
 class RollbackView(BarView):
-    """Bars of rollback depth, side by side for sequences, and the dashed n_rs_seq line."""
+    """Bars of rollback depth and the dashed n_rs_seq line; of several sequences each has a strip of
+    its own, the first one on top, and a second run the one below them."""
 
-    overlay_tip = "Deepest rollback of each round"
+    overlay_tip = "Deepest rollback of each round, all sequences,"
     sequences = np.maximum
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -79,9 +83,9 @@ class RollbackView(BarView):
             for group in _GROUPS
         }
         self._crosses = pg.ScatterPlotItem(symbol="x", size=9)
-        self._limit = pg.InfiniteLine(angle=0, movable=False)
-        self._limit.hide()
-        for item in (*self._bars.values(), self._crosses, self._limit):
+        self._limits: list[pg.InfiniteLine] = []
+        """One for each strip."""
+        for item in (*self._bars.values(), self._crosses):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
         self.retheme(theme)
@@ -95,9 +99,10 @@ class RollbackView(BarView):
         self._n_rs_seq: int | None = None
         none = np.zeros(0)
         for bars in self._bars.values():
-            bars.setOpts(x=none, height=none, width=none)
+            bars.setOpts(x=none, height=none, width=none, y0=none)
         draw_nothing(self._crosses)
-        self._limit.hide()
+        for line in self._limits:
+            line.hide()
         self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:
@@ -138,21 +143,33 @@ class RollbackView(BarView):
         )
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         starts, ends = axis.starts(rounds), axis.ends(rounds)
-        n_lanes = max(1, len(self._seq_ids))
-        width = (ends - starts) * (_BAR_WIDTH / n_lanes)
-        lane = np.searchsorted(self._seq_ids, seq_ids)
-        x = (starts + ends) / 2 + (lane + 0.5 - n_lanes / 2) * width
+        width, x = (ends - starts) * _BAR_WIDTH, (starts + ends) / 2
+        overlaid = round(self._draw_overlay())
+        top = max(self._deepest, overlaid, self._n_rs_seq or 0, 1)
+        strip = top * 1.25 + 0.35
+        base = strip * (self._n_strips - 1 - np.searchsorted(self._seq_ids, seq_ids))
         for number, (group, bars) in enumerate(self._bars.items()):
             at = groups == number
             if not at.any() and not len(bars.opts["x"]):
                 continue  # pyqtgraph works for no bars too
             height = np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB)
-            columns = PixelColumns(x[at], *self.plot.x_range, n_pixels)
-            middle, height = columns.first(x[at]), columns.most(height)
-            bars.setOpts(x=middle, height=height, width=columns.first(width[at]))
+            drawn = [np.zeros((4, 0))]
+            for bottom in np.unique(base[at]).tolist():
+                mine = base[at] == bottom
+                columns = PixelColumns(x[at][mine], *self.plot.x_range, n_pixels)
+                middle, wide = (columns.first(one[at][mine]) for one in (x, width))
+                high = columns.most(height[mine])
+                drawn.append(np.stack([middle, high, wide, np.full(len(middle), bottom)]))
+            middle, high, wide, bottoms = np.concatenate(drawn, axis=1)
+            bars.setOpts(x=middle, height=high, width=wide, y0=bottoms)
             if group == "refused":
-                self._crosses.setData(middle, height + 0.3)
-        self._draw_limit(round(self._draw_overlay()))
+                self._crosses.setData(middle, bottoms + high + 0.3)
+        self._draw_limits(top, strip)
+
+    @property
+    def _n_strips(self) -> int:
+        n = max(1, len(self._seq_ids))
+        return n + 1 if n > 1 and self._overlay is not None else n
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         return np.maximum(rows.column("rollback_depth", start, stop), 0)
@@ -171,19 +188,32 @@ class RollbackView(BarView):
         rows = [self._run.store.rounds.row(at) for at in self._data["row"][first:stop]]
         return names, [[row[name] for name in names] for row in rows]
 
-    def _draw_limit(self, overlaid: int) -> None:
-        """The dashed line, and a y-axis with room for it, all bars, and depths of a second run."""
-        limit = self._n_rs_seq
-        self._limit.setVisible(limit is not None)
-        if limit is not None:
-            self._limit.setValue(limit)
+    def _draw_limits(self, top: int, strip: float) -> None:
+        """The dashed lines, and a y-axis with room for the strips. top: what a strip is high
+        enough for."""
+        limit, n = self._n_rs_seq, self._n_strips
+        while len(self._limits) < min(n, _MOST_LIMITS):
+            line = pg.InfiniteLine(angle=0, movable=False, pen=self._limit_pen)
+            self._limits.append(line)
+            self.plot.addItem(line, ignoreBounds=True)
+        n_seqs = max(1, len(self._seq_ids))
+        for number, line in enumerate(self._limits):
+            line.setVisible(limit is not None and number < n_seqs)
+            if limit is not None:
+                line.setValue(strip * (n - 1 - number) + limit)
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
-        top = max(self._deepest, overlaid, limit or 0, 1)
-        height = top * 1.25 + 0.35
-        self.plot.set_y_range(0, height)
-        label = self.plot.fontMetrics().height() * height / max(1.0, self.plot.box.height())
-        step = max(-(-top // 4), math.ceil(label))
-        ticks = [(value, str(value)) for value in range(0, top + 1, step)]
+        self.plot.set_y_range(0, strip * n)
+        label = self.plot.fontMetrics().height() * strip * n / max(1.0, self.plot.box.height())
+        if n > 1:
+            step = max(1, math.ceil(label / strip))
+            names = [f"seq {seq_id}" for seq_id in self._seq_ids]
+            if n > n_seqs:
+                names.append("other" if self._overlay is None else self._overlay.name)
+            middles = [strip * (n - 0.5 - at) for at in range(n)]
+            ticks = list(zip(middles, names, strict=True))[::step]
+        else:
+            step = max(-(-top // 4), math.ceil(label))
+            ticks = [(value, str(value)) for value in range(0, top + 1, step)]
         self.plot.set_ticks("left", ticks)
 
     def _recolour(self, theme: Theme) -> None:
@@ -197,7 +227,9 @@ class RollbackView(BarView):
         self._bars["untold"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=dotted)
         self._crosses.setPen(plot_pen(red, 2.0))
         self._crosses.setBrush(red)
-        self._limit.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
+        self._limit_pen = plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine)
+        for line in self._limits:
+            line.setPen(self._limit_pen)
 
     def _row_at(self, round_: int, seq_id: int | None) -> int | None:
         rounds, seq_ids = self._data["round"], self._data["seq_id"]
@@ -229,15 +261,12 @@ class RollbackView(BarView):
             )
         return "\n".join(lines)
 
-    def _seq_at(self, x: float, _y: float) -> int | None:
+    def _seq_at(self, _x: float, y: float) -> int | None:
         if not self._seq_ids:
             return None
-        axis = self.plot.run_axis
-        round_ = axis.round_at(x)
-        width = max(axis.start(round_ + 1) - axis.start(round_), 1e-9)
-        across = (x - axis.centre(round_)) / width / _BAR_WIDTH + 0.5
-        lane = int(across * len(self._seq_ids))
-        return self._seq_ids[min(max(lane, 0), len(self._seq_ids) - 1)]
+        strip = self.plot.box.viewRange()[1][1] / self._n_strips
+        at = self._n_strips - 1 - math.floor(y / max(strip, 1e-9))
+        return self._seq_ids[min(max(at, 0), len(self._seq_ids) - 1)]
 
     def _first_seq(self) -> int | None:
         return self._seq_ids[0] if self._seq_ids else None

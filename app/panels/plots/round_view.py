@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
@@ -64,6 +65,7 @@ class RoundView(QStackedWidget):
     it neither reads nor draws while it is out of sight."""
 
     position_selected = Signal(object)  # Position
+    range_selected = Signal(object)  # RunRange or None
     widest_label: ClassVar[str] = "n_rs_seq = 64"
     """What the legend is given room for."""
     untold: ClassVar[str] = ""
@@ -91,6 +93,8 @@ class RoundView(QStackedWidget):
         self.plot.tip = self.readout
         self.plot.clicked.connect(self._on_clicked)
         self.plot.round_stepped.connect(self._on_stepped)
+        self.plot.range_chosen.connect(self._on_range)
+        self.plot.range_left.connect(lambda: self.range_selected.emit(None))
         self.plot.unit_changed.connect(self._redraw)
         self.plot.box.sigXRangeChanged.connect(self._redraw)
         self.plot.box.sigResized.connect(self._redraw)
@@ -167,6 +171,11 @@ class RoundView(QStackedWidget):
             position = None
         self._cursor = position
         self.plot.set_cursor(None if position is None else position.round)
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Shade the range of rounds that all views share."""
+        mine = chosen is not None and chosen.run == self._run and chosen.last is not None
+        self.plot.set_range((chosen.first, chosen.last) if mine else None)  # type: ignore[union-attr,arg-type]
 
     def link_x(self, other: RoundView) -> None:
         """Show the same rounds as another view, from now on."""
@@ -285,6 +294,10 @@ class RoundView(QStackedWidget):
 
     def _on_clicked(self, x: float, y: float) -> None:
         self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))
+
+    def _on_range(self, first: int, last: int) -> None:
+        if self._run is not None:
+            self.range_selected.emit(RunRange(self._run, first, last))
 
     def _on_stepped(self, step: int) -> None:
         if self._cursor is None:

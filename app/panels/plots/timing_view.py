@@ -1,4 +1,4 @@
-"""Where the time of each round went, and how much faster the run was than a plain one."""
+"""Where the time of each round went, and how much faster the run was than plain decoding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
-from app.trace_models.run_facts import is_ours, plain_speed, run_names
+from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
-from engine.analysis.baseline import find_baseline, speed
+from engine.analysis.baseline import PlainRatio
 from engine.trace.records import MISSING, PHASES
 from engine.trace.run_ref import RunRef
 
@@ -48,16 +48,16 @@ _TOTAL = Swatch(
 _REFRESHES_PER_SPEED = 15
 NO_BASELINE = "no baseline"
 _BASELINE_TIP = (
-    "Net speed-up: tokens per second against a plain run of the same prompt, whose time per "
-    "token is the dashed line. "
-    "To get one, clear the drafters in the run settings and run again with the same prompt."
+    "Tokens per second as a multiple of plain decoding's, the lowest and the highest of several "
+    "pairs of runs; the dashed line is its time per token. Measure plain, below the text of a run "
+    "that has ended, measures it."
 )
 
 
 class TimingView(BarView):
     """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
 
-    widest_label = "0.00× vs run 00"
+    widest_label = "0.00 to 0.00×"
     untold = "how long its rounds took"
     overlay_tip = "Time of each round, all phases together,"
     means = True
@@ -87,16 +87,14 @@ class TimingView(BarView):
         self._rows: RunRows | None = None
         self._n_refreshes = 0
         self._is_timed = False
-        self._plain_run: RunRef | None = None
-        self._speed_up: float | None = None
+        self._ratio: PlainRatio | None = None
         self._plain.hide()
         self._bars.clear()
         draw_nothing(self._longest)
         self._show_behind([])
 
-    def set_plain(self, plain: RunRef | None) -> None:
-        """What the run on show is measured by, in case its own trace has no plain run."""
-        self._plain_run = plain
+    def plain_measured(self) -> None:
+        """The run on show has been measured against plain decoding."""
         if self._rows is not None:
             self._find_speed(self._rows.run)
 
@@ -116,19 +114,11 @@ class TimingView(BarView):
         return int(self._rows.rounds.values[-1]) + 1
 
     def _find_speed(self, run: RunRef) -> None:
-        own = find_baseline(run.store, run.run_id)
-        baseline = self._plain_run if own is None else run.sibling(own)
-        plain = None if baseline is None else plain_speed(baseline)
-        if plain is None or baseline is None:
-            self._speed_up = None
-            self.legend.set_label(0, NO_BASELINE)
-            self._plain.hide()
-            return
-        self._speed_up = speed(run.store, run.run_id) / plain
-        name, _ = run_names(baseline, run)
-        self.legend.set_label(0, f"{self._speed_up:.2f}× vs {name}")
-        self._plain.setValue(1e3 / plain)
-        self._plain.show()
+        self._ratio = ratio = PlainRatio.of(run.facts)
+        self.legend.set_label(0, NO_BASELINE if ratio is None else ratio.range_text)
+        self._plain.setVisible(ratio is not None)
+        if ratio is not None:
+            self._plain.setValue(1e3 / ratio.plain_speed)
 
     def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rounds in sight [n], their time by part [parts, n], which decode prompts [n]."""
@@ -200,7 +190,7 @@ class TimingView(BarView):
         if not sums["total"]:
             del sums["total"]
         words = ", ".join(f"{part}: {ms:.4g} ms" for part, ms in sums.items())
-        speed_up = NO_BASELINE if self._speed_up is None else f"speed-up: {self._speed_up:.2f}"
+        speed_up = NO_BASELINE if self._ratio is None else self._ratio.words
         return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"
 
 

@@ -13,8 +13,9 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolBut
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_facts import is_ours, plain_speed
+from app.trace_models.run_facts import is_ours
 from engine.analysis.audit_text import audit_sentence
+from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
@@ -44,28 +45,27 @@ class NextStep:
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """reason: a sentence. figures: in a few words each. audit: the result of its audit, ""
-    without one. vs_plain: how many times as fast as the
-    plain run, None where that was not measured. is_plain: nothing drafted, so that the run is
-    itself what others are measured by."""
+    without one. vs_plain: how many times as fast as plain decoding, None where that was not
+    measured. is_plain: nothing drafted, so that there is nothing to measure."""
 
     reason: str
     figures: tuple[str, ...]
-    vs_plain: float | None
+    vs_plain: PlainRatio | None
     is_plain: bool
     next_step: NextStep | None
     audit: str = ""
 
 
-def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
+def run_end(run: RunRef) -> RunEnd | None:
     """What is said of a run whose rows are in memory; None while it goes on, and of a lane, which
-    the comparison speaks for. plain: what it is measured by."""
+    the comparison speaks for."""
     facts = run.facts
     if not run.ended or facts.lane:
         return None
     numbers = LiveNumbers.told(facts.summary or summary(run.store, run.run_id))
-    speed, baseline = numbers.tokens_per_second, plain and plain_speed(plain)
-    ratio = speed / baseline if speed and baseline else None
+    speed = numbers.tokens_per_second
     is_plain = facts.options is not None and not facts.options.spec.types
+    ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
         None if numbers.tokens is None else f"{numbers.tokens:,} tokens",
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
@@ -77,9 +77,9 @@ def run_end(run: RunRef, plain: RunRef | None) -> RunEnd | None:
     return RunEnd(
         why_it_ended(run),
         tuple(filter(None, figures)),
-        None if is_plain else ratio,
+        ratio,
         is_plain,
-        _next_step(run, numbers, None if is_plain else ratio, is_plain=is_plain),
+        _next_step(run, numbers, ratio, is_plain=is_plain),
         audit_sentence(facts),
     )
 
@@ -129,14 +129,14 @@ def _n_emitted(run: RunRef, seq_id: int) -> int:
 
 
 def _next_step(
-    run: RunRef, numbers: LiveNumbers, ratio: float | None, *, is_plain: bool
+    run: RunRef, numbers: LiveNumbers, ratio: PlainRatio | None, *, is_plain: bool
 ) -> NextStep | None:
     found = _gravest_finding(run)
     if found is not None:
         return found
     if run.facts.error or not is_ours(run.facts) or not numbers.tokens or is_plain:
         return None
-    if ratio is not None and ratio < 1:
+    if ratio is not None and ratio.high < 1:
         return NextStep(TUNE, "Drafting costs more than it brings here; other settings may not.")
     if numbers.acceptance is not None and numbers.acceptance < _LOW_ACCEPTANCE:
         return NextStep(TUNE, "Most of what is drafted is rejected; other settings may do better.")
@@ -170,7 +170,7 @@ class EndCard(QFrame):
     """Hidden while nothing has ended, and once the user has closed it."""
 
     plain_asked = Signal()
-    """The plain run of the same prompt is to be measured."""
+    """Plain decoding of the same request is to be measured."""
     step_asked = Signal(object)  # NextStep
 
     def __init__(self) -> None:
@@ -187,7 +187,10 @@ class EndCard(QFrame):
         self.reason.setFont(bold)
         self.why.setForegroundRole(QPalette.ColorRole.PlaceholderText)
         self.plain = QPushButton("Measure plain")
-        self.plain.setToolTip("Run the same prompt without drafts, and come back to this run")
+        self.plain.setToolTip(
+            f"Run the same request with drafts and without, {LEAST_PAIRS} to {MOST_PAIRS} times in "
+            "alternation: the lowest and the highest ratio of their speeds"
+        )
         self.plain.clicked.connect(self.plain_asked)
         self.step = QPushButton(_STEPS[COMPARE][0])
         self.step.clicked.connect(self._take_step)
@@ -225,7 +228,7 @@ class EndCard(QFrame):
         return self._end
 
     def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:
-        """Show how a run ended, or nothing. can_measure: its plain run can be made now.
+        """Show how a run ended, or nothing. can_measure: plain decoding can be measured now.
         can_compare: lanes can be compared now."""
         if end is not None and end.next_step is not None:
             self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
@@ -289,7 +292,7 @@ class EndCard(QFrame):
         """The figures, and the speed relative to plain decoding or the button that measures it."""
         figures = list(end.figures)
         if end.vs_plain is not None:
-            figures.append(f"{significant(end.vs_plain)}× plain decoding")
+            figures.append(end.vs_plain.words)
         self.figures.setText(" · ".join(figures))
         self.reason.setToolTip(plain_tip("\n".join(filter(None, (self.figures.text(), end.audit)))))
         self._offers_plain = can_measure and end.vs_plain is None and not end.is_plain

@@ -33,8 +33,9 @@ from app.panels.tokens.token_scroll import (
     place_of,
     stands_at,
 )
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
-from app.trace_models.token_stream import KIND, MEANING, TokenStream, pieces_at
+from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.token_paint import (
     PlacedToken,
     TokenMetrics,
@@ -43,12 +44,14 @@ from app.widgets.token_paint import (
     paint_hits,
     paint_selection,
 )
+from engine.trace.token_text import MEANING, pieces_at
 
 
 class TokenArea(TokenScroll):
     """Shows a TokenStream, follows its end, and lets a reader walk and select its tokens."""
 
     position_selected = Signal(object)  # Position | None
+    range_selected = Signal(object)  # RunRange
     inspect_asked = Signal()
     """Enter or a double click: show all about the round of the outlined token."""
 
@@ -103,6 +106,18 @@ class TokenArea(TokenScroll):
                 if self._current != NOWHERE:
                     self._reveal(self._current)
         self.viewport().update()
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Select the tokens of a range of rounds, or none."""
+        stream = self._stream
+        if stream is None or self._pressed_at != NOWHERE:
+            return
+        selection = (0, 0)
+        if chosen is not None and chosen.run == stream.run and chosen.last is not None:
+            selection = stream.round_span(chosen.first)[0], stream.round_span(chosen.last)[1]
+        if selection != self._selection:
+            self._selection = selection if selection[0] < selection[1] else (0, 0)
+            self.viewport().update()
 
     def set_hits(self, hits: np.ndarray) -> None:
         """Mark the tokens that a search has found: indices, int64 [n] ascending."""
@@ -252,6 +267,12 @@ class TokenArea(TokenScroll):
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton and self._selection == (0, 0):
             self._select(self._pressed_at)
+        elif event.button() == Qt.MouseButton.LeftButton and self._stream is not None:
+            start, stop = self._selection
+            rounds = self._stream.rounds[start:stop]
+            if rounds:
+                chosen = RunRange(self._stream.run, min(rounds), max(rounds))
+                self.range_selected.emit(chosen)
         self._pressed_at = NOWHERE
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:

@@ -25,8 +25,9 @@ from PySide6.QtGui import QKeyEvent, QPalette
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
 
 from app.looks.theme import Theme, icon
-from app.trace_models.token_stream import GHOSTS, KIND, TokenStream, pieces_at
+from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
+from engine.trace.token_text import pieces_at
 
 FIELDS = {
     "depth": ("rounds", "rollback_depth"),

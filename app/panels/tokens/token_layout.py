@@ -8,7 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from app.trace_models.token_stream import NEWLINE_MARK, TokenStream
+from app.trace_models.token_stream import TokenStream
+from engine.trace.token_text import NEWLINE_MARK
 
 _TOKENS_PER_CHECK = 512
 _WIDE_SCRIPTS = 0x2E80

@@ -39,7 +39,7 @@ class TokenScroll(QAbstractScrollArea):
         self._follow = True
         self._moving_bar = False
         self._drawn: tuple[TokenLayout, int, int] | None = None
-        self._chip = Chip("↓ Jump to live", theme, self)
+        self._chip = Chip("↓ To the end", theme, self)
         self._chip.setToolTip("Follow the newest token again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))

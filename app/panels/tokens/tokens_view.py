@@ -14,6 +14,7 @@ from app.panels.tokens.sequence_panels import SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.empty_state import EmptyState
@@ -37,6 +38,7 @@ class TokensView(QStackedWidget):
     """Streams of all sequences of a run over a legend, or what would be shown here."""
 
     position_selected = Signal(object)  # Position | None
+    range_selected = Signal(object)  # RunRange
     follow_changed = Signal(bool)
     inspect_asked = Signal()
     cancel_asked = Signal(object, int)  # RunRef, sequence
@@ -102,6 +104,11 @@ class TokensView(QStackedWidget):
             title = "No run on show"
             text += f" {'One run is' if n_runs == 1 else f'{n_runs:,} runs are'} kept in Runs."
         self.empty.change(title, text)
+
+    def set_range(self, chosen: RunRange | None) -> None:
+        """Select the tokens of a range of rounds in every sequence."""
+        for area in self.areas.values():
+            area.set_range(chosen)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The legend and the card make room for the text where they would take much of it."""
@@ -307,6 +314,7 @@ class TokensView(QStackedWidget):
         panel = _Panel(self._theme)
         area = panel.area
         area.position_selected.connect(self.position_selected)
+        area.range_selected.connect(self.range_selected)
         area.follow_changed.connect(self._on_follow_changed)
         area.inspect_asked.connect(self.inspect_asked)
         panel.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
@@ -412,4 +420,4 @@ class _Panel(QWidget):
     def _count(self) -> None:
         stream = self.area.stream
         if stream is not None and not self._title.isHidden():
-            self._title.setText(f"Sequence {stream.seq_id} · {len(stream):,} tokens")
+            self._title.setText(f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens")

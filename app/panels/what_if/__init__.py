@@ -206,10 +206,12 @@ def _put(table: QTableWidget, row: int, column: int, words: str) -> None:
 def _headline(result: WhatIf) -> str:
     best, recorded = result.best, result.recorded
     if best is None:
-        return f"Lengths only, the run was not timed · estimate from {_steps(result)}"
+        return f"Lengths only, without times of its own · estimate from {_steps(result)}"
     words = f"Best n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
         words += ", as recorded"
+    elif best.n_max + 1 in result.unmeasured_widths:
+        words += f", estimated: no pass of {best.n_max + 1} tokens was timed often enough"
     else:
         gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
         words += f", {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
@@ -241,7 +243,7 @@ class SpeedPlot(PlotSurface):
         super().__init__("0000 ", parent)
         self.setAccessibleName("Estimated speed by n_max")
         self.setMinimumHeight(2 * self.fontMetrics().height())
-        self._line = pg.PlotDataItem(symbol="o", symbolSize=4)
+        self._line = pg.PlotDataItem(symbol="o", symbolSize=4, connect="finite")
         self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
         self._best = pg.ScatterPlotItem(symbol="star", size=14)
         for item in (self._line, self._recorded, self._best):
@@ -255,7 +257,7 @@ class SpeedPlot(PlotSurface):
             for item in (self._line, self._recorded, self._best):
                 item.setData([], [])
             return
-        speeds = np.array([e.tokens_per_second or 0.0 for e in result.estimates])
+        speeds = np.array([e.tokens_per_second or np.nan for e in result.estimates])
         n_max = np.arange(len(speeds))
         self._line.setData(n_max, speeds)
         self._recorded.setData([n_max[-1]], [speeds[-1]])
@@ -263,9 +265,13 @@ class SpeedPlot(PlotSurface):
         step = max(1, -(-len(speeds) // 8))
         ticks = [(int(k), str(k)) for k in n_max[::step]]
         self.getPlotItem().getAxis("bottom").setTicks([ticks])
-        self.box.setRange(xRange=(-0.4, n_max[-1] + 0.4), yRange=(0, speeds.max() * 1.2), padding=0)
+        self.box.setRange(
+            xRange=(-0.4, n_max[-1] + 0.4), yRange=(0, np.nanmax(speeds) * 1.2), padding=0
+        )
         self.setAccessibleDescription(
-            ", ".join(f"n_max {k}: {speed:.3g} tokens/s" for k, speed in enumerate(speeds))
+            ", ".join(
+                f"n_max {k}: {speed:.3g} tokens/s" for k, speed in enumerate(speeds) if speed > 0
+            )
         )
 
     def retheme(self, theme: Theme) -> None:

@@ -126,12 +126,12 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     return path.parent if path is not None and path.name == SESSION_FILE else path
 
 
-def ask_report(parent: QWidget, settings: Settings) -> Path | None:
-    """The HTML file that a report is written to; None without a choice."""
+def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
+    """The HTML file that a page is written to; None without a choice. kind: report or session."""
     name, _ = QFileDialog.getSaveFileName(
         parent,
-        "Write report",
-        str(settings.folder("report") / time.strftime("draftscope-report-%Y%m%d-%H%M%S.html")),
+        f"Write {kind}",
+        str(settings.folder("report") / time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S.html")),
         REPORT_FILTER,
         options=QFileDialog.Option.DontUseNativeDialog,
     )
@@ -173,31 +173,26 @@ class QuitChoice(enum.Enum):
 
 
 def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> QuitChoice:
-    """What the user chooses for the runs of these models; KEEP by default.
+    """What the user chooses for the runs of these models, which cannot be kept: DISCARD, or STAY,
+    the default.
 
-    problem: why they cannot be kept, if so; KEEP is not offered then and STAY is the default.
+    problem: why they cannot be kept.
     """
     box = QMessageBox(parent)
-    box.setIcon(QMessageBox.Icon.Warning if problem else QMessageBox.Icon.Question)
+    box.setIcon(QMessageBox.Icon.Warning)
     box.setWindowTitle("Quit")
-    box.setText("There are runs that were not exported.")
+    box.setText("There are runs that were not exported and cannot be kept.")
     lines = [f"{runs.model}: {_counted(runs)}" for runs in recorded]
-    if problem:
-        lines += ["", f"They cannot be kept. {problem} Cancel to export them (Ctrl+E)."]
+    lines += ["", f"{problem} Cancel to export them (Ctrl+E)."]
     box.setInformativeText("\n".join(lines))
     for label in box.findChildren(QLabel):  # names of models are a file's
         label.setTextFormat(Qt.TextFormat.PlainText)
-    roles = QMessageBox.ButtonRole
-    discard = box.addButton("&Discard", roles.DestructiveRole)
+    discard = box.addButton("&Discard", QMessageBox.ButtonRole.DestructiveRole)
     cancel = box.addButton(QMessageBox.StandardButton.Cancel)
-    keep = cancel if problem else box.addButton("&Keep for the next start", roles.AcceptRole)
-    box.setDefaultButton(keep)
+    box.setDefaultButton(cancel)
     box.setEscapeButton(cancel)
     box.exec()
-    chosen = box.clickedButton()
-    if chosen is discard:
-        return QuitChoice.DISCARD
-    return QuitChoice.STAY if chosen is cancel else QuitChoice.KEEP
+    return QuitChoice.DISCARD if box.clickedButton() is discard else QuitChoice.STAY
 
 
 def _counted(runs: ModelRuns) -> str:

@@ -51,6 +51,7 @@ from app.actions import SPECS
 from app.actions.actions import Actions
 from app.engine_thread.events import OpenedFiles
 from engine.version import version
+from kernels.processor import processor_name
 from resources import help_page, help_topics
 
 _CONTEXT = 30
@@ -349,6 +350,7 @@ def environment() -> dict[str, str]:
     }
     for name in _PACKAGES:
         found[name] = metadata.version(name)
+    found["processor"] = processor_name()
     found["system"] = f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs"
     return found
 

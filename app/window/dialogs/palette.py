@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,10 +57,22 @@ class Command:
         """The name with its group before it."""
         return f"{self.group}: {self.text}" if self.group else self.text
 
-    def fits(self, query: str) -> int | None:
-        """How well the letters typed fit the name, alone or after its group; None: not."""
+    def fits(self, query: str) -> tuple[int, int] | None:
+        """How well what was typed fits, the larger the better; None: not at all.
+
+        Whole words of the name come first, then beginnings of its words, then words of the name
+        and of what the command does, then letters anywhere in the name, alone or after its group.
+        """
         found = [score(query, text) for text in {self.text, self.line}]
-        return max((points for points in found if points is not None), default=None)
+        letters = max((points for points in found if points is not None), default=None)
+        typed, name = _words(query), _words(self.line)
+        if all(word in name for word in typed):
+            return 3, letters or 0
+        if _begin(typed, name):
+            return 2, letters or 0
+        if _begin(typed, [*name, *_words(self.tip)]):
+            return 1, letters or 0
+        return None if letters is None else (0, letters)
 
 
 class CommandPalette(QFrame):
@@ -94,7 +107,7 @@ class CommandPalette(QFrame):
         self.list.header().setStretchLastSection(False)
         self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         self.list.itemClicked.connect(lambda _: self.trigger())
-        self.none = QLabel("No command has these letters.")
+        self.none = QLabel("No command has these words or letters.")
         self.none.setMargin(_ROW_PADDING)
         column = QVBoxLayout(self)
         column.setContentsMargins(6, 6, 6, 6)
@@ -160,7 +173,9 @@ class CommandPalette(QFrame):
         found = [(command.fits(query), command) for command in self._commands()]
         fitting = [(points, command) for points, command in found if points is not None]
         if query.strip():
-            fitting.sort(key=lambda pair: (not pair[1].action.isEnabled(), -pair[0]))
+            fitting.sort(
+                key=lambda pair: (-pair[0][0], not pair[1].action.isEnabled(), -pair[0][1])
+            )
         self._shown = [command for _, command in fitting]
         self.list.clear()
         muted = self.list.palette().placeholderText()
@@ -214,6 +229,15 @@ class CommandPalette(QFrame):
                 self.list.keyPressEvent(event)
                 return True
         return super().eventFilter(watched, event)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _begin(typed: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether each typed word is the beginning of one of the words."""
+    return all(any(word.startswith(part) for word in words) for part in typed)
 
 
 def _item(command: Command, muted: QBrush) -> QTreeWidgetItem:

@@ -68,11 +68,14 @@ class DraftCounts:
             **mine,
         )
 
-    def by_sequence(self) -> list[DraftCounts]:
-        """Each sequence by itself."""
+    def by_sequence(self, least: int = 1) -> list[DraftCounts]:
+        """Each sequence by itself that has so many rows."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
-        return [self.only(rows) for rows in np.split(order, starts)]
+        bounds = np.concatenate([[0], starts, [len(order)]])
+        is_long = np.diff(bounds) >= least
+        pairs = zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True)
+        return [self.only(order[begin:end]) for begin, end in pairs]
 
 
 def draft_counts(

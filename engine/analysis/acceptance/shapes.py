@@ -159,16 +159,24 @@ def _zero_from(counts: DraftCounts) -> Iterator[Shape]:
     if best[0]:
         yield _zero_from_shape(counts, order, best[0], kind, None)
         return
-    sequences = counts.by_sequence()
-    for mine in sequences if len(sequences) > 1 else ():
+    n_sequences = len(np.unique(counts.seq))
+    for mine in counts.by_sequence(2 * _least(counts)) if n_sequences > 1 else ():
         order = np.arange(len(mine.n))
-        if start := _change(mine, order, len(sequences))[0]:
+        if start := _change(mine, order, n_sequences)[0]:
             yield _zero_from_shape(mine, order, start, "round", int(mine.seq[0]))
+
+
+def _least(counts: DraftCounts) -> int:
+    """Rows that have to be on either side of a change."""
+    return 1 if counts.is_by_round else _LEAST_SUMS
 
 
 def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[int, float]:
     """Where in this order drafts begin to fail, and by how much that explains them better than one
     share for all; 0 for nowhere."""
+    least = _least(counts)
+    if len(order) < 2 * least:
+        return 0, 0.0
     n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
     n_all, k_all = int(n[-1]), int(k[-1])
     gains = _log_likelihood(n, k) + _log_likelihood(n_all - n, k_all - k)
@@ -177,7 +185,6 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
     n_before, k_before = int(n[split]), int(k[split])
     n_after, k_after = n_all - n_before, k_all - k_before
     share = k_before / n_before
-    least = 1 if counts.is_by_round else _LEAST_SUMS
     if (
         n_after < LEAST
         or not least <= split + 1 <= len(n) - least

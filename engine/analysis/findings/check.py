@@ -95,7 +95,7 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
                     rule.severity,
                     hit.message,
                     hit.evidence,
-                    rule.suggestion,
+                    hit.suggestion or rule.suggestion,
                 )
                 for hit in rule.check(run)
             ]
@@ -128,9 +128,18 @@ def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[F
     order of PARTS and of RULES. Informations neither cause anything nor follow.
     """
     findings = list(findings)
+    near: dict[tuple[int, int | None], list[int]] = {}
+    of_run: dict[int, list[int]] = {}
+    for i, finding in enumerate(findings):
+        if finding.severity != INFO and FOLLOWS.get(_part(finding)):  # what causes something
+            near.setdefault((finding.run_id, finding.seq_id), []).append(i)
+            of_run.setdefault(finding.run_id, []).append(i)
     cause_of: dict[int, int] = {}
     for i, finding in enumerate(findings):
-        causes = [j for j, other in enumerate(findings) if _causes(other, finding)]
+        run, seq = finding.run_id, finding.seq_id
+        others = [*near.get((run, seq), ()), *near.get((run, None), ())]
+        others = sorted(others) if seq is not None else of_run.get(run, [])
+        causes = [j for j in others if _causes(findings[j], finding)]
         if causes:
             cause_of[i] = min(causes, key=lambda j: _since(findings[j]))
 
@@ -143,13 +152,15 @@ def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[F
     return [(findings[i], following) for i, following in groups.items()]
 
 
+def _part(finding: Finding) -> str:
+    return RULES[finding.rule].part if finding.rule in RULES else ""
+
+
 def _causes(cause: Finding, finding: Finding) -> bool:
-    parts = [RULES[one.rule].part if one.rule in RULES else "" for one in (cause, finding)]
+    """Whether one of two findings of a run that may be of the same sequence causes the other."""
     return (
-        cause.run_id == finding.run_id
-        and (cause.seq_id == finding.seq_id or None in (cause.seq_id, finding.seq_id))
-        and INFO not in (cause.severity, finding.severity)
-        and parts[1] in FOLLOWS.get(parts[0], ())
+        INFO not in (cause.severity, finding.severity)
+        and _part(finding) in FOLLOWS.get(_part(cause), ())
         and _since(cause) < _since(finding)
     )
 

@@ -98,15 +98,21 @@ def _why_not(run: ExaminedRun, seq: int) -> str:
 def _defaults_surprise(run: ExaminedRun) -> Iterator[RuleHit]:
     if not run.drafts:
         return
-    said = [text for text in (_n_max_is_short(run), _p_min_is_low(run)) if text]
-    if said:
-        yield RuleHit(
-            None,
-            None,
-            " ".join(said),
-            f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
-            f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
-        )
+    short, low = _n_max_is_short(run), _p_min_is_low(run)
+    if not short and not low:
+        return
+    ways = [
+        "Raise n_max (--spec-draft-n-max)" if short else "",
+        f"{'raise' if short else 'Raise'} p_min (--spec-draft-p-min)" if low else "",
+    ]
+    yield RuleHit(
+        None,
+        None,
+        " ".join(filter(None, (short, low))),
+        f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
+        f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
+        f"{' and '.join(filter(None, ways))}.",
+    )
 
 
 def _n_max_is_short(run: ExaminedRun) -> str:
@@ -333,7 +339,8 @@ RULES = (
         INFO,
         "Defaults that may surprise",
         "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
-        "Try --spec-draft-n-max and --spec-draft-p-min of your own.",
+        "Raise --spec-draft-n-max where drafts are accepted whole, --spec-draft-p-min where unsure "
+        "tokens are rejected.",
         _defaults_surprise,
     ),
     Rule(

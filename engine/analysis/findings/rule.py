@@ -21,13 +21,14 @@ class RuleHit:
     """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
     round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers after it.
+    evidence: the numbers after it. suggestion: in place of the rule's.
     """
 
     round: int | None
     seq_id: int | None
     message: str
     evidence: str
+    suggestion: str = ""
 
 
 CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS, ACCEPTANCE = PARTS = (

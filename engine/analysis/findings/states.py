@@ -81,7 +81,7 @@ class _WrongState:
 
     def _explained(self, record: StateOriginFacts) -> str:
         n, pos, rows = record.number, record.pos, record.rows
-        tensor = "the window" if record.is_window else f"the {record.name}"
+        tensor = f"the {_NAMES.get(record.name, record.name)}"
         said = {
             "empty": "is zero, as of a sequence without tokens",
             "earlier": f"is that of position {pos - n}, {_tokens(n)} too old",
@@ -119,6 +119,7 @@ class _WrongState:
         return f"snapshots hold positions {have}: {pos} was not written, or overwritten"
 
 
+_NAMES = {"ngrams": "window of n-grams", "tokens": "window of tokens"}
 _BY_CONTENT = {
     "empty": "state-empty",
     "earlier": "state-too-old",

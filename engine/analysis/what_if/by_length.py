@@ -15,7 +15,8 @@ class DraftLengthEstimate:
     """One n_max. expected_length: tokens per round. Times: milliseconds per round.
 
     rest_ms: sampling, checkpoint, rollback, restore, replay, and what no phase counts. Times and
-    tokens_per_second are None where the run was not timed.
+    tokens_per_second are None where the run was not timed, the speed of plain decoding also where
+    no pass of one token was.
     """
 
     n_max: int
@@ -75,7 +76,7 @@ def what_if(rounds: RecordedRounds) -> WhatIf | None:
             estimates.append(DraftLengthEstimate(i, float(expected[i]), None, None, None, None))
             continue
         draft, verify, rest = (float(ms[i]) for ms in per_round)
-        speed = float(speeds[i])
+        speed = float(speeds[i]) if i or costs.plain_is_timed else None
         estimates.append(DraftLengthEstimate(i, float(expected[i]), draft, verify, rest, speed))
     missing = costs.unmeasured(range(1, rounds.n_max + 2)) if costs else ()
     return WhatIf(rounds.n_drafts, tuple(estimates), missing)

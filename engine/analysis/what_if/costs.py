@@ -24,7 +24,8 @@ class RoundCosts:
     the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
     draft_by_step: like draft, where the drafter cannot do all its steps at once: under a p_min,
     after a prompt, and where the token limit keeps drafts short; None = the same. reading_ms: what
-    a draft after a prompt takes beyond that, as the drafter reads the prompt first."""
+    a draft after a prompt takes beyond that, as the drafter reads the prompt first. plain_is_timed:
+    whether plain_ms was measured, and not taken from wider passes."""
 
     draft: CostCurve
     verify: CostCurve
@@ -36,6 +37,7 @@ class RoundCosts:
     plain_ms: float
     draft_by_step: CostCurve | None = None
     reading_ms: float = 0.0
+    plain_is_timed: bool = False
 
     @classmethod
     def free(cls) -> RoundCosts:
@@ -76,10 +78,11 @@ class RoundCosts:
         )
         one = np.ones(1, np.int64)
         plain_ms = float(verify(one)[0] + sample(one)[0]) + other
+        is_timed = 1 in verify.at
         if plain is not None and plain.is_timed:
             total = sum(np.nan_to_num(ms) for ms in plain.phases.values())
-            plain_ms = _mean(np.asarray(total))
-        return replace(costs, plain_ms=plain_ms)
+            plain_ms, is_timed = _mean(np.asarray(total)), True
+        return replace(costs, plain_ms=plain_ms, plain_is_timed=is_timed)
 
     @property
     def plain_speed(self) -> float:

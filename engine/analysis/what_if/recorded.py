@@ -32,11 +32,12 @@ class RecordedRounds:
     token below p_min included. width: of the verify batch. new_pass, new_draft: whether the run did
     for the first times (first_times) a pass of that width, and a draft after this many accepted
     tokens. is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k],
-    NaN where not observed. phases: milliseconds by phase, NaN where not observed; "other" is the
-    rest of the round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short
-    before. is_independent: rounds were accepted by chance, so what comes next does not depend on
-    where a round begins. chance: then the tokens of a full draft that it accepts in each round of
-    any text, int64 [rounds]; None where that is not known beyond the recorded rounds.
+    NaN where not observed. phases: milliseconds by phase, NaN where not observed, as in lanes,
+    whose drafts are made once for all; "other" is the rest of the round. ends_at_limit: bool by
+    text: the token limit ended it, and kept drafts short before. is_independent: rounds were
+    accepted by chance, so what comes next does not depend on where a round begins. chance: then the
+    tokens of a full draft that it accepts in each round of any text, int64 [rounds]; None where
+    that is not known beyond the recorded rounds.
     """
 
     seq: np.ndarray
@@ -162,6 +163,8 @@ def _from_rows(
         is_final = np.where(more, wrong, is_final)
     width = np.maximum(pick("verify_width"), 0)
     phases = {phase: pick(f"{phase}_ms") for phase in PHASES}
+    if run.facts.lane:
+        phases = {phase: np.full(len(order), np.nan) for phase in PHASES}
     phases["other"] = _other_ms(rows, order)
     stops = run.facts.stops or []
     at_limit = [int(i) < len(stops) and stops[int(i)] == "limit" for i in seq_ids]

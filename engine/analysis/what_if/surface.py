@@ -18,8 +18,9 @@ class Surface:
     """A rule's outcome for every pair of n_max [a] and p_min [b]: arrays are float [a, b].
 
     tokens_per_second: NaN where the run was not timed. acceptance: NaN where nothing is drafted.
-    draft_ms, verify_ms, rest_ms: per round. plain_tokens_per_second: of plain decoding, NaN without
-    times. unmeasured_widths: verify widths that are asked for and no recorded pass had.
+    draft_ms, verify_ms, rest_ms: per round. speed_up: against plain decoding; NaN where passes of
+    one token, or those that a setting needs, were not timed in this run. unmeasured_widths: verify
+    widths that are asked for and no recorded pass had.
     """
 
     rule: str
@@ -31,13 +32,8 @@ class Surface:
     draft_ms: np.ndarray
     verify_ms: np.ndarray
     rest_ms: np.ndarray
-    plain_tokens_per_second: float
+    speed_up: np.ndarray
     unmeasured_widths: tuple[int, ...]
-
-    @property
-    def speed_up(self) -> np.ndarray:
-        """Against plain decoding, NaN without times."""
-        return self.tokens_per_second / self.plain_tokens_per_second
 
     @property
     def best(self) -> tuple[int, int] | None:
@@ -85,16 +81,30 @@ def surface(
         found: np.ndarray = (values.sum(1) / per_round).reshape(shape)
         return found
 
+    speeds = played.tokens_per_second().reshape(shape)
     return Surface(
         rule.name,
         longest,
         floors,
-        played.tokens_per_second().reshape(shape),
+        speeds,
         played.acceptance().reshape(shape),
         played.tokens_per_round().reshape(shape),
         ms(played.draft_ms),
         ms(played.verify_ms),
         ms(played.rest_ms),
-        costs.plain_speed if costs else float("nan"),
+        _speed_up(speeds, costs, longest, floors),
         costs.unmeasured(range(1, int(longest.max(initial=0)) + 2)) if costs else (),
     )
+
+
+def _speed_up(
+    speeds: np.ndarray, costs: RoundCosts | None, n_max: np.ndarray, p_min: np.ndarray
+) -> np.ndarray:
+    """speeds [a, b] over plain decoding's, NaN where passes were not timed: of one token, and of
+    n_max + 1; under a floor all in between."""
+    if costs is None or not costs.plain_is_timed:
+        return np.full(speeds.shape, np.nan)
+    is_timed = np.isin(n_max + 1, costs.verify.at)
+    all_are = np.array([not costs.unmeasured(range(2, n + 2)) for n in n_max.tolist()], bool)
+    known = np.where(p_min > 0, all_are[:, None], is_timed[:, None])
+    return np.where(known, speeds / costs.plain_speed, np.nan)

@@ -40,6 +40,8 @@ NAMES = {
     "fla": "fla",
     "fla-core": "fla",
     "flash-linear-attention": "fla",
+    "mamba-ssm": "mamba_ssm",
+    "mamba_ssm": "mamba_ssm",
     "draftscope": "own",
 }
 

@@ -147,7 +147,7 @@ ENGINE = Engine(
     values={},
     kernels=(
         Kernel("gated_delta_slots", ("gdn", "kda"), _Slots, least_d=4, dtypes=_F32),
-        Kernel("gated_delta_log", ("gdn", "kda"), _Log, least_d=4, dtypes=_F32),
+        Kernel("gated_delta_log", ("gdn", "kda"), _Log, log=True, least_d=4, dtypes=_F32),
         Kernel("ssd_slots", ("mamba2",), _SsdSlots, least_d=4, dtypes=_F32),
         Kernel("causal_conv_slots", ("conv",), _ConvSlots, dtypes=_F32),
     ),

@@ -7,13 +7,14 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -130,7 +131,7 @@ def llama_server(
     not come up.
     """
     program = find_program(folder, "llama-server")
-    port = _free_port()
+    port = free_port()
     words: Sequence[object] = (
         *("-m", model, "--host", _HOST, "--port", port, "-t", n_threads, "-dev", "none"),
         *("-np", 1, "-c", len(work.prompt) + work.n_predict + _MORE_CELLS),
@@ -143,7 +144,8 @@ def llama_server(
         yield server
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
     with socket.create_server((_HOST, 0)) as free:
         return int(free.getsockname()[1])
 
@@ -197,25 +199,41 @@ def find_program(folder: Path | None, name: str) -> Path:
 
 
 @contextmanager
-def started(program: Path, words: Sequence[object], stdout: int) -> Iterator[StartedProgram]:
-    """The program with these arguments; after the body, or an error in it, it is gone.
+def started(
+    program: Path,
+    words: Sequence[object],
+    stdout: int | IO[bytes],
+    *,
+    stderr: IO[bytes] | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[StartedProgram]:
+    """The program with these arguments; after the body, or an error in it, it is gone, and with it
+    all that it started.
 
-    stdout: as in subprocess. Raises PeerLibraryError where the system does not start it.
+    stdout: as in subprocess. stderr: None, a file of its own. Raises PeerLibraryError where the
+    system does not start it.
     """
     command = [str(program), *(str(word) for word in words)]
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, *command]
-    with tempfile.TemporaryFile() as stderr:
+    with nullcontext(stderr) if stderr else tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=errors,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
             )
         except OSError as error:
             raise PeerLibraryError(
                 f"{program.name} cannot be started: {error.strerror or error}.", "Build it anew."
             ) from error
         try:
-            yield StartedProgram(program.name, process, stderr)
+            yield StartedProgram(program.name, process, errors)
         finally:
             _end(process)
 
@@ -224,13 +242,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask, then insist; whatever happens, the process is gone and waited for."""
     try:
         if process.poll() is None:
-            process.terminate()
+            _signal(process, "SIGTERM")
             process.wait(_LEAVE_S)
     except BaseException as error:
-        process.kill()
-        process.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
     finally:
+        _signal(process, "SIGKILL")
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _signal(process: subprocess.Popen[bytes], name: str) -> None:
+    """To the process and all that it started, as compilers."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, getattr(signal, name))
+    elif name == "SIGTERM":
+        process.terminate()
+    else:
+        process.kill()

@@ -47,6 +47,12 @@ _SHORTER = {
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
+_UNROUNDED_OF = {
+    "deepseek4": ("hc_", "_ape."),
+    "glm5-next": ("hc_", "indexer", "ssm_f_", "ssm_g_", "ssm_beta", "attn_kv_a_mqa", "attn_k_b"),
+}
+_NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
+"""What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
 _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
 
 
@@ -69,10 +75,15 @@ def tensor_type(
     Vectors, convolutions and routers stay f32. Rows that are no whole blocks get a type of shorter
     blocks.
     """
+    if name.endswith("tid2eid.weight"):
+        return Quant.I32
     kept = len(shape) == 1 or not name.endswith(".weight") or is_norm(name)
-    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in _UNROUNDED):
+    unrounded = _UNROUNDED + _UNROUNDED_OF.get(config.architecture, ())
+    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in unrounded):
         return Quant.F32
     kind = _wanted(name, shape, config, mix, tied)
+    if any(word in name for word in _NOT_BELOW_Q8_0.get(config.architecture, ())):
+        kind = Quant.BF16 if mix == "bf16" else Quant.Q8_0
     return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 
@@ -85,30 +96,31 @@ def _wanted(
     if name == "output.weight" or (name == "token_embd.weight" and tied):
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
     if mix == "mxfp4":
-        return base if "_exps" in name or not _n_experts(config) else Quant.Q8_0
+        return base if "_exps" in name or not n_experts(config) else Quant.Q8_0
     if not name.startswith("blk."):
         return base
     block = int(name.split(".")[1])
     if mix == "q4_k":
         halved = "ffn_down" in name and block % 2 == 0
         return Quant.Q6_K if halved or "attn_v" in name else base
-    n_experts = _n_experts(config)
+    n = n_experts(config)
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
-        if n_experts == 8:
+        if n == 8:
             return Quant.Q8_0
         return _value_type(mix, block, config) or base
     if "ffn_down" in name:
         return _down_type(mix, block, config) or base
-    if n_experts == 8 and "attn_k.weight" in name:
+    if n == 8 and "attn_k.weight" in name:
         return Quant.Q8_0
     if "attn_output" in name:
-        if n_experts == 8:
+        if n == 8:
             return Quant.Q5_K if mix in _OUTPUT_IN_Q5_K else base
         return {"q2_k": Quant.Q3_K, "q3_k_m": Quant.Q4_K}.get(mix, base)
     return base
 
 
-def _n_experts(config: ModelConfig) -> int:
+def n_experts(config: ModelConfig) -> int:
+    """Routed experts of its first mixture, 0 without one."""
     mixtures = (block.ffn for block in config.blocks if isinstance(block.ffn, MixturePart))
     return next((mixture.n_experts for mixture in mixtures), 0)
 

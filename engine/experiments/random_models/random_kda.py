@@ -7,9 +7,14 @@ from dataclasses import replace
 from gguf import GGUFWriter
 
 from engine.model.config import ModelConfig
-from engine.model.parts import BlockParts, FeedForwardPart, MtpParts, ResidualStream
-from engine.model.parts.attention import LatentAttentionPart
+from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
+from engine.model.parts.attention import (
+    LatentAttentionPart,
+    PooledIndexer,
+    SparseLatentAttentionPart,
+)
 from engine.model.parts.feed_forward import (
+    ClampPart,
     LatentPart,
     MixturePart,
     RouterPart,
@@ -17,7 +22,7 @@ from engine.model.parts.feed_forward import (
     SwigluPart,
 )
 from engine.model.parts.recurrent import KdaPart
-from engine.model.parts.trunks import CrossLayerResidual
+from engine.model.parts.trunks import CrossLayerResidual, SinkhornConnections
 from engine.model.rope import RopeConfig
 
 _INTERVAL, _N_CTX, _BOUND, _SCALE = 4, 4096, -5.0, 2.5
@@ -109,6 +114,29 @@ def _kimi_k3(like: ModelConfig) -> ModelConfig:
     )
 
 
+def _glm5_next(like: ModelConfig, n_pools: int) -> ModelConfig:
+    """Of the sizes of a bailingmoe3 model. n_pools: of four tokens, that a query sees."""
+    kda, attention, dense, mixture = _parts(_kimi_linear(like))
+    kda = replace(kda, flat_a=True, bound=_BOUND, l2_eps=1e-6)
+    n_latent, n_nope = attention.n_latent, attention.n_nope
+    indexer = PooledIndexer(8, n_latent // 4, 4, n_pools, 1e-6)
+    sparse = SparseLatentAttentionPart(
+        attention.n_head, n_latent, n_nope, 0, attention.v_dim, 4 * n_nope, indexer=indexer
+    )
+    clamp = ClampPart(7.0, before=True)
+    dense = replace(dense, gating=clamp)
+    mixture = replace(mixture, gating=clamp, shared_gating=clamp)
+    head = BlockParts((sparse,), mixture, ffn_norm="ffn_norm.weight")
+    return replace(
+        like,
+        architecture="glm5-next",
+        blocks=_blocks(like.n_layer, kda, sparse, (dense, mixture)),
+        mtp=MtpParts(head),
+        rope=None,
+        trunk=SinkhornConnections(20, 1e-6),
+    )
+
+
 def _parts(config: ModelConfig) -> tuple[KdaPart, LatentAttentionPart, SwigluPart, MixturePart]:
     kda, attention = (config.blocks[i].mixers[0] for i in (0, _INTERVAL - 1))
     dense, mixture = (config.blocks[i].ffn for i in (0, 1))
@@ -128,6 +156,9 @@ KDA_SIZES = {
     "bailingmoe3": _LING,
     "kimi-linear": {name: _kimi_linear(like) for name, like in _LING.items()},
     "kimi-k3": {name: _kimi_k3(like) for name, like in _LING.items()},
+    "glm5-next": {
+        name: _glm5_next(like, 512 if name == "0.7b" else 8) for name, like in _LING.items()
+    },
 }
 """Shapes by architecture and the name of their size."""
 
@@ -173,8 +204,10 @@ def add_kda_keys(writer: GGUFWriter, config: ModelConfig) -> None:
         writer.add_expert_shared_feed_forward_length(mixture.n_ff_shared)
     if config.mtp is not None:
         writer.add_nextn_predict_layers(config.n_mtp)
-    if not isinstance(config.trunk, ResidualStream):
+    if isinstance(config.trunk, CrossLayerResidual):
         _add_k3_keys(writer, config, mixture)
+    if isinstance(config.trunk, SinkhornConnections):
+        _add_glm5_keys(writer, config, attention, mixture)
 
 
 def _add_k3_keys(writer: GGUFWriter, config: ModelConfig, mixture: MixturePart) -> None:
@@ -186,3 +219,28 @@ def _add_k3_keys(writer: GGUFWriter, config: ModelConfig, mixture: MixturePart) 
     writer.add_float32(f"{arch}.activation.situ_beta", mixture.gating.beta)
     writer.add_float32(f"{arch}.activation.situ_linear_beta", mixture.gating.linear_beta)
     writer.add_uint32(f"{arch}.expert_latent_length", mixture.latent.width)
+
+
+def _add_glm5_keys(
+    writer: GGUFWriter, config: ModelConfig, attention: LatentAttentionPart, mixture: MixturePart
+) -> None:
+    assert isinstance(config.trunk, SinkhornConnections)
+    assert isinstance(attention, SparseLatentAttentionPart)
+    assert isinstance(mixture.gating, ClampPart)
+    assert attention.q_rank is not None
+    arch, indexer, limits = config.architecture, attention.indexer, len(config.all_blocks)
+    writer.add_q_lora_rank(attention.q_rank)
+    writer.add_vocab_size(config.n_vocab)
+    writer.add_layer_norm_eps(indexer.eps)
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        writer.add_array(f"{arch}.{name}", [mixture.gating.limit] * limits)
+    for name, number in {
+        "attention.indexer.head_count": indexer.n_head,
+        "attention.indexer.key_length": indexer.dim,
+        "attention.indexer.top_k": indexer.ratio * indexer.n_pools,
+        "attention.indexer.kpool": indexer.ratio,
+        "hyper_connection.count": config.trunk.n_streams,
+        "hyper_connection.sinkhorn_iterations": config.trunk.n_rounds,
+    }.items():
+        writer.add_uint32(f"{arch}.{name}", number)
+    writer.add_float32(f"{arch}.hyper_connection.epsilon", config.trunk.eps)

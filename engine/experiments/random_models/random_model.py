@@ -17,8 +17,15 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.utility import model_weight_count_rounded_notation
 
 from engine.errors import OptionError
-from engine.experiments.random_models.quant_mixes import QUANTS, file_type, is_norm, tensor_type
+from engine.experiments.random_models.quant_mixes import (
+    QUANTS,
+    file_type,
+    is_norm,
+    n_experts,
+    tensor_type,
+)
 from engine.experiments.random_models.random_blocks import random_tensor
+from engine.experiments.random_models.random_deepseek4 import DEEPSEEK4_SIZES, add_deepseek4_keys
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_kda import KDA_SIZES, add_kda_keys
 from engine.experiments.random_models.random_mamba import MAMBA_SIZES, add_mamba_keys
@@ -125,7 +132,7 @@ def _write(
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(0)
     for name, shape in shapes.items():
-        pieces = _Pieces(rng, name, shape, kinds[name])
+        pieces = _Pieces(rng, name, shape, kinds[name], n_experts(config))
         writer.write_tensor_data(pieces)  # type: ignore[arg-type]
 
 
@@ -148,7 +155,7 @@ def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
 class _Pieces:
     """A tensor that is made while it is written; what GGUFWriter asks of an array.
 
-    name: says which values it has. shape: numpy order.
+    name: says which values it has. shape: numpy order. n_experts: of the model.
     """
 
     def __init__(
@@ -157,12 +164,20 @@ class _Pieces:
         name: str,
         shape: tuple[int, ...],
         kind: GGMLQuantizationType,
+        n_experts: int,
     ) -> None:
         self._rng, self._name, self._shape, self._kind = rng, name, shape, kind
+        self._n_experts = n_experts
         self.nbytes = _n_bytes(shape, kind)
 
     def tofile(self, file: BinaryIO) -> None:
         """Write one piece of the rows after the other."""
+        if self._kind is GGMLQuantizationType.I32:
+            # neighbours, beginning anywhere: each token has different ones
+            first = self._rng.integers(self._n_experts, size=(self._shape[0], 1))
+            ids = (first + np.arange(self._shape[1])) % self._n_experts
+            file.write(ids.astype("<i4").tobytes())
+            return
         if len(self._shape) == 1 or not self._name.endswith(".weight") or is_norm(self._name):
             file.write(_vector(self._rng, self._name, self._shape).tobytes())
             return
@@ -236,6 +251,8 @@ RANDOM_FAMILIES = {
     "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
     "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
     "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),
+    "glm5-next": RandomFamily(KDA_SIZES["glm5-next"], add_kda_keys, tied=False),
+    "deepseek4": RandomFamily(DEEPSEEK4_SIZES, add_deepseek4_keys, tied=False),
     **{arch: RandomFamily(sizes, add_mamba_keys) for arch, sizes in MAMBA_SIZES.items()},
 }
 """By architecture; sizes of qwen35 with a mixture of experts are qwen35moe."""

@@ -12,12 +12,14 @@ from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.families.bailing import read_bailingmoe3
 from engine.model.families.common import is_mtp_file
+from engine.model.families.deepseek4 import deepseek4_notes, read_deepseek4
+from engine.model.families.glm5 import glm5_next_notes, read_glm5_next
 from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
 from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
-from engine.model.families.qwen4exp import read_qwen4exp
+from engine.model.families.qwen4exp import qwen4exp_notes, read_qwen4exp
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,12 @@ class Family:
 
     peer_planes: whether llama.cpp undoes tokens over snapshot planes of its recurrent states; where
     not, it removes no tail and restores a checkpoint. None without recurrent layers.
+    peer_notes: what else is to be known of llama.cpp and such a model.
     """
 
     read: Callable[[GgufFile], ModelConfig]
     peer_planes: bool | None
+    peer_notes: Callable[[ModelConfig], list[str]] | None = None
 
 
 FAMILIES = {
@@ -37,7 +41,7 @@ FAMILIES = {
     "qwen35moe": Family(read_qwen35moe, peer_planes=True),
     "qwen3next": Family(read_qwen3next, peer_planes=False),
     "qwen3": Family(read_qwen3, peer_planes=None),
-    "qwen4exp": Family(read_qwen4exp, peer_planes=True),
+    "qwen4exp": Family(read_qwen4exp, peer_planes=True, peer_notes=qwen4exp_notes),
     "nemotron_h": Family(read_nemotron_h, peer_planes=True),
     "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
     "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
@@ -45,6 +49,8 @@ FAMILIES = {
     "kimi-linear": Family(read_kimi_linear, peer_planes=False),
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
     "kimi-k3": Family(read_kimi_k3, peer_planes=True),
+    "glm5-next": Family(read_glm5_next, peer_planes=True, peer_notes=glm5_next_notes),
+    "deepseek4": Family(read_deepseek4, peer_planes=True, peer_notes=deepseek4_notes),
     "lfm2": Family(read_lfm2, peer_planes=True),
     "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.errors import ModelFileError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import common_sizes, model_config
@@ -15,13 +15,14 @@ from engine.model.families.kda import (
     lower_bound,
     n_dense,
     read_blocks,
+    read_clamps,
     read_kda,
     read_latent_attention,
     read_mixture,
 )
-from engine.model.limits import REMEDY, count
+from engine.model.limits import count
 from engine.model.parts import FeedForwardPart, MtpParts
-from engine.model.parts.feed_forward import ClampPart, SwigluPart
+from engine.model.parts.feed_forward import SwigluPart
 from engine.model.rope import RopeConfig
 
 
@@ -52,7 +53,8 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
     normalised = file.bool_(f"{arch}.expert_weights_norm", False)
     mixture = read_mixture(file, n, normalised=normalised, shared_width=width)
     dense, leading = SwigluPart(dense_width(file, n)), n_dense(file)
-    routed, shared = (_clamps(file, f"{arch}.swiglu_clamp_{name}", n) for name in ("exp", "shexp"))
+    keys = (f"{arch}.swiglu_clamp_{name}" for name in ("exp", "shexp"))
+    routed, shared = (read_clamps(file, key, n) or [None] * n for key in keys)
 
     def feed_forward(index: int) -> FeedForwardPart:
         # llama.cpp holds a dense part to the limit of the shared expert
@@ -71,15 +73,3 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
         mtp=mtp,
         rope=RopeConfig.from_gguf(file, attention.n_rope),
     )
-
-
-def _clamps(file: GgufFile, key: str, n_blocks: int) -> list[ClampPart | None]:
-    """The limit of each block, None where there is none."""
-    if key not in file.metadata:
-        return [None] * n_blocks
-    values = file.metadata[key]
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or len(values) != n_blocks:
-        raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
-    if not np.isfinite(values).all() or values.min() < 0:
-        raise ModelFileError(file.path, f"key {key}", "a limit is not a positive number", REMEDY)
-    return [ClampPart(float(value)) if value else None for value in values]

@@ -9,6 +9,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.limits import (
+    INCOMPLETE,
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -48,7 +49,7 @@ def common_sizes(file: GgufFile, *, runs_mtp: bool = False) -> CommonSizes:
     return CommonSizes(
         blocks,
         n_mtp,
-        runs_mtp and n_mtp > 0 and _has_block(file, blocks - n_mtp),
+        runs_mtp and n_mtp > 0 and has_block(file, blocks - n_mtp) and not has_fork_mtp(file),
         file.str_("general.name", "") or file.path.stem,
         n_embd,
         _vocabulary(file, n_embd),
@@ -79,6 +80,23 @@ def model_config(
     )
 
 
+def has_fork_mtp(file: GgufFile) -> bool:
+    """Whether the MTP block has the names of a fork, with a matrix each for embedding and hidden
+    row."""
+    return any(name.endswith(".nextn.fc_hidden.weight") for name in file.tensors)
+
+
+def hold_to_own_head(file: GgufFile) -> None:
+    """Raise UnsupportedModelError for a trunk without an output matrix, where the embedding cannot
+    stand in for it."""
+    if "output.weight" not in file.tensors and not is_mtp_file(file):
+        raise UnsupportedModelError(
+            f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
+            "output.weight is missing.",
+            INCOMPLETE,
+        )
+
+
 def is_mtp_file(file: GgufFile) -> bool:
     """Whether a file holds the MTP block of a model without its trunk, as the converter's --mtp
     writes it (llama.cpp's convert_hf_to_gguf.py)."""
@@ -87,10 +105,11 @@ def is_mtp_file(file: GgufFile) -> bool:
         file.int_(f"{arch}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
     )
     has_head = f"blk.{blocks - n_mtp}.nextn.eh_proj.weight" in file.tensors
-    return blocks > n_mtp and has_head and not _has_block(file, 0)
+    return blocks > n_mtp and has_head and not has_block(file, 0)
 
 
-def _has_block(file: GgufFile, index: int) -> bool:
+def has_block(file: GgufFile, index: int) -> bool:
+    """Whether a file has tensors of a block."""
     return any(name.startswith(f"blk.{index}.") for name in file.tensors)
 
 

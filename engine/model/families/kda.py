@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
+
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.families.lfm2 import expert_scores
@@ -21,8 +23,11 @@ from engine.model.limits import (
 )
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import LatentPart, MixturePart, RouterPart
+from engine.model.parts.feed_forward import ClampPart, LatentPart, MixturePart, RouterPart
 from engine.model.parts.recurrent import KdaPart
+
+_LEAST_LIMIT = 1e-6
+"""What a limit has to be above to be one, as in llama.cpp."""
 
 
 def lower_bound(file: GgufFile, *, required: bool) -> float | None:
@@ -45,6 +50,7 @@ def read_kda(
     positive_a: bool = False,
     flat_a: bool = False,
     bound: float | None = None,
+    l2_eps: float | None = None,
 ) -> KdaPart:
     """The `kda` keys; queries, keys and values have the heads of attention."""
     arch = file.architecture
@@ -57,6 +63,7 @@ def read_kda(
         positive_a=positive_a,
         flat_a=flat_a,
         bound=bound,
+        l2_eps=l2_eps,
     )
 
 
@@ -75,7 +82,7 @@ def read_latent_attention(
             "Convert the original again: llama.cpp's converter writes attn_k_b and attn_v_b.",
         )
     n_latent = count(file, f"{arch}.attention.kv_lora_rank", high=MAX_HEAD_DIM)
-    n_rope = count(file, f"{arch}.rope.dimension_count", high=MAX_HEAD_DIM)
+    n_rope = count(file, f"{arch}.rope.dimension_count", low=0, high=MAX_HEAD_DIM)
     key = f"{arch}.attention.key_length_mla"
     n_nope = count(file, key, high=2 * MAX_HEAD_DIM) - n_rope
     if n_nope < 1 or n_rope % 2:
@@ -111,6 +118,23 @@ def read_blocks(
     return [block(index) for index in range(n_blocks)]
 
 
+def read_clamps(
+    file: GgufFile, key: str, n_blocks: int, *, before: bool = False
+) -> list[ClampPart | None] | None:
+    """The limit of each block, given once or as an array; None where there is none, and for all
+    without the key. before: see ClampPart."""
+    if key not in file.metadata:
+        return None
+    values = file.metadata[key]
+    if not isinstance(values, np.ndarray):
+        values = np.full(n_blocks, file.float_(key))
+    if values.dtype.kind != "f" or len(values) != n_blocks:
+        raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
+    if not np.isfinite(values).all() or values.min() < 0:
+        raise ModelFileError(file.path, f"key {key}", "a limit is not a positive number", REMEDY)
+    return [ClampPart(float(value), before) if value > _LEAST_LIMIT else None for value in values]
+
+
 def n_dense(file: GgufFile) -> int:
     """How many of the first blocks have no experts."""
     key = f"{file.architecture}.leading_dense_block_count"
@@ -130,8 +154,10 @@ def read_mixture(
     normalised: bool,
     shared_width: int | None = None,
     latent: LatentPart | None = None,
+    scores: int | None = None,
 ) -> MixturePart:
-    """The `expert` keys. shared_width: None for a multiple of the width of the others."""
+    """The `expert` keys. shared_width: None for a multiple of the width of the others. scores: the
+    gating function where the file names none."""
     arch = file.architecture
     n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
     key = f"{arch}.expert_feed_forward_length"
@@ -154,7 +180,7 @@ def read_mixture(
         n_ff_shared=shared_width,
         shared_gate=False,
         router=RouterPart(
-            expert_scores(file),
+            expert_scores(file, scores),
             normalised=normalised,
             scale=expert_scale(file),
             n_groups=n_groups,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, model_config
+from engine.model.families.common import CommonSizes, common_sizes, hold_to_own_head, model_config
 from engine.model.families.kda import (
     dense_width,
     lower_bound,
@@ -17,7 +16,7 @@ from engine.model.families.kda import (
     read_latent_attention,
     read_mixture,
 )
-from engine.model.limits import INCOMPLETE, MAX_LAYERS, count, real
+from engine.model.limits import MAX_LAYERS, count, real
 from engine.model.parts import BlockParts, ResidualStream, TrunkPart
 from engine.model.parts.feed_forward import LatentPart, SituPart, SwigluPart
 from engine.model.parts.trunks import CrossLayerResidual
@@ -80,10 +79,5 @@ def _latent(file: GgufFile) -> LatentPart | None:
 def _config(
     file: GgufFile, sizes: CommonSizes, blocks: list[BlockParts], trunk: TrunkPart
 ) -> ModelConfig:
-    if "output.weight" not in file.tensors:
-        raise UnsupportedModelError(
-            f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
-            "output.weight is missing.",
-            INCOMPLETE,
-        )
+    hold_to_own_head(file)
     return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)

@@ -15,8 +15,8 @@ from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
 from engine.model.parts.recurrent import ShortConvPart
 from engine.model.rope import RopeConfig
 
-_SCORES = {1: "softmax", 2: "sigmoid"}
-"""What a router makes of logits, by the number that files give it."""
+_SCORES = {1: "softmax", 2: "sigmoid", 4: "softplus"}
+"""What a router makes of logits, by the number that files give it (kernels.moe.Choice)."""
 
 
 def read_lfm2(file: GgufFile) -> ModelConfig:
@@ -70,13 +70,15 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     )
 
 
-def expert_scores(file: GgufFile) -> str:
-    """What a router makes of its logits: "softmax" or "sigmoid"."""
+def expert_scores(file: GgufFile, default: int | None = None) -> str:
+    """What a router makes of its logits: "softmax" or "sigmoid". default: the number without the
+    key; None where it is required."""
     key = f"{file.architecture}.expert_gating_func"
-    number = count(file, key, low=0)
+    number = count(file, key, default, low=0)
     if number not in _SCORES:
         raise UnsupportedModelError(
             f"{file.path.name}: {key} is {number}, a router that does not run here.",
-            "Open a model whose experts are chosen by softmax (1) or sigmoid (2).",
+            "Open a model whose experts are chosen by softmax (1), sigmoid (2) or the root of "
+            "softplus (4).",
         )
     return _SCORES[number]

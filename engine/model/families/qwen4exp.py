@@ -9,10 +9,18 @@ import math
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, heads, model_config
+from engine.model.families.common import (
+    CommonSizes,
+    common_sizes,
+    has_block,
+    has_fork_mtp,
+    heads,
+    is_mtp_file,
+    model_config,
+)
 from engine.model.families.qwen import read_delta_net, read_mixture, recurrent_schedule
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, REMEDY, count, each
-from engine.model.parts import BlockParts
+from engine.model.parts import BlockParts, MtpParts
 from engine.model.parts.attention import SparseAttentionPart
 from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
 from engine.model.parts.trunks import HyperConnections
@@ -28,9 +36,16 @@ _MOST_TOKENS = 1 << 24
 def read_qwen4exp(file: GgufFile) -> ModelConfig:
     """Qwen3.8-Flash-Next."""
     arch = file.architecture
-    sizes = common_sizes(file)
+    sizes = common_sizes(file, runs_mtp=True)
+    if has_fork_mtp(file) and not has_block(file, 0):
+        raise UnsupportedModelError(
+            f"{file.path.name}: its MTP block has the names of a fork (nextn.fc_hidden …).",
+            "Use a file that llama.cpp b11549 or later reads: its block has nextn.eh_proj.",
+        )
     n = sizes.n_blocks
     recurrent = recurrent_schedule(file, n)
+    if recurrent[sizes.n_layer :] and "qwen4exp.attention.recurrent_layers" not in file.metadata:
+        recurrent[sizes.n_layer :] = [False] * sizes.n_mtp
     attending = [i for i, flag in enumerate(recurrent) if not flag]
     n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
     rope = RopeConfig.from_gguf(file, head_dim)
@@ -44,7 +59,11 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
     delta_net = read_delta_net(file, legacy=False, sigmoid_gate=True) if any(recurrent) else None
     n_streams = count(file, f"{arch}.hyper_connection.count", low=2, high=_MOST_STREAMS)
     rank = count(file, f"{arch}.hyper_connection.low_rank")
-    layer, ngrams = _ngrams(file, sizes, recurrent, n_streams)
+    if sizes.has_mtp and recurrent[sizes.n_layer]:
+        what = f"block {sizes.n_layer}, the MTP block, does not attend"
+        raise ModelFileError(file.path, f"key {arch}.attention.recurrent_layers", what, REMEDY)
+    # the table of n-grams is the trunk's, and not in the file of an MTP block
+    layer, ngrams = (-1, None) if is_mtp_file(file) else _ngrams(file, sizes, recurrent, n_streams)
     mixture = read_mixture(file)
     blocks = []
     for i, ratio in enumerate(ratios):
@@ -65,10 +84,22 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
         file,
         sizes,
         blocks=tuple(blocks),
+        mtp=MtpParts(blocks[sizes.n_layer]) if sizes.has_mtp else None,
         rope=rope,
         output_norm=None,
         trunk=HyperConnections(n_streams, rank, ngrams),
     )
+
+
+def qwen4exp_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    if config.mtp is None:
+        return []
+    notes = ["0c1e57098 does not load the MTP block, b11549 drafts with it"]
+    mixers = (mixer for block in config.all_blocks for mixer in block.mixers)
+    if len({mixer.ratio for mixer in mixers if isinstance(mixer, SparseAttentionPart)}) > 1:
+        notes.append("compress_ratios differ between layers, at which b11549 aborts")
+    return notes
 
 
 def _ngrams(

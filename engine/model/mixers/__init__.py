@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.mixers.attention import Attention, LatentAttention, SparseAttention
+from engine.model.mixers.attention import (
+    Attention,
+    LatentAttention,
+    SparseAttention,
+    SparseLatentAttention,
+)
+from engine.model.mixers.compressed import CompressedAttention, ring_recurrences
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import ngram_recurrences
 from engine.model.mixers.recurrent import (
@@ -22,7 +28,13 @@ from engine.model.mixers.recurrent import (
     short_conv_recurrences,
 )
 from engine.model.parts import MixerPart
-from engine.model.parts.attention import AttentionPart, LatentAttentionPart, SparseAttentionPart
+from engine.model.parts.attention import (
+    AttentionPart,
+    CompressedAttentionPart,
+    LatentAttentionPart,
+    SparseAttentionPart,
+    SparseLatentAttentionPart,
+)
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, ShortConvPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
@@ -33,6 +45,8 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     AttentionPart: Attention,
     LatentAttentionPart: LatentAttention,
     SparseAttentionPart: SparseAttention,
+    SparseLatentAttentionPart: SparseLatentAttention,
+    CompressedAttentionPart: CompressedAttention,
     KdaPart: Kda,
     DeltaNetPart: DeltaNet,
     Mamba2Part: Mamba2,
@@ -46,6 +60,7 @@ _RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
     Mamba2Part: mamba2_recurrences,
     ShortConvPart: short_conv_recurrences,
     NgramEmbeddingPart: ngram_recurrences,
+    CompressedAttentionPart: ring_recurrences,
 }
 """By part, how tokens advance its states, by the names it gives them."""
 

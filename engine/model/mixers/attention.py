@@ -14,15 +14,17 @@ from engine.model.parts.attention import (
     INDEX_ROW,
     AttentionPart,
     LatentAttentionPart,
+    PooledIndexer,
     SparseAttentionPart,
+    SparseLatentAttentionPart,
 )
 from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
-from kernels.attention.block_choice import Indexer, choose_blocks
+from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
 from kernels.linear.head_linear import head_linear
-from kernels.norm import head_norm, rms_norm
-from kernels.pointwise import multiply, output_gate
+from kernels.norm import head_norm, layer_norm, rms_norm
+from kernels.pointwise import add, multiply, output_gate
 from kernels.rope import apply_rope
 from kernels.rows import join
 
@@ -233,8 +235,10 @@ class LatentAttention:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant
         q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        low = None
         if self._q_b is not None:
-            q = self._q_b(rms_norm(q, self._q_a_norm, self._eps), invariant=invariant)
+            low = rms_norm(q, self._q_a_norm, self._eps)
+            q = self._q_b(low, invariant=invariant)
         q = q.view(*x.shape[:2], part.n_head, -1)
         q_nope, q_rope = q.split_with_sizes(self._q_split, 3)
         latent, key = kv.unsqueeze(2).split_with_sizes(self._split, 3)
@@ -243,12 +247,13 @@ class LatentAttention:
             key = apply_rope(key, around.cos, around.sin)
         row = join((rms_norm(latent, self._norm, self._eps), key))
         cells = around.memory.attention.update(self._layer, row)
+        mask = self._visible(x, low, cells, around)
         absorbed = head_linear(q_nope, self._k_b, invariant=invariant)
         context = attend(
             join((absorbed, q_rope)),
             cells.k,
             cells.k[..., : part.n_latent],
-            cells.mask,
+            mask,
             scale=self._scale,
             invariant=invariant,
         )
@@ -256,6 +261,80 @@ class LatentAttention:
         if part.gate:
             out = output_gate(out, gate.view(*out.shape[:3], -1), invariant=invariant)
         return self._output(out.flatten(2), invariant=invariant)
+
+    def _visible(
+        self, x: torch.Tensor, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """Where these tokens look, bool [B, T, N]. low: the bottleneck of queries, if there is."""
+        return cells.mask
+
+
+class SparseLatentAttention(LatentAttention):
+    """Latent attention of which each query sees the best pools of tokens before it, as an indexer
+    scores them, its own or that of a layer before, and the tokens after the last whole pool.
+
+    A pool is `ratio` tokens by position. The indexer stays f32 in every compute mode: rounding
+    there flips choices.
+    """
+
+    def __init__(
+        self, part: SparseLatentAttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        super().__init__(part, weights, config, layer)
+        self._indexer: PooledIndexer | None = None
+        if not part.chooses:
+            return
+        self._indexer = own = part.indexer
+        self._row = CellRow(layer, INDEX_ROW)
+        self._sizes_index = [own.dim, own.dim, own.n_head]
+        heads = weights.numbers("indexer.proj.weight")
+        scale = (own.dim * own.n_head) ** -0.5
+        names = "indexer.attn_k.weight", "indexer_compressor_gate.weight"
+        rows = [*map(weights.numbers, names), *heads.rearranged(lambda data: [data * scale])]
+        self._index = weights.stack(rows, compute="f32")
+        self._index_q = weights.stack([weights.numbers("indexer.attn_q_b.weight")], compute="f32")
+        self._k_norm = [weights.keep(f"indexer.k_norm.{name}") for name in ("weight", "bias")]
+        self._bias = weights.keep("indexer_compressor_ape.weight")
+        self._choice = Indexer(own.ratio, own.n_pools)
+
+    def _visible(
+        self, x: torch.Tensor, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
+    ) -> torch.Tensor:
+        if self._indexer is None:
+            return around.chosen[0]
+        assert low is not None  # such models have a bottleneck
+        around.chosen[:] = [self._choose(self._indexer, x, low, cells.mask, around)]
+        return around.chosen[0]
+
+    def _choose(
+        self,
+        indexer: PooledIndexer,
+        x: torch.Tensor,
+        low: torch.Tensor,
+        mask: torch.Tensor,
+        around: RopeAndMemory,
+    ) -> torch.Tensor:
+        invariant = around.invariant
+        key, gate, heads = self._index(x, invariant=invariant).split_with_sizes(
+            self._sizes_index, -1
+        )
+        weight, bias = self._k_norm
+        key = add(layer_norm(key, weight, indexer.eps), bias)
+        held = around.memory.attention.update(self._row, join((key, gate)).unsqueeze(2))
+        assert held.positions is not None
+        if mask.shape[2] // indexer.ratio <= indexer.n_pools:
+            return mask  # no query has more pools to choose from
+        q = self._index_q(low, invariant=invariant).view(*x.shape[:2], indexer.n_head, indexer.dim)
+        return choose_pools(
+            q,
+            heads,
+            held.k[:, 0],
+            held.positions,
+            mask,
+            self._bias,
+            self._choice,
+            invariant=invariant,
+        )
 
 
 def _queries(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:

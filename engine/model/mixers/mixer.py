@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,12 +14,20 @@ from engine.model.memory import ModelMemory
 class RopeAndMemory:
     """What a block needs in addition to its input: cos, sin [B, T, n_rot/2] of the tokens, the
     memory, and the table of cosines and sines of all positions, [n_positions, n_rot]; None where no
-    mixer looks at other positions than the tokens'."""
+    mixer looks at other positions than the tokens'. chosen: where the last indexer in this pass has
+    its tokens look, bool [B, T, N], for layers after it that look there, too. tokens, positions:
+    int64 [B, T]. of_blocks: the same in the rotation of layers that compress blocks of tokens, None
+    without such layers.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
     memory: ModelMemory
     table: torch.Tensor | None = None
+    chosen: list[torch.Tensor] = field(default_factory=list)
+    tokens: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    of_blocks: RopeAndMemory | None = None
 
     @property
     def invariant(self) -> bool:

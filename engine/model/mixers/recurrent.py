@@ -134,6 +134,7 @@ class Kda:
     def __init__(self, part: KdaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
         self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
         self._eps, self._bound = config.eps, part.bound
+        self._l2_eps = config.eps if part.l2_eps is None else part.l2_eps
         self._heads = part.n_heads
         width = part.width
         first = [weights.rows(part.decay[0]), weights.rows(part.gate[0])]
@@ -170,7 +171,7 @@ class Kda:
             gate = self._gate(gate, invariant=invariant)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        q, k = l2_norm(qk.reshape(heads), self._eps).split_with_sizes([self._heads] * 2, 2)
+        q, k = l2_norm(qk.reshape(heads), self._l2_eps).split_with_sizes([self._heads] * 2, 2)
         g, beta = channel_gates(decay, self._dt, self._a, beta, self._bound, invariant=invariant)
         inputs = DeltaInputs(q, k, v.reshape(heads), g.view(heads), beta)
         out = memory.advance(self._state, inputs)

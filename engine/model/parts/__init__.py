@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 _N_BYTES = 4
 """Of a number: states and attention cells are float32, whatever the mode of the projections."""
@@ -42,9 +42,12 @@ class CellSize(NamedTuple):
 
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
-    window: how many of the newest positions a token sees, itself among them; None for all.
+    window: how many of the newest positions a token sees, itself among them; None for all. ratio:
+    if not 0, the last head is no head but the row of a block of this many tokens, which counts in
+    the cell of the last of them, and which tokens outside the window see.
     further: names and lengths of further rows (CellRow), which are keys of one head.
-    first_turned: the first column of a key that rope turns.
+    first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
+    other positions.
     """
 
     n_heads: int
@@ -52,7 +55,8 @@ class CellSize(NamedTuple):
     v_dim: int
     window: int | None = None
     further: tuple[tuple[str, int], ...] = ()
-    first_turned: int = 0
+    first_turned: int | None = 0
+    ratio: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -122,7 +126,7 @@ class BlockParts:
         """Whether something in the block has to look at numbers of a GPU on the host while a pass
         runs: n-grams for a table in the file, or how many blocks there are to choose from."""
         cells = self.cells()
-        return self.before is not None or bool(cells and cells.further)
+        return self.before is not None or bool(cells and (cells.further or cells.ratio))
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""
@@ -154,22 +158,36 @@ class BlockParts:
 class TrunkPart(Protocol):
     """How the blocks of the trunk are joined."""
 
+    @property
+    def n_handed(self) -> int:
+        """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
+        final norm."""
+
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors outside the blocks, under their full names."""
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of trunk block `index` other than those of its parts, named within the block."""
 
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """The same of the MTP block, other than those that MtpParts names or in their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResidualStream:
     """Each block adds to one stream; its norms are those that BlockParts names."""
+
+    n_handed: ClassVar[int] = 1
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""
         return {}
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """None."""
+        return {}
+
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""
         return {}
 

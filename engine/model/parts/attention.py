@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.model.parts import CellSize, Shapes, StateSize, only_present
 
@@ -64,7 +64,8 @@ class AttentionPart:
 
 
 INDEX_ROW = "index"
-"""Name of the further row of a cell: the token's key of the indexer, neither normed nor roped."""
+"""Name of the further row of a cell: the token's key of the indexer, neither normed nor roped, or
+its key and gate side by side where keys are pooled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +159,156 @@ class LatentAttentionPart:
     def cells(self) -> CellSize:
         """See engine.model.parts.MixerPart: the latent is key and value, stored once."""
         return CellSize(1, self.n_latent + self.n_rope, 0, first_turned=self.n_latent)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledIndexer:
+    """Chooses among pools of tokens. n_head, dim: its queries. ratio: tokens of a pool. n_pools:
+    how many are chosen. eps: of the keys' LayerNorm."""
+
+    n_head: int
+    dim: int
+    ratio: int
+    n_pools: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLatentAttentionPart(LatentAttentionPart):
+    """Latent attention whose queries see the pools of tokens that an indexer chooses, and the tail.
+
+    chooses: whether it has an indexer of its own that is used; else what the last layer before it
+    that has one chose.
+    """
+
+    indexer: PooledIndexer = PooledIndexer(1, 1, 1, 1, 0.0)
+    chooses: bool = True
+
+    @property
+    def kind(self) -> str:
+        """See engine.model.parts.MixerPart."""
+        return "sparse latent attention"
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        n_head, dim, ratio = self.indexer.n_head, self.indexer.dim, self.indexer.ratio
+        assert self.q_rank is not None  # the indexer's queries come from the same bottleneck
+        own: Shapes = {
+            "indexer.attn_q_b.weight": (n_head * dim, self.q_rank),
+            "indexer.attn_k.weight": (dim, n_embd),
+            "indexer.k_norm.weight": (dim,),
+            "indexer.k_norm.bias": (dim,),
+            "indexer.proj.weight": (n_head, n_embd),
+            "indexer_compressor_gate.weight": (dim, n_embd),
+            "indexer_compressor_ape.weight": (ratio, dim),
+        }
+        return {
+            **LatentAttentionPart.shapes(self, n_embd, present),
+            **(own if self.chooses else only_present(own, present)),
+        }
+
+    def cells(self) -> CellSize:
+        """See engine.model.parts.MixerPart."""
+        further = ((INDEX_ROW, 2 * self.indexer.dim),) if self.chooses else ()
+        return LatentAttentionPart.cells(self)._replace(further=further)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttentionPart:
+    """Attention of all heads to one row per token, which is key and value, and to rows that blocks
+    of tokens are compressed to (DeepSeek-V4).
+
+    n_rot: numbers at the end of a head that rope turns. window: tokens back that are looked at, the
+    token itself included. ratio: tokens of a block, 0 for none; blocks that overlap, those of ratio
+    4, have an indexer, which chooses n_blocks of them with n_index_head heads of index_dim.
+    n_groups, output_rank: groups of heads in front of the output, each with a bottleneck of this
+    width.
+    """
+
+    n_head: int
+    head_dim: int
+    n_rot: int
+    q_rank: int
+    n_groups: int
+    output_rank: int
+    window: int
+    ratio: int = 0
+    n_index_head: int = 1
+    index_dim: int = 1
+    n_blocks: int = 0
+
+    @property
+    def kind(self) -> str:
+        """See engine.model.parts.MixerPart."""
+        return RINGS[self.ratio].kind if self.ratio else "window attention"
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether blocks overlap and are chosen."""
+        return self.ratio == OVERLAPPING
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        n_q, rank = self.n_head * self.head_dim, self.n_groups * self.output_rank
+        shapes: Shapes = {
+            "attn_q_a.weight": (self.q_rank, n_embd),
+            "attn_q_a_norm.weight": (self.q_rank,),
+            "attn_q_b.weight": (n_q, self.q_rank),
+            "attn_kv.weight": (self.head_dim, n_embd),
+            "attn_kv_a_norm.weight": (self.head_dim,),
+            "attn_sinks.weight": (self.n_head,),
+            "attn_output_a.weight": (rank, n_q // self.n_groups),
+            "attn_output_b.weight": (n_embd, rank),
+        }
+        if self.ratio:
+            shapes |= self._compressor("attn", self.head_dim, n_embd)
+        if self.has_indexer:
+            shapes |= self._compressor("indexer", self.index_dim, n_embd)
+            n_index = self.n_index_head * self.index_dim
+            shapes["indexer.proj.weight"] = (self.n_index_head, n_embd)
+            shapes["indexer.attn_q_b.weight"] = (n_index, self.q_rank)
+        return shapes
+
+    def states(self) -> Mapping[str, StateSize]:
+        """Rings of what the compressors read last, by llama.cpp's names."""
+        if not self.ratio:
+            return {}
+        rings = {RINGS[self.ratio].name: self._ring(self.head_dim)}
+        return rings | {INDEX_RING: self._ring(self.index_dim)} if self.has_indexer else rings
+
+    def cells(self) -> CellSize:
+        """See engine.model.parts.MixerPart."""
+        further = ((INDEX_ROW, self.index_dim),) if self.has_indexer else ()
+        n_heads = 2 if self.ratio else 1
+        return CellSize(n_heads, self.head_dim, 0, self.window, further, None, self.ratio)
+
+    def _overlap(self) -> int:
+        return 2 if self.has_indexer else 1
+
+    def _compressor(self, name: str, width: int, n_embd: int) -> Shapes:
+        channels = self._overlap() * width
+        return {
+            f"{name}_compressor_kv.weight": (channels, n_embd),
+            f"{name}_compressor_gate.weight": (channels, n_embd),
+            f"{name}_compressor_ape.weight": (self.ratio, channels),
+            f"{name}_compressor_norm.weight": (width,),
+        }
+
+    def _ring(self, width: int) -> StateSize:
+        row = (2 * self._overlap() * width,)
+        return StateSize((self._overlap() * self.ratio, *row), (row, (1,)), is_window=True)
+
+
+class RingName(NamedTuple):
+    """name: of the ring of a layer. kind: of the layer."""
+
+    name: str
+    kind: str
+
+
+OVERLAPPING = 4
+"""The ratio of blocks that overlap."""
+RINGS = {OVERLAPPING: RingName("csa ring", "CSA"), 128: RingName("hca ring", "HCA")}
+"""By ratio; the others do not exist."""
+INDEX_RING = "lid ring"
+"""Of the indexer."""

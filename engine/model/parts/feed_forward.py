@@ -18,9 +18,11 @@ class SituPart:
 
 @dataclass(frozen=True, slots=True)
 class ClampPart:
-    """SwiGLU whose factors are cut off at a limit (kernels.pointwise.swiglu)."""
+    """SwiGLU whose factors are cut off at a limit, the gate after silu (kernels.pointwise.swiglu)
+    or before it (clamped_swiglu)."""
 
     limit: float
+    before: bool = False
 
 
 Gating = SituPart | ClampPart
@@ -67,7 +69,8 @@ def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[
 class RouterPart:
     """How experts are chosen, where not by softmax alone (kernels.moe.Choice).
 
-    biased: the file has a bias for the choice.
+    biased: the file has a bias for the choice. by_token: of a vocabulary of this many tokens each
+    has its experts in a table, which are not chosen.
     """
 
     scores: str = "sigmoid"
@@ -76,6 +79,7 @@ class RouterPart:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+    by_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class MixturePart:
         shapes["ffn_down_exps.weight"] = (n, d, width)
         if self.router and self.router.biased:
             shapes["exp_probs_b.bias"] = (n,)
+        if self.router and self.router.by_token:
+            shapes["ffn_gate_tid2eid.weight"] = (self.router.by_token, self.n_used)
         if self.latent:
             shapes[self.latent.down] = (d, n_embd)
             shapes[self.latent.up] = (n_embd, d)

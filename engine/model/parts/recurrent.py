@@ -92,7 +92,8 @@ class KdaPart(_RecurrentPart):
     decay, gate: the matrices, by name and in order, whose product gives the raw decay and the
     output gate; of two, the first leaves head_dim numbers. positive_a: `ssm_a` holds exp(A_log) in
     place of -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
-    kernels.recurrence.channel_gates.
+    kernels.recurrence.channel_gates. l2_eps: of the norm of queries and keys, that of the model's
+    norms if None.
     """
 
     n_heads: int
@@ -103,6 +104,7 @@ class KdaPart(_RecurrentPart):
     positive_a: bool = False
     flat_a: bool = False
     bound: float | None = None
+    l2_eps: float | None = None
 
     kind: ClassVar[str] = "kda"
 

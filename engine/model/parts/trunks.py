@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.model.parts import Shapes
 from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
@@ -35,6 +36,17 @@ class HyperConnections:
             shapes[f"{name}_inject.weight"] = (self.n_streams, self.n_streams * n_embd)
         return shapes
 
+    @property
+    def n_handed(self) -> int:
+        """See engine.model.parts.TrunkPart."""
+        return self.n_streams
+
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart: a block like the others, with a last mixer of its own
+        and a norm for each stream that it is handed."""
+        norm = {"nextn.hnorm.weight": (self.n_streams, n_embd)}
+        return self.block_shapes(0, n_embd, present) | self._mixer("nextn.hc_head", n_embd) | norm
+
     def _mixer(self, name: str, n_embd: int) -> Shapes:
         width = self.n_streams * n_embd
         return {
@@ -45,11 +57,53 @@ class HyperConnections:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkhornConnections:
+    """Hyper-connections of four streams whose matrix between streams is made doubly stochastic
+    (mHC, arXiv 2512.24880), as glm5-next and deepseek4 have them.
+
+    n_rounds, eps: see kernels.rows.sinkhorn.Sinkhorn. has_head: whether gates of its own weigh the
+    streams at the end, else their mean is taken; with them the MTP block is handed the streams raw
+    and has the tensors of a trunk block.
+    """
+
+    n_rounds: int
+    eps: float
+    has_head: bool = False
+    n_streams: ClassVar[int] = 4
+
+    @property
+    def n_handed(self) -> int:
+        """See engine.model.parts.TrunkPart."""
+        return self.n_streams if self.has_head else 1
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart."""
+        return self._gates("output_hc", n_embd, self.n_streams, 1) if self.has_head else {}
+
+    def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart."""
+        n = self.n_streams * (self.n_streams + 2)
+        return self._gates("hc_attn", n_embd, n, 3) | self._gates("hc_ffn", n_embd, n, 3)
+
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.TrunkPart."""
+        return self.block_shapes(0, n_embd, present) if self.has_head else {}
+
+    def _gates(self, name: str, n_embd: int, n: int, n_scales: int) -> Shapes:
+        return {
+            f"{name}_fn.weight": (n, self.n_streams * n_embd),
+            f"{name}_base.weight": (n,),
+            f"{name}_scale.weight": (n_scales,),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class CrossLayerResidual:
     """Every half of a block reads a mixture of the stream and of its values at the starts of
     groups of `group` layers, each of which begins a stream of its own (kimi-k3)."""
 
     group: int
+    n_handed: ClassVar[int] = 1
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
@@ -58,3 +112,7 @@ class CrossLayerResidual:
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
         return {"attn_res_score.weight": (n_embd,), "ffn_res_score.weight": (n_embd,)}
+
+    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """None."""
+        return {}

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.layers import StreamReader
 from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.ngram_embedding import TABLE
-from engine.model.parts.trunks import HyperConnections
+from engine.model.parts.trunks import HyperConnections, SinkhornConnections
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
-from kernels.norm import head_norm
+from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add
 from kernels.rows import join
+from kernels.rows.sinkhorn import Sinkhorn, advance_streams, stream_gates, weigh_streams
 from kernels.rows.streams import add_to_streams, mix_streams, open_low
+
+Compute = Callable[[torch.Tensor], torch.Tensor]
+"""What a half of a block makes of the row [B, T, n_embd] that is read out of the streams."""
+
+
+class StreamHalf(Protocol):
+    """How a half of a block reads from the streams and writes to them."""
+
+    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
+        """streams [B, T, n_streams, n_embd] -> the same shape."""
 
 
 class StreamMixer:
     """Mixes the normed streams into one, each of their numbers by a gate of its own.
 
-    With an injection matrix it also gives how much of what comes of the mixture each stream gains.
+    With an injection matrix it also says how much of what comes of the mixture each stream gains.
     """
 
     def __init__(self, part: HyperConnections, weights: Weights, name: str, eps: float) -> None:
@@ -41,11 +54,14 @@ class StreamMixer:
         self._down = weights.project(*down)
         self._up = weights.project(f"{name}_up.weight")
 
-    def __call__(
-        self, streams: torch.Tensor, *, invariant: bool
+    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """See engine.model.layers.StreamReader."""
+        return self._mix(streams, invariant)[0]
+
+    def _mix(
+        self, streams: torch.Tensor, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """streams [B, T, n_streams, n_embd] -> mixture [B, T, n_embd], gains [B, T, n_streams] as
-        kernels.rows.streams takes them."""
+        """The mixture, and gains [B, T, n_streams] as kernels.rows.streams takes them."""
         normed = head_norm(streams, self._norm, self._eps)
         down = self._down(normed.flatten(2), invariant=invariant)
         low, *gains = down.split_with_sizes(self._sizes, -1)
@@ -54,84 +70,161 @@ class StreamMixer:
         mixture = mix_streams(normed, gate, invariant=invariant)
         return mixture, gains[0] if gains else None
 
-    def advance(
-        self,
-        streams: torch.Tensor,
-        compute: Callable[[torch.Tensor], torch.Tensor],
-        *,
-        invariant: bool,
-    ) -> torch.Tensor:
-        """The streams with what `compute` makes of the mixture added to each."""
-        mixture, gains = self(streams, invariant=invariant)
+    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
+        """See StreamHalf: the result is added to each stream."""
+        mixture, gains = self._mix(streams, invariant)
         assert gains is not None  # both halves of a block have an injection
         return add_to_streams(streams, compute(mixture), gains, invariant=invariant)
 
 
-class HyperBlock:
-    """Adds n-gram embeddings, if the block has them, then what mixer and feed-forward part give."""
+class SinkhornGates:
+    """Gates of four streams from all their numbers, normed together (kernels.rows.sinkhorn).
+
+    The product stays f32 in every compute mode: it decides on every number after it.
+    """
 
     def __init__(
-        self,
-        trunk: HyperConnections,
-        parts: BlockParts,
-        weights: Weights,
-        config: ModelConfig,
-        layer: int,
-        embedding: NgramEmbedding | None,
+        self, part: SinkhornConnections, weights: Weights, name: str, config: ModelConfig
+    ) -> None:
+        self._sinkhorn, self._eps = Sinkhorn(part.n_rounds, part.eps), config.eps
+        self._product = weights.stack([weights.numbers(f"{name}_fn.weight")], compute="f32")
+        self._base, self._scale = (
+            weights.keep(f"{name}_{one}.weight") for one in ("base", "scale")
+        )
+        width = part.n_streams * config.n_embd
+        self._ones = torch.ones(width, device=weights.device)
+
+    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """streams [B, T, 4, n_embd] -> [B, T, 24], or [B, T, 4] of the last gates."""
+        normed = rms_norm(streams.flatten(2), self._ones, self._eps)
+        product = self._product(normed, invariant=invariant)
+        return stream_gates(product, self._scale, self._base, self._sinkhorn, invariant=invariant)
+
+
+class SinkhornHalf:
+    """Reads a row through gates and a norm; the streams then mix, and each gains of the result."""
+
+    def __init__(self, gates: SinkhornGates, norm: torch.Tensor, eps: float) -> None:
+        self._gates, self._norm, self._eps = gates, norm, eps
+
+    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
+        """See StreamHalf."""
+        gates = self._gates(streams, invariant=invariant)
+        read = rms_norm(weigh_streams(streams, gates), self._norm, self._eps)
+        return advance_streams(streams, compute(read), gates)
+
+
+class SinkhornReader:
+    """Reads the last row: through gates, or as the mean of the streams."""
+
+    def __init__(self, gates: SinkhornGates | None, device: torch.device) -> None:
+        n = SinkhornConnections.n_streams
+        self._gates, self._mean = gates, torch.full((n,), 1 / n, device=device)
+
+    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+        """See engine.model.layers.StreamReader."""
+        if self._gates is None:
+            return weigh_streams(streams, self._mean.expand(*streams.shape[:2], -1))
+        return weigh_streams(streams, self._gates(streams, invariant=invariant))
+
+
+class StreamBlock:
+    """Adds what mixer and feed-forward part make of the streams to these."""
+
+    def __init__(
+        self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
         mixer = make_mixer(parts.mixers, weights, config, layer)
         assert mixer is not None  # such blocks have both halves
         assert parts.ffn is not None
-        self._embedding = embedding
         self._mixer: Mixer = mixer
         self._ffn: FeedForward = make_feed_forward(parts.ffn, weights, config.eps)
-        self._halves = [
-            StreamMixer(trunk, weights, name, config.eps) for name in ("hc_attn", "hc_ffn")
-        ]
+        self._halves = _halves(parts, weights, config)
 
-    def __call__(
-        self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def __call__(self, streams: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """streams [B, T, n_streams, n_embd] -> the same shape."""
         invariant = around.invariant
-        if self._embedding is not None:
-            streams = add(streams, self._embedding(streams, tokens, around))
         mix, feed = self._halves
         streams = mix.advance(streams, lambda x: self._mixer(x, around), invariant=invariant)
         return feed.advance(
-            streams, lambda x: self._ffn(x, invariant=invariant), invariant=invariant
+            streams,
+            lambda x: self._ffn(x, invariant=invariant, tokens=around.tokens),
+            invariant=invariant,
         )
 
 
-class HyperConnected:
-    """Streams begin as copies of the embedding; a last mixer replaces the output norm."""
+def _halves(
+    parts: BlockParts, weights: Weights, config: ModelConfig
+) -> tuple[StreamHalf, StreamHalf]:
+    trunk = config.trunk
+    if isinstance(trunk, HyperConnections):
+        first, second = (
+            StreamMixer(trunk, weights, name, config.eps) for name in ("hc_attn", "hc_ffn")
+        )
+        return first, second
+    assert isinstance(trunk, SinkhornConnections)
+    assert parts.mixer_norm is not None  # the norms are those that BlockParts names
+    assert parts.ffn_norm is not None
+    of_mixer, of_ffn = (
+        SinkhornHalf(SinkhornGates(trunk, weights, name, config), weights.keep(norm), config.eps)
+        for name, norm in (("hc_attn", parts.mixer_norm), ("hc_ffn", parts.ffn_norm))
+    )
+    return of_mixer, of_ffn
 
-    def __init__(self, blocks: list[HyperBlock], last: StreamMixer, n_streams: int) -> None:
-        self._blocks, self._last, self._n_streams = tuple(blocks), last, n_streams
+
+def make_reader(
+    config: ModelConfig, weights: Weights, name: str = "output_hc"
+) -> StreamReader | None:
+    """What reads the row before the head out of the streams that a trunk hands on; None for one
+    that ends in a row. name: of its tensors."""
+    trunk = config.trunk
+    if isinstance(trunk, HyperConnections):
+        return StreamMixer(trunk, weights, name, config.eps)
+    if isinstance(trunk, SinkhornConnections) and trunk.has_head:
+        return SinkhornReader(SinkhornGates(trunk, weights, name, config), weights.device)
+    return None
+
+
+class StreamTrunk:
+    """Streams begin as copies of the embedding, and end in one row or are handed on. embeddings:
+    of n-grams, by the layer in front of which they are added."""
+
+    def __init__(
+        self,
+        blocks: list[StreamBlock],
+        embeddings: dict[int, NgramEmbedding],
+        n_streams: int,
+        reader: StreamReader | None,
+    ) -> None:
+        self._blocks, self._embeddings = tuple(blocks), embeddings
+        self._n_streams, self._reader = n_streams, reader
 
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
         streams = join([x] * self._n_streams).view(*x.shape[:2], self._n_streams, -1)
-        for block in self._blocks:
-            streams = block(streams, tokens, around)
-        return self._last(streams, invariant=around.invariant)[0]
+        for i, block in enumerate(self._blocks):
+            if i in self._embeddings:
+                streams = add(streams, self._embeddings[i](streams, tokens, around))
+            streams = block(streams, around)
+        if self._reader is None:
+            return streams
+        return self._reader(streams, invariant=around.invariant)
 
 
-def make_hyper_connected(
+def make_streams(
     config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
-) -> HyperConnected:
+) -> StreamTrunk:
     """See engine.model.trunks.make_trunk."""
     part = config.trunk
-    assert isinstance(part, HyperConnections)
-    blocks = []
+    assert isinstance(part, (HyperConnections, SinkhornConnections))
+    blocks, embeddings = [], {}
     for layer, parts in enumerate(config.blocks):
-        of_this, embedding = of_block(layer), None
-        if parts.before is not None and part.ngrams is not None:
+        of_this = of_block(layer)
+        if isinstance(part, HyperConnections) and part.ngrams and parts.before is not None:
             table = weights.stored_rows(TABLE)
-            embedding = NgramEmbedding(part.ngrams, of_this, config, layer, table)
-        blocks.append(HyperBlock(part, parts, of_this, config, layer, embedding))
-    return HyperConnected(
-        blocks, StreamMixer(part, weights, "output_hc", config.eps), part.n_streams
-    )
+            embeddings[layer] = NgramEmbedding(part.ngrams, of_this, config, layer, table)
+        blocks.append(StreamBlock(parts, of_this, config, layer))
+    reader = SinkhornReader(None, weights.device) if part.n_handed == 1 else None
+    return StreamTrunk(blocks, embeddings, part.n_streams, reader)

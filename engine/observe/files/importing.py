@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, opened_file, unpacked
 from engine.observe.files import records
@@ -14,8 +15,8 @@ from engine.observe.files.line_logs import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS
 from engine.observe.files.records.document import MOST_BYTES
-from engine.observe.rounds.log import has_entries
 from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
+from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
 """Of a file that is read as a whole; captures and records have limits of their own."""
 _MOST_LOG_BYTES = 1 << 36
-_PIECE = 1 << 20
+_PIECE = 1 << 22
 _MOST_WRAPPED = 200
 
 
@@ -84,7 +85,7 @@ def import_file(
     later: Path | None = None,
     vocabulary: Tokenizer | None = None,
 ) -> list[int]:
-    """Write a file as runs of a trace; returns their ids.
+    """Write a file as runs of a trace, with the findings about them; returns their ids.
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
@@ -104,7 +105,9 @@ def import_file(
         capture = read_capture(data, path.name)
         if not capture.requests:
             return fill_log(store, capture.log, path.name)
-        return [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
+        runs = [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
+        record_findings(store, runs)
+        return runs
     if log is not None:
         raise TraceFileError(
             f"{path.name} is not a capture, so {log.name} cannot be joined to it.",

@@ -9,16 +9,27 @@ averages of a batch, so no counts follow from them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from itertools import zip_longest
+from operator import ge
+from typing import Any, TypeAlias
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.foreign_numbers import (
+    COUNT,
+    LONGEST_DRAFT,
+    LONGEST_PART_MS,
+    OutOfRangeError,
+    real,
+    whole,
+)
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
 from engine.observe.files.records.request import RecordedRequest, merged
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import name_of, time_of
+from engine.observe.rounds.log_words import NOTHING, Saying, Value, values_of
 from engine.trace.store import TraceStore
 
 VLLM, SGLANG_LOG, BENCH = "vllm-log", "sglang-log", "mtp-bench"
@@ -47,12 +58,13 @@ _SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
     r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
 )
-_COUNTS = {
-    "accepted": re.compile(r"\b(?:Accepted|Number of accepted tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
-    "drafted": re.compile(r"\b(?:Drafted|Number of draft tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
-    "emitted": re.compile(r"\bNumber of emitted tokens:\s{0,9}(\d{1,20})\b"),
-    "length": re.compile(r"\bNumber of speculative tokens:\s{0,9}(\d{1,20})\b"),
-}
+_COUNTS = (
+    re.compile(r"\b(?:Accepted|Number of accepted tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\b(?:Drafted|Number of draft tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\bNumber of emitted tokens:\s{0,9}(\d{1,20})\b"),
+    re.compile(r"\bNumber of speculative tokens:\s{0,9}(\d{1,20})\b"),
+)
+"""Accepted, drafted and emitted tokens, and those of one draft."""
 _MEAN = re.compile(r"Mean acceptance length:\s{0,9}(\d{1,9}\.\d{1,9})")
 _RATE = re.compile(r"Draft acceptance rate:\s{0,9}(\d{1,9}\.\d{1,9})(%?)")
 _THROUGHPUTS = re.compile(r"(Accepted|Drafted) throughput:\s{0,9}([\d.]{1,20})")
@@ -73,20 +85,50 @@ _TOTALS = {
 }
 
 
+_Line: TypeAlias = RecordedRequest | tuple[Any, ...]
+"""Of an engine: an interval by itself, or what comes before its text with its averages, or with
+tokens accepted and drafted, and accepted by position."""
+
+
 @dataclass(slots=True)
 class _Run:
     """Requests, or intervals, that become a run. last: of counts that go on, the ones before.
-    speeds: of the engine's last line about them."""
+    speeds: of the engine's last line about them. per: lines that become one interval; waiting:
+    those of the next one, by engine: counts, or averages, with where they are from."""
 
     shape: str
     name: str
     requests: list[RecordedRequest] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
-    last: dict[str, dict[str, int]] = field(default_factory=dict)
+    last: dict[str, list[int]] = field(default_factory=dict)
+    per: int = 1
+    waiting: dict[str, list[_Line]] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
     engine: str = ""
     n_unread: int = 0
     first_unread: str = ""
+
+    def add(self, label: str, line: _Line) -> None:
+        """Another line of an engine."""
+        waiting = self.waiting.setdefault(label, [])
+        waiting.append(line)
+        if len(waiting) >= self.per:
+            self.close(label)
+
+    def has_unread(self, number: int, why: str) -> None:
+        """A line cannot be read."""
+        self.n_unread += 1
+        self.first_unread = self.first_unread or f"line {number}: {why}"
+
+    def close(self, label: str) -> None:
+        """Make the waiting lines of an engine an interval."""
+        lines = self.waiting.pop(label, [])
+        if not lines:
+            return
+        self.requests.append(_interval(label, lines))
+        if len(self.requests) >= MOST_INTERVALS:
+            self.requests = _thinned(self.requests)
+            self.per *= 2
 
 
 class LineLogs:
@@ -96,10 +138,19 @@ class LineLogs:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._tables: list[_Run] = []
         self._n_left_of_table = 0
+        self.last_read: tuple[Saying, str, str] | None = None
+        """Of the newest line, where others of its shape say the same: what it says, its text, and
+        the server that it is of."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next line is of a table."""
+        return self._n_left_of_table > 0
 
     def takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line is one of these, and then taken. stream: the server that it is of, where
         more than its text says so."""
+        self.last_read = None
         if self._n_left_of_table:
             self._n_left_of_table -= 1
             self._total(said)
@@ -116,11 +167,25 @@ class LineLogs:
             return False
         return True
 
+    def say(self, name: str, number: int, source: str, kind: str, *values: Any) -> bool:
+        """A line of a known shape: what it says, its number, its server and its values; False for
+        one that has to be looked at as a whole. Raises OutOfRangeError."""
+        run = self._run(SGLANG_LOG if name == "batch" else VLLM, source)
+        said: bool = getattr(self, f"_on_{name}")(run, kind, *values)
+        return said
+
+    @staticmethod
+    def source(prefix: str) -> str:
+        """The server that a prefix names."""
+        return source_of(prefix, "")
+
     def write(self, store: TraceStore, file: str) -> list[int]:
         """Write what was read as runs; returns their ids. Raises TraceFileError for more than a
         trace can hold."""
         found = []
         for run in (*self._runs.values(), *self._tables):
+            for label in list(run.waiting):
+                run.close(label)
             if run.n_unread:
                 evidence = f"{run.n_unread:,} of them; the first is {run.first_unread}"
                 message = "Lines look like those of the engine's sums and are not read."
@@ -145,35 +210,54 @@ class LineLogs:
 
     def _takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line was taken."""
+        saying: Saying | None
         if "metrics: " in said and (found := _METRICS.search(said)) is not None:
-            run = self._run(VLLM, _source(said[: found.start()], stream))
-            self._read(run, number, said, found.end(), self._vllm)
-        elif "throughput:" in said and (speeds := _SPEED.search(said)) is not None:
-            run = self._run(VLLM, _source(said[: max(said.find("Engine"), 0)], stream))
-            run.engine = _engine(said) or run.engine
-            run.speeds[run.engine] = min(float_of(speeds[1]), 1e9), min(float_of(speeds[2]), 1e9)
+            run = self._run(VLLM, source_of(said[: found.start()], stream))
+            saying = _vllm_saying(said, found)
+        elif "throughput:" in said and (found := _SPEED.search(said)) is not None:
+            head = max(said.find("Engine"), 0)
+            run = self._run(VLLM, source_of(said[:head], stream))
+            engine = _engine(said)
+            places = (0, head, None), engine, *((*found.span(i), 1e9) for i in (1, 2))
+            saying = "speed", "", places
         elif "Decode batch" in said and "accept " in said:
             found = _BATCH.search(said)
             if found is None:
                 return False
-            run = self._run(SGLANG_LOG, _source(said[: found.start()], stream))
-            self._read(run, number, said, found.end(), self._batch)
+            run = self._run(SGLANG_LOG, source_of(said[: found.start()], stream))
+            saying = _batch_saying(said, found)
         elif "'spec_verify_ct'" in said:
             at = said.find("Finish")
-            run = self._run(SGLANG_LOG, _source(said[: max(at, 0)], stream))
+            run = self._run(SGLANG_LOG, source_of(said[: max(at, 0)], stream))
             self._read(run, number, said, max(said.find("meta_info"), 0), self._finished)
+            return True
         elif "pred=" in said and "acc=" in said:
             self._row(number, said)
+            return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
             self._total(said)
+            return True
         else:
             return False
+        try:
+            why = repr(said[found.end() :][:100])
+            name, kind, places = saying
+            is_taken = self.say(name, number, run.name, kind, *values_of(said, places))
+        except OutOfRangeError as error:
+            is_taken, why = False, str(error)
+        if is_taken:
+            self.last_read = saying, said, run.name
+        else:
+            run.has_unread(number, why)
         return True
 
     def _run(self, shape: str, name: str) -> _Run:
-        key = shape, name if len(self._runs) < _MOST_RUNS else ""
-        return self._runs.setdefault(key, _Run(*key))
+        run = self._runs.get((shape, name))
+        if run is None:
+            key = shape, name if len(self._runs) < _MOST_RUNS else ""
+            run = self._runs.setdefault(key, _Run(*key))
+        return run
 
     def _read(self, run: _Run, number: int, said: str, at: int, read: Any) -> None:
         try:
@@ -184,78 +268,117 @@ class LineLogs:
         else:
             why = repr(said[at : at + 100])
         if found is None:
-            run.n_unread += 1
-            run.first_unread = run.first_unread or f"line {number}: {why}"
-        else:
+            run.has_unread(number, why)
+        elif run.shape == BENCH:
             run.requests.append(found)
-            if len(run.requests) > MOST_INTERVALS and run.shape != BENCH:
-                run.requests = _thinned(run.requests)
+        else:
+            run.add(found.place.partition(", ")[0] if found.engine == "vllm" else "", found)
 
     # -- vLLM ----------------------------------------------------------------------------------
 
-    def _vllm(self, run: _Run, said: str, at: int) -> RecordedRequest | None:
-        counts = {
-            name: whole(value[1], COUNT)
-            for name, one in _COUNTS.items()
-            if (value := one.search(said, at)) is not None
-        }
-        if "drafted" not in counts or "accepted" not in counts:
-            return None
-        run.engine = _engine(said[:at]) or run.engine
-        time = time_of(said[:at])
+    @staticmethod
+    def _on_speed(run: _Run, _kind: str, _prefix: str, engine: str | None, *speeds: float) -> bool:
+        """What an engine's other line of the same seconds says."""
+        run.engine = engine or run.engine
+        run.speeds[run.engine] = speeds
+        return True
+
+    @staticmethod
+    def _on_vllm(
+        run: _Run,
+        kind: str,
+        prefix: str,
+        engine: str | None,
+        accepted: int | None,
+        drafted: int | None,
+        emitted: int | None,
+        length: int | None,
+        mean: str | None,
+        rate: float | None,
+        accepted_speed: float | None,
+        drafted_speed: float | None,
+        *rates: float,
+    ) -> bool:
+        """Sums of an interval. kind: "%" of a rate in percent, "since" of counts since the
+        engine's start."""
+        if drafted is None or accepted is None:
+            return False
+        if accepted > drafted:
+            raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
+        run.engine = engine or run.engine
         label = f"engine {run.engine}" if run.engine else ""
+        ratio = None if rate is None else rate / 100 if kind == "%" else rate
+        if kind == "since":
+            ratio, now = None, [accepted, drafted, emitted or 0]
+            before = run.last.get(run.engine, [0, 0, 0])
+            run.last[run.engine] = now
+            if all(one <= more for one, more in zip(before, now, strict=True)):
+                accepted, drafted = accepted - before[0], drafted - before[1]
+                emitted = None if emitted is None else emitted - before[2]
+        speeds = run.speeds.pop(run.engine, None)
+        if run.per > 1 and emitted is None and rates and drafted:
+            counts = _exact_counts(accepted, drafted, mean, ratio, rates)
+            if counts is not None:
+                run.add(label, (prefix, accepted, drafted, counts))
+                return True
+        time = time_of(prefix)
         found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
-        length = counts.pop("length", None)
-        if "System efficiency" in said:  # counts since the start
-            before = run.last.get(run.engine, {})
-            run.last[run.engine] = dict(counts)
-            if all(before.get(name, 0) <= n for name, n in counts.items()):
-                counts = {name: n - before.get(name, 0) for name, n in counts.items()}
-        drafted, accepted = counts["drafted"], counts["accepted"]
-        whole(str(accepted), drafted)  # it cannot be more
         found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
-        if "emitted" in counts:
-            found.timings["predicted_n"] = counts["emitted"]
-        rates = _items(said, at)
-        mean = _MEAN.search(said, at)
-        found.rates, found.num_spec_tokens = rates or None, length or len(rates) or None
-        found.num_spec_steps = _steps(found, mean[1] if mean else "", drafted, accepted)
+        if emitted is not None:
+            found.timings["predicted_n"] = emitted
+        found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
+        found.num_spec_steps = _steps(found, mean or "", drafted, accepted)
         if rates:
             found.set_rates(rates)
-        if (rate := _RATE.search(said, at)) is not None and drafted:
-            given = float(rate[1]) / (100 if rate[2] else 1)
+        if ratio is not None and drafted:
             found.check(
-                abs(given - accepted / drafted) <= _SUM_DIGITS,
+                abs(ratio - accepted / drafted) <= _SUM_DIGITS,
                 ("Draft acceptance rate",),
-                f"the draft acceptance rate is {rate[0].rpartition(':')[2].strip()}, but "
+                f"the draft acceptance rate is {rate:g}{kind}, but "
                 f"{accepted:,} of {drafted:,} make {accepted / drafted:.3f}",
             )
         found.record = {"time": time} if time else {}
-        for name, value in _THROUGHPUTS.findall(said[at:]):
-            found.record[f"{name.lower()}_per_second"] = real(value)
-        if (speeds := run.speeds.pop(run.engine, None)) is not None:
+        for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
+            if speed is not None:
+                found.record[f"{name}_per_second"] = speed
+        if speeds is not None:
             found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
-        return found
+        run.add(label, found)
+        return True
 
     # -- SGLang --------------------------------------------------------------------------------
 
-    def _batch(self, _run: _Run, said: str, at: int) -> RecordedRequest | None:
-        values = {name: real(value) for name, value in _OF_BATCH.findall(said[at:])}
-        time, rank = time_of(said[:at]), _RANK.search(said[:at])
-        place = ", ".join(filter(None, (f"rank {rank[1]}" if rank else "", time)))
-        found = RecordedRequest("sglang", place, stop="interval")
-        names = {"accept len": "mean_acceptance_length", "accept rate": "draft_acceptance_rate"}
-        found.given = {names[name]: values[name] for name in names if name in values}
-        if not found.given:
-            return None
-        if found.given.get("draft_acceptance_rate", 0.0) > 1:
-            raise OutOfRangeError(f"accept rate {values['accept rate']:g} is more than 1")
-        if "gen throughput (token/s)" in values:
-            found.timings["predicted_per_second"] = values["gen throughput (token/s)"]
-        found.record = {"time": time} if time else {}
-        if "#running-req" in values:
-            found.record["running"] = values["#running-req"]
-        return found
+    @staticmethod
+    def _on_batch(
+        run: _Run,
+        _kind: str,
+        prefix: str,
+        rank: str | None,
+        mean: float | None,
+        rate: float | None,
+        speed: float | None,
+        running: float | None,
+    ) -> bool:
+        """Averages of a decode batch."""
+        if mean is None and rate is None:
+            return False
+        if rate is not None and rate > 1:
+            raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
+        label = f"rank {rank}" if rank else ""
+        given = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
+        known = {name: value for name, value in given.items() if value is not None}
+        if run.per > 1:
+            run.add(label, (prefix, known))
+            return True
+        time = time_of(prefix)
+        found = RecordedRequest("sglang", ", ".join(filter(None, (label, time))), stop="interval")
+        found.given, found.record = known, {"time": time} if time else {}
+        if speed is not None:
+            found.timings["predicted_per_second"] = speed
+        if running is not None:
+            found.record["running"] = running
+        run.add(label, found)
+        return True
 
     def _finished(self, _run: _Run, said: str, at: int) -> RecordedRequest | None:
         values: dict[str, Any] = {}
@@ -330,6 +453,103 @@ class LineLogs:
             self._n_left_of_table, table.engine = 0, "closed"
 
 
+def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:
+    """Lines of an engine that follow each other, as one."""
+    if len(lines) == 1 and isinstance(lines[0], RecordedRequest):
+        return lines[0]
+    if (found := _plain_sums(label, lines)) is not None:
+        return found
+    requests = [
+        one if isinstance(one, RecordedRequest) else _plain_interval(label, one) for one in lines
+    ]
+    return merged(requests, f"{requests[0].place} and after")
+
+
+def _plain_interval(label: str, line: tuple[Any, ...]) -> RecordedRequest:
+    found = _plain_sums(label, [line])
+    assert found is not None
+    return found
+
+
+def _plain_sums(label: str, lines: Sequence[_Line]) -> RecordedRequest | None:
+    """Lines without more than counts, or averages, as one; None for others."""
+    first = lines[0]
+    kinds = {len(one) if isinstance(one, tuple) else 0 for one in lines}
+    if not isinstance(first, tuple) or len(kinds) > 1:
+        return None
+    place = ", ".join(filter(None, (label, time_of(first[0])))) + " and after" * (len(lines) > 1)
+    names = {name for one in lines for name in one[1]} if len(first) == 2 else set()  # type: ignore[index]
+    if names:
+        found = RecordedRequest("sglang", place, stop="interval", n_merged=len(lines))
+        for name in sorted(names):
+            values = [one[1][name] for one in lines if name in one[1]]  # type: ignore[index]
+            found.given[name] = sum(values) / len(values)
+        return found
+    _, accepted, drafted, per_pos = zip(*lines, strict=True)
+    found = RecordedRequest("vllm", place, stop="interval", n_merged=len(lines))
+    found.num_accepted_draft_tokens, found.num_draft_tokens = sum(accepted), sum(drafted)
+    found.num_spec_steps = sum(n // len(one) for n, one in zip(drafted, per_pos, strict=True))
+    found.per_pos = [sum(one) for one in zip_longest(*per_pos, fillvalue=0)]
+    return found
+
+
+def _vllm_saying(said: str, head: re.Match[str]) -> Saying:
+    """What a line about metrics says, as the values of `_on_vllm`."""
+    at = head.end()
+    counts = [
+        NOTHING if found is None else (*found.span(1), COUNT)
+        for found in (one.search(said, at) for one in _COUNTS)
+    ]
+    mean, rate = _MEAN.search(said, at), _RATE.search(said, at)
+    kind = "since" if "System efficiency" in said else rate[2] if rate is not None else ""
+    speeds = {found[1]: found.span(2) for found in _THROUGHPUTS.finditer(said, at)}
+    return (
+        "vllm",
+        kind,
+        (
+            (0, head.start(), None),
+            _engine(said[:at]),
+            *counts,
+            NOTHING if mean is None else (*mean.span(1), None),
+            NOTHING if rate is None else (*rate.span(1), LONGEST_PART_MS),
+            *(
+                (*speeds[name], LONGEST_PART_MS) if name in speeds else NOTHING
+                for name in ("Accepted", "Drafted")
+            ),
+            *_items(said, at),
+        ),
+    )
+
+
+def _batch_saying(said: str, head: re.Match[str]) -> Saying:
+    """What a line about a decode batch says, as the values of `_on_batch`."""
+    spans = {found[1]: found.span(2) for found in _OF_BATCH.finditer(said, head.end())}
+    rank = _RANK.search(said, 0, head.start())
+    names = ("accept len", "accept rate", "gen throughput (token/s)", "#running-req")
+    values = ((*spans[one], LONGEST_PART_MS) if one in spans else NOTHING for one in names)
+    of_rank = NOTHING if rank is None else (*rank.span(1), None)
+    return "batch", "", ((0, head.start(), None), of_rank, *values)
+
+
+def _exact_counts(
+    accepted: int, drafted: int, mean: str | None, ratio: float | None, rates: Sequence[float]
+) -> list[int] | None:
+    """How many drafts had each position accepted, where all are as long as there are positions and
+    everything that a line says agrees with that."""
+    steps, rest = divmod(drafted, len(rates))
+    counts = [round(rate * steps) for rate in rates]
+    if rest or sum(counts) != accepted or (mean and not _is_mean(1 + accepted / steps, mean)):
+        return None
+    if ratio is not None and abs(ratio - accepted / drafted) > _SUM_DIGITS:
+        return None
+    return counts if all(map(ge, [steps, *counts], counts)) else None
+
+
+def _is_mean(value: float, mean: str) -> bool:
+    """Whether a mean length is written as it would be."""
+    return abs(value - float(mean)) <= 0.5001 * 10.0 ** -len(mean.partition(".")[2])
+
+
 def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
     """Half as many, of two neighbours of the same engine each."""
     by_engine: dict[str, list[RecordedRequest]] = {}
@@ -345,32 +565,28 @@ def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
     ]
 
 
-def float_of(text: str) -> float:
-    """A decimal number, 0 for what is none."""
-    return real(text) if re.fullmatch(r"\d{1,12}(?:\.\d{0,12})?", text) else 0.0
-
-
 @lru_cache(1 << 12)
-def _source(prefix: str, stream: str) -> str:
+def source_of(prefix: str, stream: str) -> str:
     """The server that a line is of: what its prefix names, without processes of one server."""
     prefix = _PROCESSES.sub(" ", prefix[-256:])
     return stream or name_of(prefix)
 
 
-def _engine(said: str) -> str:
+def _engine(said: str) -> Value:
+    """Where the number of an engine is."""
     found = _ENGINE.search(said)
-    return (found[1] or found[2]) if found else ""
+    return NOTHING if found is None else (*found.span(1 if found[1] else 2), None)
 
 
-def _items(said: str, at: int) -> list[float]:
+def _items(said: str, at: int) -> list[Value]:
     """Numbers after a label, up to what is none."""
     label = _RATES.search(said, at)
-    found: list[float] = []
+    found: list[Value] = []
     at = label.end() if label else len(said)
     while len(found) < LONGEST_DRAFT and (item := _ITEM.match(said, at)) is not None:
         if not re.fullmatch(r"\d(?:\.\d{0,20})?", item[1]):
             break
-        found.append(real(item[1], 1.0))
+        found.append((*item.span(1), 1.0))
         at = item.end()
     return found
 
@@ -382,6 +598,6 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
     half = 0.5001 * 10.0 ** -len(mean.partition(".")[2])
     if n and drafted and drafted % n == 0:
         steps = drafted // n
-        if not mean or abs(1 + accepted / steps - float(mean)) <= half:
+        if not mean or _is_mean(1 + accepted / steps, mean):
             return steps
     return found.steps_of(float(mean), half) if mean else None

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log import UNKNOWN_TOKEN, LogReader, LogRequest, LogRound, ServerLog
+from engine.observe.rounds.log import LogReader, ServerLog
 from engine.observe.rounds.log_lines import texts_of
 from engine.observe.rounds.log_prompts import note_prompts
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, LogRequest, LogRound
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, path_name
@@ -31,7 +33,7 @@ from engine.trace.writer import RunSource, TraceWriter
 
 SHAPE = "llama-server-log"
 ENGINE = "llama-server"
-_PIECE = 1 << 20
+_PIECE = 1 << 22
 _RATIO = 0.01
 """By how much the ratio that a line has may differ from that of its counts: only its digits."""
 
@@ -47,7 +49,7 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
         text = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
     others = LineLogs()
     earlier: dict[ServerLog, RecordedRequest] = {}
-    reader = LogReader(others.takes, lambda server: _fold(server, earlier))
+    reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
     with _without_collection():
         for piece in [text] if isinstance(text, str) else texts_of(text):
             reader.feed(piece)
@@ -82,7 +84,7 @@ def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
     """Take the first half of a server's requests together, of which there are more than a trace
     holds; returns how many that are. None where the log has their rounds."""
     n = len(server.requests) // 2
-    if any(one.rounds or one.first or not one.is_over for one in server.requests[:n]):
+    if any(one.has_rows or not one.is_over for one in server.requests[:n]):
         return 0
     parts = [sums_of(one, server) for one in server.requests[:n] if _has_sums(one)]
     if server in earlier:
@@ -100,7 +102,7 @@ def _write_servers(
     """Write what was read as runs, one for each server that has rounds or sums."""
     found = []
     for server in reader.servers:
-        if any(request.rounds or request.first for request in server.requests):
+        if any(request.has_rows for request in server.requests):
             found.append(_write_rounds(store, server, file))
         else:
             sums = [one for one in server.requests if _has_sums(one)]
@@ -253,9 +255,8 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
     sums = [sums_of(one, server) for one in server.requests]
     note_prompts(writer.facts, enumerate(one.prompt for one in server.requests))
     for seq_id, (request, told) in enumerate(zip(server.requests, sums, strict=True)):
-        has_rows = bool(request.rounds or request.first)
         figures = told.figures()
-        if has_rows:  # the rows tell the others
+        if request.has_rows:  # the rows tell the others
             figures = {name: value for name, value in figures.items() if value is not None}
         about = {"seq_ids": [seq_id], **_about(request), "told": figures}
         if told.record:
@@ -281,6 +282,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
         together = {name: v for name, v in sum_figures(sums).items() if v is not None}
         writer.set_facts(told=together)
     writer.end(["end" if request.is_over else "lost" for request in server.requests])
+    record_findings(store, [writer.run_id])
     return writer.run_id
 
 
@@ -289,8 +291,12 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     tokens have shown it already."""
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
+    batches = request.batches
     complete = [one for one in request.rounds if one.is_complete]
-    logged = sum(r.accepted for r in complete), sum(r.drafted for r in complete)
+    logged = tuple(
+        sum(getattr(r, name) for r in complete) + sum(int(b[:, i].sum()) for _, b in batches)
+        for i, name in enumerate(("accepted", "drafted"))
+    )
     if logged == (request.accepted, request.drafted):
         return None
     return {
@@ -351,13 +357,11 @@ def _write_light(
 ) -> None:
     """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
     not logged, nor is any token."""
-    n_each = [sum(one.is_complete for one in request.rounds) for request in server.requests]
-    rounds = [one for r in server.requests for one in r.rounds if one.is_complete]
+    tables = [_light_table(request) for request in server.requests]
+    n_each = [len(one) for one in tables]
     seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    drafted = np.array([one.drafted for one in rounds], np.int64)
-    accepted = np.array([one.accepted for one in rounds], np.int64)
-    restored = np.array([one.restored for one in rounds], np.int64)
-    t_ms = np.array([np.nan if r.end_us is None else r.end_us / 1e3 for r in rounds], float)
+    accepted, drafted, us, restored, sizes = np.concatenate(tables).T
+    t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
     before = np.concatenate([np.cumsum(part) - part for part in np.split(whole, np.cumsum(n_each))])
     most = [2**40 if r.predicted is None else max(r.predicted - 1, 0) for r in server.requests]
@@ -371,9 +375,6 @@ def _write_light(
     path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0))
     paths = np.array(
         [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
-    )
-    sizes = np.array(
-        [MISSING if r.checkpoint_bytes is None else r.checkpoint_bytes for r in rounds], int
     )
     drafter = code(drafters[0]) if len(drafters) == 1 else 0
     is_drafted, undone = drafted > 0, drafted - accepted
@@ -394,14 +395,12 @@ def _write_light(
         "replay_index": restored,
         "verify_width": drafted + 1,
         "checkpoint_bytes": sizes,
-        "n_rs_seq": np.full(len(rounds), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
+        "n_rs_seq": np.full(len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
     }
     # before each request's first row one of its prompt, which ended at some time before
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
     times = np.nan_to_num(np.concatenate([t_ms[firsts], t_ms]))
-    order = np.lexsort(
-        (np.arange(len(times)), np.concatenate([firsts, np.arange(len(rounds))]), times)
-    )
+    order = np.lexsort((np.arange(len(times)), np.concatenate([firsts, np.arange(len(us))]), times))
     prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int64)}
     for name, values in columns.items():
         blank = {np.dtype(float): np.nan, np.dtype(np.int32): 0}.get(values.dtype, MISSING)
@@ -412,6 +411,27 @@ def _write_light(
     if drafter:
         with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)
         writer.extend("drafts", {name: columns[name][with_draft] for name in _OF_DRAFTS})
+
+
+def _light_table(request: LogRequest) -> np.ndarray:
+    """The complete rounds of a request, int64 [n, 5]: tokens accepted and drafted, time in
+    microseconds (-1 without), whether a checkpoint was restored, and its bytes."""
+    parts, at = [], 0
+    for end, batch in [*request.batches, (len(request.rounds), np.zeros((0, 3), np.int64))]:
+        rounds = [
+            (
+                one.accepted,
+                one.drafted,
+                -1 if one.end_us is None else one.end_us,
+                one.restored,
+                MISSING if one.checkpoint_bytes is None else one.checkpoint_bytes,
+            )
+            for one in request.rounds[at:end]
+            if one.is_complete
+        ]
+        parts += [np.array(rounds, np.int64).reshape(-1, 5), np.zeros((len(batch), 5), np.int64)]
+        parts[-1][:, :3], parts[-1][:, 4], at = batch, MISSING, end
+    return np.concatenate(parts)
 
 
 _OF_DRAFTS = ("round", "seq_id", "drafter", "num_draft_tokens")

@@ -5,33 +5,54 @@ every request ends with. Builds of two years and ik_llama.cpp have other words f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import (
-    COUNT,
-    LARGEST,
-    LONGEST_DRAFT,
-    LONGEST_MS,
-    MOST_PROMPT_TOKENS,
-    MOST_TOKENS,
-    OutOfRangeError,
-    real,
-    whole,
-)
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, real, whole
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
     SHORTEST_LINE,
     STAMP,
-    LogLine,
     LogLines,
+    OtherLines,
     Time,
     may_have_stamp,
     microseconds,
 )
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
+from engine.observe.rounds.log_shapes import (
+    FEW,
+    LONGEST_SHAPE,
+    MOST_SHAPES,
+    Block,
+    LightRows,
+    Reading,
+)
+from engine.observe.rounds.log_words import (
+    BUILD,
+    IDS,
+    IMPLEMENTATION,
+    LOOKS_LIKE,
+    MODEL,
+    PLANES,
+    SLOT,
+    START,
+    Saying,
+    Value,
+    candidate_saying,
+    free_slot_saying,
+    is_open,
+    may_look_like,
+    server_saying,
+    slot_saying,
+    values_of,
+)
 
 MOST_REQUESTS = 1 << 16
 MOST_ROUNDS = 1 << 22
@@ -39,154 +60,25 @@ _MOST_DRAFTERS = 64
 _MOST_SERVERS = 1000
 _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
-_LONG_US = 3_600_000_000
 _YEARS_US = int(LONGEST_MS / 2 * 1e3)
-_RESTART_US = 5_000_000
+RESTART_US = 5_000_000
 """So far a clock has to fall before it is another process's: threads write out of order."""
 _MOST_RESTARTS = 64
 """Seen by the clock alone; the lines of a log with more are not in their order."""
 _SHOWN = 100
-# In none of these may what is repeated begin in several places of a text and run to its end: gaps
-# are bounded, and what ends a text is looked for from its end.
-_LIGHT = re.compile(
-    r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (\d{1,9}) \| accepted {1,40}+(\d{1,4})/"
-    r" {0,40}+(\d{1,4}) draft tokens$"
-)
-_SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
-_IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
-_CANDIDATE = re.compile(
-    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
-)
-_IMPL = re.compile(r"called impl (\S+), hist size = (\d+), call_count = \d+, gen = (\d+)")
-_IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']{1,200})'")
-_GENERATE = re.compile(r"generate_draft: id=-?\d+, #tokens=(\d+), #draft=(\d+), pos_next=(\d+)")
-_DECODE = re.compile(r"slot decode token, id=-?\d+,.{0,200} n_tokens = (\d+)")
-_CREATED = re.compile(r"created speculative checkpoint \(.{0,400} size = ([\d.]+) MiB")
-_RESTORING = re.compile(r"restoring speculative checkpoint \(.{0,400} size = (\d+)\)")
-_ACCEPTED = re.compile(
-    r"accepted\s{1,40}+(\d+)/\s{0,40}+(\d+) draft tokens"
-    r"(?:( \(restore checkpoint\))|(, new n_(?:tokens|past) = ))?"
-)
-_TOKEN = re.compile(r"(?:n_gen|n_decoded) = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
-_PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
-_CACHED = re.compile(
-    r"(?:cached )?n_tokens = (\d+)(?:, memory_seq_rm|\s*$)|cached n_tokens = (\d+)"
-)
-_SPEED = re.compile(
-    r"(?:n_gen|n_decoded) =\s{0,40}+(\d+), tg =\s{0,40}+([\d.]+) t/s"
-    r"(?:, tg_3s =\s{0,40}+([\d.]+) t/s)?"
-)
-_PROMPT_TIME = re.compile(
-    r"prompt eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
-)
-_EVAL_TIME = re.compile(
-    r"(?<!prompt )eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
-)
-_SUMS = re.compile(
-    r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.\w]{1,40}) "
-    r"\(\s{0,40}+(\d+) accepted /\s{0,40}+(\d+) generated\)"
-)
-_MEAN = re.compile(r"mean (?:acceptance )?len(?:gth)?\s{0,40}+=\s{0,40}+([\d.]{1,40})")
-_BY_POSITION = re.compile(
-    r"(?:acceptance rate per position|acc(?:eptance)?(?: rate)? per pos(?:ition)?)"
-    r"\s{0,40}+[=:]\s{0,40}+\(([\d., ]{1,8192})\)"
-)
-_STATISTICS = re.compile(
-    r"statistics\s{1,40}+(\S{1,64}): #calls.{0,200}?#gen drafts\s{0,40}+=\s{0,40}+(\d+),"
-    r".{0,100}?#gen tokens\s{0,40}+=\s{0,40}+(\d+), #acc tokens\s{0,40}+=\s{0,40}+(\d+)"
-)
-_MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
-_BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
-_PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
-_START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
-_LOOKS_LIKE = re.compile(
-    r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
-    r"|eval time\s{0,5}=|#gen drafts|draft candidate"
-)
-"""What no line of a server has that says nothing of rounds and sums."""
 _OWN = ("spec", "srv ", "cmn ", "que ")
 """What messages of the server's own parts begin with."""
+_FEW_LINES = 64
+"""Of which the shapes are not looked for."""
 _DEEPEST = 8
 """Entries within a line that are looked at."""
 _LOOKED_AT = 200
-_NO_TOKENS: list[tuple[int, str]] = []
-_NO_PHASES: dict[str, float] = {}
-"""Of rounds of the light form, which have none."""
-UNKNOWN_TOKEN = (-1, "")
-"""A token whose line the log does not have."""
-
-
-@dataclass(slots=True, eq=False)
-class LogRound:
-    """One verification. pos: position of its first token; None in the light form. drafted: number
-    of tokens. draft: of those of a drafter with a model, the candidates of each, ids and
-    probabilities, the proposed one first. tokens: emitted ids with their
-    text. end_us: on the server's clock, None without times. phases: milliseconds by phase."""
-
-    pos: int | None
-    drafted: int
-    accepted: int = 0
-    restored: bool = False
-    drafter: str = ""
-    draft: tuple[tuple[tuple[int, float], ...], ...] = ()
-    tokens: list[tuple[int, str]] = field(default_factory=list)
-    checkpoint_bytes: int | None = None
-    end_us: int | None = None
-    phases: dict[str, float] = field(default_factory=dict)
-    is_complete: bool = False
-    first_n: int | None = None
-    """Number of its first token among those of the answer, from 1."""
-
-
-_Counts = tuple[int, int, int]
-
-
-@dataclass(slots=True)
-class LogRequest:
-    """One task of a slot, both -1 where the log does not say. first: its first token, sampled from
-    the prompt. n_processed: tokens of the prompt that were not in the cache. predicted, drafted,
-    accepted, ratio and mean_length as written, rates (by position in the draft): the server's own
-    sums, None or empty where not given. speeds: time in milliseconds, tokens so far, tokens per
-    second so far and of the last three seconds. statistics: by drafter its drafts, their tokens and
-    those accepted, summed over the requests before and this one, and the same before it. is_over:
-    the slot is done with it."""
-
-    slot: int
-    task: int
-    n_prompt: int | None = None
-    n_cached: int | None = None
-    first: tuple[int, str] | None = None
-    first_us: int | None = None
-    rounds: list[LogRound] = field(default_factory=list)
-    prompt_ms: float | None = None
-    predicted_ms: float | None = None
-    predicted: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    n_processed: int | None = None
-    ratio: str = ""
-    mean_length: str = ""
-    rates: list[float] | None = None
-    speeds: list[tuple[float | None, int, float, float | None]] = field(default_factory=list)
-    statistics: dict[str, tuple[_Counts, _Counts | None]] = field(default_factory=dict)
-    last_n: int = 0
-    n_missing: int = 0
-    """Tokens whose lines are missing."""
-    is_over: bool = False
-    is_broken: bool = False
-    """Some entry of it cannot be read: nothing after that is."""
-    prompt: LoggedPrompt | None = None
-    """What its prompt found in the slot, as far as logged."""
-
-    def is_closed(self, index: int) -> bool:
-        """Whether a round is complete with all its tokens."""
-        return self.is_over or index < len(self.rounds) - 1
-
-    @property
-    def ids(self) -> list[int]:
-        """All emitted ids, in order."""
-        first = [self.first[0]] if self.first else []
-        return first + [token for one in self.rounds for token, _ in one.tokens]
+_CHANGES_MORE = re.compile("build|Aggregate|found better prompt|model loaded|llama_server")
+"""In messages that change what is known of a server, or of which only the first one does."""
+Read: TypeAlias = tuple[str, tuple[Value, ...], int, Saying | None]
+"""How a message was read: whether it is of a "slot", of a "free" one, of the "server" or "nothing"
+at all, the slot and its task, where the rest begins, and what that says."""
+_NOTHING: Read = ("nothing", (), 0, None)
 
 
 @dataclass(slots=True)
@@ -224,19 +116,23 @@ class ServerLog:
         """Where the first of them is, and why."""
         self.has_wrong_numbers = False
         self.first_missing = ""
+        self.last_read: Read | None = None
+        """How the newest line was read, where another line of its shape says the same."""
+        self.is_waiting = False
+        """Whether the newest line may go on in the next one."""
+        self.slots: dict[int, _Slot] = {}
+        self.last_us: int | None = None
+        """The clock at the newest message of a slot."""
         self._reader = reader
-        self._waiting: tuple[int, Time, str] | None = None
-        """A line that may go on in the next one."""
-        self._candidates: list[tuple[int, str]] = []
-        """Lines about drafted tokens that are not read yet."""
+        self._waiting: tuple[int, Time, str] = 0, None, ""
+        self._candidates: list[tuple[int, int, int, int, float, str]] = []
+        """Drafted tokens that no round has yet."""
         self._prompts = PromptLog()
-        self._slots: dict[int, _Slot] = {}
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
-        self._clock = _PhaseClock()
-        self._first_us: int | None = None
-        self._last_us: int | None = None
-        self._counts: dict[str, _Counts] = {}
+        self._clock = PhaseClock()
+        self.first_us: int | None = None
+        self._counts: dict[str, Counts] = {}
         self._depth = 0
         self._says_at_once = False
         """Whether rounds are written before their tokens; what names them later repeats them."""
@@ -244,28 +140,27 @@ class ServerLog:
     def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
         """The next line; it may go on with the one before it, which a token's text has cut. Returns
         the log that takes the lines that follow: a new one where a process began."""
-        if self._waiting is not None:
+        self.last_read = None
+        if self.is_waiting:
             return self._go_on(number, time, message, is_head)
         if not is_head and message is not None and len(message) < SHORTEST_LINE:
+            self.last_read = _NOTHING
             return self
         if message is None:
             self._bad(number, "it is not valid JSON")
-        elif message[-13:] == " draft tokens" and self._light(time, message):
-            pass
         elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
             if message.rstrip()[-2:] == "''":  # of a text that may begin with a quote
-                self._waiting = number, time, message
+                self.is_waiting, self._waiting = True, (number, time, message)
             else:
-                self._candidates.append((number, message))
-        elif ("next token:" in message or "draft candidate" in message) and _is_open(message):
-            self._waiting = number, time, message
+                self._read_candidate(number, message)
+        elif ("next token:" in message or "draft candidate" in message) and is_open(message):
+            self.is_waiting, self._waiting = True, (number, time, message)
         else:
             return self._take(number, time, message, is_head)
         return self
 
     def _go_on(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
         """The line after one whose token may go on."""
-        assert self._waiting is not None
         first, at, before = self._waiting
         if not is_head and message is not None and len(before) < LONGEST_LINE:
             self._waiting = first, at, f"{before}\n{message}"
@@ -275,13 +170,26 @@ class ServerLog:
 
     def end(self) -> None:
         """Nothing more comes of this process for now."""
-        if self._waiting is not None:
-            (number, time, message), self._waiting = self._waiting, None
+        if self.is_waiting:
+            self.is_waiting = False
+            number, time, message = self._waiting
             if "draft candidate" in message and message[:4] != "slot":
-                self._candidates.append((number, message))
+                self._read_candidate(number, message)
             else:
                 self._take(number, time, message, True)
-        self._read_candidates()
+        self._place_candidates()
+        self.last_read = None
+
+    def _read_candidate(self, line: int, message: str) -> None:
+        saying = candidate_saying(message)
+        try:
+            if saying is None:
+                self._not_taken(line, message)
+            else:
+                self.on_candidate(line, None, "", *values_of(message, saying[2]))
+                self.last_read = "server", (), 0, saying
+        except OutOfRangeError as error:
+            self._bad(line, str(error))
 
     @property
     def unread(self) -> list[dict[str, Any]]:
@@ -302,32 +210,41 @@ class ServerLog:
             found.append({"rule": "log-lines-missing", "message": message, "evidence": evidence})
         return found
 
-    def _light(self, time: Time, message: str) -> bool:
-        """A round of the light form, of which there are millions; False where it is anything else
-        than the round after the last one."""
-        if not self.is_light or self._clock.is_at_work or (found := _LIGHT.match(message)) is None:
+    def takes_light(self, rounds: np.ndarray) -> bool:
+        """Rounds of the light form, one for each row with slot, task, accepted, drafted and time in
+        microseconds (-1 without). Whether they were taken: none of them where one is anything else
+        than the round after another one of a request."""
+        number, task, accepted, drafted, us = rounds.T
+        if not self.is_light or self._clock.is_at_work or (accepted > drafted).any():
             return False
-        number, task, accepted, drafted = map(int, found.groups())
-        slot, us = self._slots.get(number), microseconds(time)
-        if slot is None or slot.request.task != task or slot.replay or slot.request.is_broken:
+        last = -1 if self.last_us is None else self.last_us
+        if us[0] < last or (us[1:] < us[:-1]).any():
             return False
-        last = self._last_us
-        if accepted > drafted or drafted > LONGEST_DRAFT:
-            return False
-        if us is not None and (last is None or not last <= us < last + _LONG_US):
-            return False
-        self._last_us, self._says_at_once, self._current = us, True, slot.request
-        one = LogRound(
-            None, drafted, accepted, False, "", (), _NO_TOKENS, None, us, _NO_PHASES, True
-        )
-        slot.round = one
-        slot.request.rounds.append(one)
-        self._reader.n_rounds += 1
+        found = []
+        for key in np.unique(number << 32 | task).tolist():
+            slot = self.slots.get(key >> 32)
+            if slot is None or slot.request.task != key & COUNT or slot.replay:
+                return False
+            if slot.request.is_broken:
+                return False
+            found.append((slot, (number == key >> 32).nonzero()[0]))
+        for slot, rows in found:
+            *earlier, newest = rows.tolist()
+            if earlier:
+                batch = rounds[earlier][:, 2:].astype(np.int64)
+                slot.request.batches.append((len(slot.request.rounds), batch))
+                self._reader.n_rounds += len(earlier)
+            at = int(us[newest])
+            one = LogRound(None, int(drafted[newest]), int(accepted[newest]), is_complete=True)
+            one.end_us = None if at < 0 else at
+            self._add_round(slot, one)
+        self.last_us = None if us[-1] < 0 else int(us[-1])
+        self._says_at_once, self._current = True, self.slots[int(number[-1])].request
         return True
 
-    def _begins_again(self, us: int | None) -> bool:
+    def begins_again(self, us: int | None) -> bool:
         """Whether another process writes: the clock begins again."""
-        if us is None or self._last_us is None or us >= self._last_us - _RESTART_US:
+        if us is None or self.last_us is None or us >= self.last_us - RESTART_US:
             return False
         return len(self._reader.servers) < _MOST_RESTARTS
 
@@ -337,37 +254,44 @@ class ServerLog:
         us = microseconds(time)
         try:
             if us is not None:
-                self._first_us = us if self._first_us is None else self._first_us
-                if not -_YEARS_US < us - self._first_us < _YEARS_US:
+                self.first_us = us if self.first_us is None else self.first_us
+                if not -_YEARS_US < us - self.first_us < _YEARS_US:
                     raise OutOfRangeError("its time is years away from that of the first entry")
                 self.has_times = True
             is_slots = message[:4] == "slot"
-            found = _SLOT.match(message) if is_slots else None
+            found = SLOT.match(message) if is_slots else None
             if found is None and "id_slot=" in message:
-                found = _IDS.search(message)
+                found = IDS.search(message)
             if found is None:
-                is_start = "llama_server: init" in message or _START.match(message) is not None
+                is_start = "llama_server: init" in message or START.match(message) is not None
                 if is_start and self.requests:
                     return self._reader.restarted(self).add(line, time, message, is_head)
                 self.is_whole |= is_start
                 self._of_server(line, us, message)
+                self.last_read = None if is_start else self.last_read
                 return self
             number, task = int(found[1]), int(found[2])
-            said = message[found.end() :] if is_slots else message
+            at = found.end() if is_slots else 0
+            said = message[at:]
+            head = (*found.span(1), COUNT), (*found.span(2), COUNT)
             if task < 0:
-                self._prompts.take(number, task, said)
-                self._clock.mark(us, message)
-            else:
-                if task > COUNT:
-                    raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
-                if self.requests and self._begins_again(us):
-                    return self._reader.restarted(self).add(line, time, message, is_head)
-                slot = self._slot(number, task)
-                self._last_us = us
-                prompt = self._prompts.take(number, task, said)
-                slot.request.prompt = prompt or slot.request.prompt
-                if not slot.request.is_broken:
-                    self._of_slot(line, us, slot, said)
+                if (saying := free_slot_saying(said)) is not None:
+                    self._say(line, us, said, saying, number)
+                self.last_read = "free", head[:1], at, saying
+                return self
+            if task > COUNT:
+                raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
+            if self.requests and self.begins_again(us):
+                return self._reader.restarted(self).add(line, time, message, is_head)
+            slot = self._slot(number, task)
+            self.last_us = us
+            if slot.request.is_broken:
+                return self
+            if (saying := slot_saying(said)) is None:
+                if self._not_taken(line, said):
+                    self.last_read = "slot", head, at, None
+            elif self._say(line, us, said, saying, slot):
+                self.last_read = "slot", head, at, saying
         except OutOfRangeError as error:
             self._bad(line, str(error))
             if slot is not None:
@@ -375,6 +299,18 @@ class ServerLog:
                 if slot.request.rounds and not slot.request.rounds[-1].is_complete:
                     slot.request.rounds.pop()
         return self
+
+    def _say(
+        self, line: int, us: int | None, said: str, saying: Saying, *whose: _Slot | int
+    ) -> bool:
+        """Take what a message says; whether it was taken. whose: the slot, or its number."""
+        name, kind, places = saying
+        is_taken: bool = getattr(self, f"on_{name}")(
+            *whose, line, us, kind, *values_of(said, places)
+        )
+        if not is_taken:
+            self._not_taken(line, said)
+        return is_taken
 
     def _bad(self, line: int, why: str) -> None:
         self.has_wrong_numbers = True
@@ -393,18 +329,22 @@ class ServerLog:
         self.n_unread += 1
         self.first_unread = self.first_unread or f"line {line}: {why}"
 
-    def _not_taken(self, line: int, message: str) -> None:
-        """A line that nothing was made of."""
+    def _not_taken(self, line: int, message: str) -> bool:
+        """A line that nothing was made of. Whether there is nothing in it."""
         if (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
-        elif _LOOKS_LIKE.search(message, 0, _LOOKED_AT) if _may_look_like(message) else False:
+        elif LOOKS_LIKE.search(message, 0, _LOOKED_AT) if may_look_like(message) else False:
             self._unread(line, repr(message[:_SHOWN]))
+        else:
+            return True
+        return False
 
     def _add_inner(self, line: int, inner: re.Match[str]) -> None:
         if self._depth < _DEEPEST:
             self._depth += 1
             self.add(line, inner, inner.string[inner.end() :], True)
             self._depth -= 1
+        self.last_read = None
 
     @staticmethod
     def _inner(message: str) -> re.Match[str] | None:
@@ -415,38 +355,32 @@ class ServerLog:
         self._prompts.server(message)
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
-        elif "called impl" in message and (found := _IMPL.search(message)) is not None:
-            self._clock.mark(us, message)
-            impl = found[1][:100], whole(found[2]), whole(found[3])
-            self._impls = [*self._impls[-63:], impl]
         elif "adding speculative" in message:
-            found = _IMPLEMENTATION.search(message)
+            found = IMPLEMENTATION.search(message)
             if found is not None and len(self.drafters) < _MOST_DRAFTERS:
                 self.drafters.append(found[1])
-        elif "loading model" in message and (found := _MODEL.search(message)) is not None:
+        elif "loading model" in message and (found := MODEL.search(message)) is not None:
             self.model = file_name(found[1])
-        elif not self.build and "build" in message and (found := _BUILD.search(message)):
+        elif not self.build and "build" in message and (found := BUILD.search(message)):
             self.build = found[1]
-        elif "n_rs_seq" in message and (found := _PLANES.search(message)) is not None:
+        elif "n_rs_seq" in message and (found := PLANES.search(message)) is not None:
             n_rs_seq = whole(found[1], LONGEST_DRAFT)
             self.n_rs_seq = n_rs_seq if self.n_rs_seq is None else self.n_rs_seq
         elif "synthetic speculative acceptance is enabled" in message:
             self.is_synthetic = True
-        elif "statistics" in message and "#calls" in message:
-            self._statistics(line, message)
-        elif "eval time" in message or "draft acceptance" in message or " per pos" in message:
-            self._bare_sums(line, message)
-        else:
-            self._clock.mark(us, message)
-            self._not_taken(line, message)
+        elif (saying := server_saying(message)) is not None:
+            if self._say(line, us, message, saying):
+                self.last_read = "server", (), 0, saying
+        elif self._not_taken(line, message) and not _CHANGES_MORE.search(message):
+            self.last_read = _NOTHING
 
     def _slot(self, number: int, task: int) -> _Slot:
         """The slot, at work for a task."""
-        slot = self._slots.get(number)
+        slot = self.slots.get(number)
         if slot is None or slot.request.task != task:
             if slot is not None:
                 slot.request.is_over = True
-            slot = self._slots[number] = _Slot(self._request(number, task))
+            slot = self.slots[number] = _Slot(self._request(number, task))
         self._current = slot.request
         return slot
 
@@ -456,71 +390,317 @@ class ServerLog:
         self.requests.append(request)
         return request
 
-    def _of_slot(self, line: int, us: int | None, slot: _Slot, said: str) -> None:
-        request = slot.request
-        if said[:5] == "n_gen" or said[:9] == "n_decoded":
-            if (found := _quoted(_TOKEN, said)) is not None:
-                self.is_light = False
-                number = whole(found[1], MOST_TOKENS)
-                self._token(line, slot, us, number, (whole(found[2]), _inside(found)))
-            elif (found := _SPEED.match(said)) is not None:
-                self._speed(request, us, found)
-            else:
-                self._not_taken(line, said)
-        elif (
-            said[:8] == "accepted"
-            and (found := _ACCEPTED.match(said)) is not None
-            and (found[3] or found[4] or not said[found.end() :].strip())
-        ):
-            drafted = whole(found[2], LONGEST_DRAFT)
-            counts = whole(found[1], drafted or LONGEST_DRAFT), drafted
-            if not found[4]:
-                self._says_at_once = True
-                self._accepted(slot, us, *counts, bool(found[3]))
-            elif not self._says_at_once:  # a build that says it in these words alone
-                if drafted < counts[0]:  # some say 0 drafted of all rounds
-                    self._not_taken(line, said)
-                else:
-                    self._accepted(slot, us, *counts, restores=False)
-        elif "generate_draft" in said and (found := _GENERATE.search(said)) is not None:
-            drafted = whole(found[2], LONGEST_DRAFT)
-            history, pos = whole(found[1]), whole(found[3], MOST_TOKENS)
-            if not slot.replay:
-                self._begin(slot, history, drafted, pos)
-            self._clock.joins(slot.round)
-        elif "slot decode" in said and (found := _DECODE.search(said)) is not None:
-            slot.round = LogRound(whole(found[1], MOST_TOKENS), 0)
-            self._reader.n_rounds += 1
-            request.rounds.append(slot.round)
-            slot.round.is_complete = True
-            self._clock.joins(slot.round)
-        elif "created spec" in said and (found := _CREATED.search(said)) is not None:
-            slot.checkpoint_bytes = round(real(found[1], LARGEST >> 20) * 2**20)
-            self._clock.mark(us, said)
-        elif "restoring" in said and (found := _RESTORING.search(said)) is not None:
-            size = whole(found[1], LARGEST)
-            if slot.round is not None:
-                slot.round.checkpoint_bytes = size
-        elif "new prompt" in said and (found := _PROMPT.search(said)) is not None:
-            request.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
-        elif "n_tokens" in said and (found := _CACHED.match(said)) is not None:
-            n_cached = whole(found[1] or found[2], MOST_PROMPT_TOKENS)
-            if request.n_cached is None:  # later parts of the prompt say it again
-                request.n_cached = n_cached
-        elif said.startswith("stop processing"):
-            request.is_over = True
-        elif "eval time" in said or "draft acceptance" in said or " per pos" in said:
-            if not self._sums(request, said):
-                self._not_taken(line, said)
-        else:
-            self._clock.mark(us, said)
-            self._not_taken(line, said)
+    def works_on(self, slot: _Slot, us: int | None) -> None:
+        """A message of a slot came, at a time."""
+        self.last_us, self._current = us, slot.request
 
-    def _begin(self, slot: _Slot, history: int, drafted: int, pos: int) -> None:
-        self._read_candidates()
-        one = slot.round = LogRound(pos, drafted)
+    # -- what messages say: by the names that log_words gives them. Each raises OutOfRangeError
+    # before it changes anything, and returns whether it was taken ------------------------------
+
+    def on_token(
+        self, slot: _Slot, line: int, us: int | None, _kind: str, number: int, id_: int, text: str
+    ) -> bool:
+        """A token was sampled."""
+        if self.is_light:
+            self.is_light = False
+            for one in self.requests:
+                one.unfold()
+        request, token = slot.request, (id_, text)
+        self._learn(id_, text)
+        if number <= request.last_n:
+            return True  # a line that was copied twice
+        n_missing, before = number - request.last_n - 1, request.last_n
+        request.last_n = number
+        if n_missing:
+            request.n_missing += n_missing
+            self.first_missing = self.first_missing or (
+                f"before line {line}: n_gen is {number:,} after {before:,}"
+            )
+        if number == 1:
+            request.first, request.first_us = token, us
+        elif slot.round is not None:
+            one = slot.round
+            if one.first_n is None:
+                one.first_n = number
+            elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
+                one.tokens += [UNKNOWN_TOKEN] * n_missing
+            one.tokens.append(token)
+            if one.end_us is None and us is not None:
+                one.end_us = us
+                self._clock.ends(one, us)
+        return True
+
+    def on_speed(
+        self,
+        slot: _Slot,
+        _line: int,
+        us: int | None,
+        _kind: str,
+        n: int,
+        speed: float,
+        recent: float | None,
+    ) -> bool:
+        """How fast a request is so far."""
+        speeds = slot.request.speeds
+        if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
+            del speeds[1::2]
+        speeds.append((None if us is None else us / 1e3, n, speed, recent))
+        return True
+
+    def on_accepted(
+        self, slot: _Slot, _line: int, us: int | None, kind: str, accepted: int, drafted: int
+    ) -> bool:
+        """A round was verified. kind: "restores", or "again" where others say it a second time."""
+        if accepted > (drafted or LONGEST_DRAFT):
+            raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
+        if kind == "again":
+            if self._says_at_once:
+                return True
+            if drafted < accepted:  # some say 0 drafted of all rounds
+                return False
+        else:
+            self._says_at_once = True
+        restores = kind == "restores"
+        if slot.replay and not restores:
+            slot.replay = False  # the counts are those of the replay
+            if slot.round is not None:
+                slot.round.is_complete, slot.round.end_us = True, us
+                self._clock.ends(slot.round, us)
+            return True
+        if slot.round is None or slot.round.is_complete or self.is_light:
+            self._add_round(slot, LogRound(None, drafted))
+        one = slot.round
+        assert one is not None
+        one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
+        self._clock.ends(one, us)
+        slot.replay, one.is_complete = restores, not restores
+        return True
+
+    def _add_round(self, slot: _Slot, one: LogRound) -> None:
+        slot.round = one
         self._reader.n_rounds += 1
         slot.request.rounds.append(one)
+
+    def on_generated(
+        self,
+        slot: _Slot,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        history: int,
+        drafted: int,
+        pos: int,
+    ) -> bool:
+        """A draft is complete: a round begins, unless one is replayed."""
+        if not slot.replay:
+            self._begin(slot, history, drafted, pos)
+        self._clock.joins(slot.round)
+        return True
+
+    def on_decoded(self, slot: _Slot, _line: int, _us: int | None, _kind: str, pos: int) -> bool:
+        """A round without a draft."""
+        one = LogRound(pos, 0, is_complete=True)
+        self._add_round(slot, one)
+        self._clock.joins(one)
+        return True
+
+    def on_saved(self, slot: _Slot, _line: int, us: int | None, _kind: str, mib: float) -> bool:
+        """A checkpoint of the memory was saved before a round."""
+        slot.checkpoint_bytes = round(mib * 2**20)
+        self._clock.mark(us, "saved")
+        return True
+
+    def on_restoring(
+        self, slot: _Slot, _line: int, _us: int | None, _kind: str, n_bytes: int
+    ) -> bool:
+        """A round's checkpoint is restored."""
+        if slot.round is not None:
+            slot.round.checkpoint_bytes = n_bytes
+        return True
+
+    def on_mark(self, *args: Any) -> bool:
+        """A phase begins or ends, of a slot or of the server."""
+        *_, us, kind = args
+        self._clock.mark(us, kind)
+        return True
+
+    def on_prompt(self, slot: _Slot, _line: int, _us: int | None, _kind: str, n: int) -> bool:
+        """A prompt came."""
+        slot.request.n_prompt = self._prompt(slot).n_prompt = n
+        return True
+
+    def on_common(
+        self,
+        slot: _Slot,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        n_common: int,
+        n_held: int,
+        pos_min: int | None,
+        n_swa: int | None,
+    ) -> bool:
+        """What a prompt has in common with what its slot held, which could not be kept as is."""
+        prompt = self._prompt(slot)
+        prompt.n_common, prompt.n_held, prompt.n_swa = n_common, n_held, n_swa or 0
+        prompt.pos_min = -1 if pos_min is None else pos_min
+        return True
+
+    def on_forced(self, slot: _Slot, *_args: Any) -> bool:
+        """All of the prompt is processed."""
+        self._prompt(slot).is_forced = True
+        return True
+
+    def on_cached(
+        self, slot: _Slot, _line: int, _us: int | None, _kind: str, n: int | None, m: int | None
+    ) -> bool:
+        """Tokens of the prompt that are there; later parts of it say it again."""
+        request, prompt = slot.request, self._prompt(slot)
+        known = m or 0 if n is None else n
+        request.n_cached = known if request.n_cached is None else request.n_cached
+        prompt.cached = known if prompt.cached is None else prompt.cached
+        return True
+
+    def on_checkpoint(
+        self,
+        slot: _Slot,
+        _line: int,
+        _us: int | None,
+        kind: str,
+        last: int | None,
+        n_tokens: int | None,
+        mib: float | None,
+    ) -> bool:
+        """A context checkpoint is created, restored, erased or makes room ("erasing")."""
+        n = n_tokens or (0 if last is None else last + 1)
+        self._prompts.checkpoint(self._prompt(slot), kind, n, round((mib or 0.0) * 2**20))
+        return True
+
+    def on_selected(
+        self,
+        number: int,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        by: str,
+        similarity: float | None,
+        kept: float | None,
+    ) -> bool:
+        """A slot was chosen for the next request."""
+        shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
+        self._prompts.selected(number, by, shares)
+        return True
+
+    def on_released(
+        self,
+        slot: _Slot,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        n_tokens: int | None,
+        truncated: int | None,
+    ) -> bool:
+        """A slot is done with its request."""
+        slot.request.is_over = True
+        if n_tokens is not None:
+            self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
+        return True
+
+    def on_prompt_time(
+        self, slot: _Slot, _line: int, _us: int | None, _kind: str, ms: float, n: int
+    ) -> bool:
+        """The sums of a prompt."""
+        prompt = self._prompt(slot)
+        prompt.prompt_ms, prompt.processed = ms, n
+        if prompt.n_prompt is None and prompt.cached is not None:
+            prompt.n_prompt = prompt.cached + n
+        return _prompt_sums(slot.request, ms, n)
+
+    def on_eval_time(
+        self, slot: _Slot, _line: int, _us: int | None, _kind: str, ms: float, n: int
+    ) -> bool:
+        """The sums of an answer."""
+        self._prompt(slot).written = n
+        return _answer_sums(slot.request, ms, n)
+
+    def on_sums(self, slot: _Slot, _line: int, _us: int | None, _kind: str, *sums: Any) -> bool:
+        """The sums of the drafts of a request."""
+        return _draft_sums(slot.request, *sums)
+
+    def on_bare(self, _line: int, _us: int | None, kind: str, *sums: Any) -> bool:
+        """Sums without a slot: of the slot that the line before names, or of a request that the
+        log does not show otherwise."""
+        request, take = self._current, _BARE_SUMS[kind]
+        is_new = request is None or (
+            request.prompt_ms is not None or request.predicted is not None
+            if kind == "prompt_time"
+            else request.predicted is not None
+            if kind == "eval_time"
+            else request.drafted is not None and sums[1] is not None
+        )
+        if is_new or request is None:
+            if sums[1] is None:
+                return False
+            request = LogRequest(-1, -1)
+            take(request, *sums)
+            self._reader.joins(request)
+            self.requests.append(request)
+            self._current = request
+            return True
+        return not request.is_broken and take(request, *sums)
+
+    def on_statistics(
+        self,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        name: str,
+        drafts: int,
+        tokens: int,
+        accepted: int,
+    ) -> bool:
+        """Sums of a drafter over all requests so far, written after those of one."""
+        now = drafts, tokens, accepted
+        if len(self._counts) < _MOST_DRAFTERS or name in self._counts:
+            if self._current is not None:
+                self._current.statistics[name] = now, self._counts.get(name)
+            self._counts[name] = now
+        return True
+
+    def on_impl(self, _line: int, us: int | None, _kind: str, name: str, size: int, n: int) -> bool:
+        """A drafter has drafted."""
+        self._clock.mark(us, "drafted")
+        self._impls.append((name, size, n))
+        del self._impls[:-64]
+        return True
+
+    def on_candidate(
+        self,
+        _line: int,
+        _us: int | None,
+        _kind: str,
+        number: int,
+        rank: int,
+        at: int,
+        token: int,
+        p: float,
+        text: str,
+    ) -> bool:
+        """A token that a drafter looked at."""
+        self._candidates.append((number, rank, at, token, p, text))
+        return True
+
+    def _prompt(self, slot: _Slot) -> LoggedPrompt:
+        """What the log tells of the prompt of a slot's request."""
+        request = slot.request
+        if request.prompt is None:
+            request.prompt = self._prompts.begin(request.slot)
+        return request.prompt
+
+    def _begin(self, slot: _Slot, history: int, drafted: int, pos: int) -> None:
+        self._place_candidates()
+        one = LogRound(pos, drafted)
+        self._add_round(slot, one)
         one.checkpoint_bytes, slot.checkpoint_bytes = slot.checkpoint_bytes, None
         for i, (name, size, n) in enumerate(self._impls):
             # a draft may be cut after the drafter, never lengthened
@@ -534,143 +714,60 @@ class ServerLog:
             one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
         slot.candidates = {}
 
-    def _read_candidates(self) -> None:
-        """Read the lines about drafted tokens since the last time."""
-        lines, self._candidates = self._candidates, []
-        for line, message in lines:
-            found = _CANDIDATE.search(message)
-            if found is None:
-                self._not_taken(line, message)
-                continue
-            try:
-                number, rank, at, token = (whole(found[i]) for i in range(1, 5))
-                p = min(real(found[5]), 1.0)
-            except OutOfRangeError as error:
-                self._bad(line, str(error))
-                continue
-            slot = self._slots.get(number)
+    def _place_candidates(self) -> None:
+        """Give their slots the drafted tokens since the last time."""
+        new, self._candidates = self._candidates, []
+        for number, rank, at, token, p, text in new:
+            slot = self.slots.get(number)
             if slot is not None and rank < 8 and at < LONGEST_DRAFT:
                 if not rank and not at:
                     slot.candidates = {}
-                slot.candidates.setdefault(at, {})[rank] = (token, p)
-                if token not in self.pieces:
-                    self._learn(token, _inside(found))
-
-    def _accepted(
-        self, slot: _Slot, us: int | None, accepted: int, drafted: int, restores: bool
-    ) -> None:
-        if slot.replay and not restores:
-            slot.replay = False  # the counts are those of the replay
-            if slot.round is not None:
-                slot.round.is_complete, slot.round.end_us = True, us
-                self._clock.ends(slot.round, us)
-            return
-        if slot.round is None or slot.round.is_complete or self.is_light:
-            slot.round = LogRound(None, drafted)
-            self._reader.n_rounds += 1
-            slot.request.rounds.append(slot.round)
-        one = slot.round
-        one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
-        self._clock.ends(one, us)
-        slot.replay, one.is_complete = restores, not restores
-
-    def _token(
-        self, line: int, slot: _Slot, us: int | None, number: int, token: tuple[int, str]
-    ) -> None:
-        request = slot.request
-        self._learn(*token)
-        if number <= request.last_n:
-            return  # a line that was copied twice
-        n_missing, before = number - request.last_n - 1, request.last_n
-        request.last_n = number
-        if n_missing:
-            request.n_missing += n_missing
-            self.first_missing = self.first_missing or (
-                f"before line {line}: n_gen is {number:,} after {before:,}"
-            )
-        if number == 1:
-            request.first, request.first_us = token, us
-        elif slot.round is not None:
-            one = slot.round
-            if one.tokens is _NO_TOKENS:
-                one.tokens = []
-            if one.first_n is None:
-                one.first_n = number
-            elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
-                one.tokens += [UNKNOWN_TOKEN] * n_missing
-            one.tokens.append(token)
-            if one.end_us is None and us is not None:
-                one.end_us = us
-                self._clock.ends(one, us)
+                slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
+                self._learn(token, text)
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
             self.pieces[token_id] = text.encode("utf-8", "replace")
 
-    def _speed(self, request: LogRequest, us: int | None, found: re.Match[str]) -> None:
-        if len(request.speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
-            del request.speeds[1::2]
-        recent = None if found[3] is None else real(found[3])
-        at_ms = None if us is None else us / 1e3
-        request.speeds.append((at_ms, whole(found[1], MOST_TOKENS), real(found[2]), recent))
 
-    def _sums(self, request: LogRequest, said: str) -> bool:
-        """Take sums of a request from a line; whether it has any."""
-        if (found := _PROMPT_TIME.search(said)) is not None:
-            request.prompt_ms = real(found[1])
-            n = request.n_processed = whole(found[2], MOST_PROMPT_TOKENS)
-            if request.n_prompt is None and request.n_cached is not None:
-                request.n_prompt = request.n_cached + n
-            return True
-        if (found := _EVAL_TIME.search(said)) is not None:
-            request.predicted_ms, request.predicted = real(found[1]), whole(found[2], MOST_TOKENS)
-            request.is_over = True
-            return True
-        has_sums = (found := _SUMS.search(said)) is not None
-        if found is not None:
-            drafted = whole(found[3], MOST_TOKENS)
-            request.accepted, request.drafted = whole(found[2], drafted), drafted
-            request.ratio = found[1]
-        if (mean := _MEAN.search(said)) is not None:
-            request.mean_length = mean[1]
-        if (rates := _BY_POSITION.search(said)) is not None:
-            values = rates[1].split(",")
-            if len(values) > LONGEST_DRAFT:
-                raise OutOfRangeError(f"{len(values):,} positions are more than {LONGEST_DRAFT:,}")
-            request.rates = [real(one.strip(), 1.0) for one in values if one.strip()]
-        return has_sums or mean is not None or rates is not None
+def _prompt_sums(request: LogRequest, ms: float, n: int) -> bool:
+    request.prompt_ms, request.n_processed = ms, n
+    if request.n_prompt is None and request.n_cached is not None:
+        request.n_prompt = request.n_cached + n
+    return True
 
-    def _bare_sums(self, line: int, said: str) -> None:
-        """Sums without a slot: of the slot that the line before names, or of a request that the
-        log does not show otherwise."""
-        request = self._current
-        is_new = request is None or (
-            request.prompt_ms is not None or request.predicted is not None
-            if "prompt eval" in said
-            else request.predicted is not None
-            if "eval time" in said
-            else request.drafted is not None and "generated)" in said
-        )
-        if is_new:
-            if not (_PROMPT_TIME.search(said) or _EVAL_TIME.search(said) or _SUMS.search(said)):
-                self._not_taken(line, said)
-                return
-            request = self._current = self._request(-1, -1)
-        assert request is not None
-        if request.is_broken or not self._sums(request, said):
-            self._not_taken(line, said)
 
-    def _statistics(self, line: int, message: str) -> None:
-        """Sums of a drafter over all requests so far, written after those of one."""
-        if (found := _STATISTICS.search(message)) is None:
-            self._not_taken(line, message)
-            return
-        drafts, tokens, accepted = (whole(found[i]) for i in range(2, 5))
-        name, now = found[1], (drafts, tokens, accepted)
-        if len(self._counts) < _MOST_DRAFTERS or name in self._counts:
-            if self._current is not None:
-                self._current.statistics[name] = now, self._counts.get(name)
-            self._counts[name] = now
+def _answer_sums(request: LogRequest, ms: float, n: int) -> bool:
+    request.predicted_ms, request.predicted, request.is_over = ms, n, True
+    return True
+
+
+def _draft_sums(
+    request: LogRequest,
+    ratio: str | None,
+    accepted: int | None,
+    drafted: int | None,
+    mean: str | None,
+    rates: str | None,
+) -> bool:
+    if accepted is not None and drafted is not None:
+        whole(str(accepted), drafted)  # it cannot be more
+    parts = [] if rates is None else [one.strip() for one in rates.split(",")]
+    if len(parts) > LONGEST_DRAFT:
+        raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
+    values = [real(one, 1.0) for one in parts if one]
+    if ratio is not None:
+        request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
+    request.mean_length = request.mean_length if mean is None else mean
+    request.rates = request.rates if rates is None else values
+    return True
+
+
+_BARE_SUMS: dict[str, Callable[..., bool]] = {
+    "prompt_time": _prompt_sums,
+    "eval_time": _answer_sums,
+    "sums": _draft_sums,
+}
 
 
 class LogReader:
@@ -679,41 +776,223 @@ class LogReader:
 
     def __init__(
         self,
-        others: Callable[[int, str, str], bool] | None = None,
+        others: OtherLines | None = None,
         fold: Callable[[ServerLog], int] | None = None,
+        *,
+        has_batches: bool = False,
     ) -> None:
-        """others: takes lines of other engines, see `LogLines`. fold: where there are more requests
-        than a trace can hold, makes room among those of a server; returns for how many."""
+        """others: takes lines of other engines. fold: where there are more requests
+        than a trace can hold, makes room among those of a server; returns for how many.
+        has_batches: whether rounds of the light form may be kept as batches."""
         self.requests: list[LogRequest] = []
         self.servers: list[ServerLog] = []
-        self._lines, self._fold = LogLines(others), fold
+        self._lines, self._others, self._fold = LogLines(others), others, fold
+        self._has_batches = has_batches
         self.n_rounds = 0
         self._by_stream: dict[str, ServerLog] = {}
+        self._waiting: set[str] = set()
+        """Servers whose newest line may go on in the next one."""
+        self._readings: dict[bytes, Reading] = {}
+        """By shape."""
+        self._kinds: dict[tuple[Any, ...], Reading] = {}
+        """The same by their keys."""
 
     def feed(self, text: str) -> None:
         """More of the log, cut anywhere. Raises TraceFileError for more than a trace can hold."""
-        self._take(self._lines.feed(text))
+        self._take(self._lines.lines(text))
 
-    def _take(self, lines: Iterable[LogLine]) -> None:
-        by_stream = self._by_stream
-        for stream, number, time, message, is_head in lines:
-            server = by_stream.get(stream)
-            if server is None:
-                server = by_stream[stream] = self._server(stream)
-            by_stream[stream] = server.add(number, time, message, is_head)
+    def end(self) -> None:
+        """Nothing more comes: the last entry is complete, unless the server ended in it."""
+        known = {one: one.known_unread for one in self.servers}
+        self._take(self._lines.last_lines())
+        for server in self._by_stream.values():
+            server.end()
+            if self._lines.is_cut and server in known:
+                server.known_unread = known[server]
+
+    def _take(self, lines: list[str]) -> None:
+        if len(lines) < _FEW_LINES:
+            for line in lines:
+                self._place(line)
+        else:
+            self._take_block(lines)
         if self.n_rounds > MOST_ROUNDS:
             raise TraceFileError(
                 f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
             )
 
-    def end(self) -> None:
-        """Nothing more comes: the last entry is complete, unless the server ended in it."""
-        known = {one: one.known_unread for one in self.servers}
-        self._take(self._lines.end())
-        for server in self._by_stream.values():
-            server.end()
-            if self._lines.is_cut and server in known:
-                server.known_unread = known[server]
+    def _take_block(self, lines: list[str]) -> None:
+        """Many lines: those of known shapes by columns, the others one by one. Lines that say
+        nothing are passed over."""
+        before, block = self._lines.number, Block(lines)
+        readings = [self._readings.get(shape) for shape in block.shapes]
+        values, light = self._columns(block, readings)
+        todo = [i for i, one in enumerate(readings) if one is None or one.whose != "nothing"]
+        runs = light.runs(todo)
+        n_learned, at, placed = self._lines.n_learned, 0, -1
+        while at < len(todo):
+            i = todo[at]
+            if (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
+                at += n
+                continue
+            reading, row = readings[i], values.get(i) or light.row(i)
+            if reading is not None and row is not None and self._say(reading, before + i + 1, row):
+                at += 1
+                continue
+            self._lines.last = self._stream_before(block, readings, i, placed)
+            self._lines.number = before + i
+            self._place(lines[i], None if reading is not None else block.shapes[i])
+            while self._is_waiting and i + 1 < len(lines):
+                i += 1
+                self._place(lines[i], None)
+            if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
+                self._readings.clear()
+                self._kinds.clear()
+                n_learned = self._lines.n_learned
+            placed = i
+            at = bisect_right(todo, i, at)
+        self._lines.last = self._stream_before(block, readings, len(lines), placed)
+        self._lines.number = before + len(lines)
+
+    def _columns(
+        self, block: Block, readings: list[Reading | None]
+    ) -> tuple[dict[int, tuple[Any, ...]], LightRows]:
+        """Values of lines, by their numbers in the block."""
+        by_shape: dict[Reading, list[int]] = {}
+        for i, one in enumerate(readings):
+            if one is not None and one.whose != "nothing":
+                by_shape.setdefault(one, []).append(i)
+        values: dict[int, tuple[Any, ...]] = {}
+        light = LightRows(len(readings))
+        for reading, those in by_shape.items():
+            if len(those) < FEW:
+                continue
+            rows = np.array(those)
+            is_light = reading.whose == "slot" and (reading.name, reading.kind) == ("accepted", "")
+            if not (
+                is_light and self._has_batches and light.add(block, reading, rows, self._lines)
+            ):
+                is_other = reading.whose == "other" and self._others is not None
+                name = self._others.source if is_other else self._lines.name
+                values.update(block.rows(reading, rows, name))
+        return values, light
+
+    def _say(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
+        """Take what a line of a known shape says; False for one that has to be looked at as a
+        whole. row: its server, time and values."""
+        if reading.whose == "other":
+            return self._say_other(reading, line, row)
+        server, us = self._by_stream.get(row[0]), row[1]
+        if server is None or server.is_waiting:
+            return False
+        handler, kind = reading.handler, reading.kind
+        try:
+            if reading.whose == "server":
+                return handler is not None and handler(server, line, us, kind, *row[2:])
+            if reading.whose == "free":
+                return handler is not None and handler(server, row[2], line, us, kind, *row[3:])
+            slot = server.slots.get(row[2])
+            if slot is None or slot.request.task != row[3] or server.begins_again(us):
+                return False
+            server.works_on(slot, us)
+            if handler is None or slot.request.is_broken:
+                return True
+            return handler(server, slot, line, us, kind, *row[4:])
+        except OutOfRangeError:
+            return False
+
+    def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
+        others, (source, _, *values) = self._others, row
+        try:
+            return others is not None and others.say(
+                reading.name, line, source, reading.kind, *values
+            )
+        except OutOfRangeError:
+            return False
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the next line may belong to the one before."""
+        return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
+
+    def _say_light(self, light: LightRows, lines: list[int]) -> bool:
+        server = self._by_stream.get(light.stream(lines[0]))
+        return server is not None and not server.is_waiting and server.takes_light(light.at(lines))
+
+    def _stream_before(
+        self, block: Block, readings: list[Reading | None], i: int, placed: int
+    ) -> str:
+        """The server that the line before is of. placed: the newest line that was placed."""
+        for at in range(i - 1, placed, -1):
+            one = readings[at]
+            if one is not None and one.is_own:
+                found = block.streams(one, np.array([at]), self._lines.name)
+                return found if isinstance(found, str) else found[0]
+        return self._lines.last
+
+    def _place(self, line: str, shape: bytes | None = None) -> None:
+        """A line by itself; how it was read is kept for others of its shape."""
+        n, by_stream = 0, self._by_stream
+        for stream, number, time, message, is_head in self._lines.placed(line):
+            n += 1
+            server = by_stream.get(stream)
+            if server is None:
+                server = by_stream[stream] = self._server(stream)
+            after = by_stream[stream] = server.add(number, time, message, is_head)
+            if after.is_waiting:
+                self._waiting.add(stream)
+            else:
+                self._waiting.discard(stream)
+        reading = None
+        if shape is None or len(shape) > LONGEST_SHAPE:
+            return
+        if n == 0 and self._others is not None and self._others.last_read is not None:
+            reading = self._other_reading(line, *self._others.last_read)
+        elif n == 1 and server is after and message is not None and after.last_read is not None:
+            reading = self._reading(line, stream, time, message, after.last_read)
+        if reading is not None:
+            if len(self._readings) >= MOST_SHAPES:
+                self._readings.clear()
+                self._kinds.clear()
+            self._readings[shape] = self._kinds.setdefault(reading.key, reading)
+
+    def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:
+        """How lines of another engine's shape are read."""
+        start = line.find(said)
+        if start < 0 or "\\u" in line or self._others is None:
+            return None
+        reading = Reading(line, "other", saying, source, is_own=False)
+        begin, end, _ = saying[2][0]
+        prefix = None if start else said[begin:end]
+        is_known = reading.add(line, start, saying[2]) and reading.set_prefix(
+            line, prefix, self._others.source
+        )
+        return reading if is_known else None
+
+    def _reading(
+        self, line: str, stream: str, time: Time, message: str, read: Read
+    ) -> Reading | None:
+        """How lines of a shape are read, from one that was; None where others may be different."""
+        whose, head, at, saying = read
+        start = len(line) - len(message) if line.endswith(message) else line.find(message)
+        if start < 0 or "\\u" in line:
+            return None
+        if whose == "free" and saying is None:
+            whose, head = "nothing", ()
+        if whose == "nothing":
+            time = None
+        reading = Reading(line, whose, saying, stream, is_own=self._lines.is_own)
+        if saying is not None:
+            reading.handler = getattr(ServerLog, f"on_{saying[0]}")
+        if not reading.is_own and whose != "nothing":
+            return None
+        is_known = (
+            reading.add(line, start, head)
+            and (saying is None or reading.add(line, start + at, saying[2]))
+            and reading.set_time(line, time)
+            and reading.set_prefix(line, self._lines.prefix, self._lines.name)
+        )
+        return reading if is_known else None
 
     def joins(self, request: LogRequest) -> None:
         """A request more. Raises TraceFileError for more than a trace can hold."""
@@ -762,106 +1041,6 @@ class LogReader:
         return [finding for one in self.servers for finding in one.unread]
 
 
-def _may_look_like(message: str) -> bool:
-    """Whether a message has a word that one has that _LOOKS_LIKE finds."""
-    return (
-        "n_gen =" in message
-        or "n_decoded =" in message
-        or "accepted " in message
-        or "draft " in message
-        or "eval time" in message
-        or "#gen " in message
-    )
-
-
-def _is_open(message: str) -> bool:
-    """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
-    begin with."""
-    found = _TOKEN.search(message) or _CANDIDATE.search(message)
-    text = message[found.end() :].rstrip() if found is not None else "'"
-    return found is not None and (text == "'" or not text.endswith("'"))
-
-
-def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The head of a text that goes on to a quote at its end; None unless both are there."""
-    found = head.search(text)
-    return found if found and text[found.end() :].rstrip().endswith("'") else None
-
-
-def _inside(found: re.Match[str]) -> str:
-    """What follows a head, up to the quote at the end."""
-    return found.string[found.end() :].rstrip()[:-1]
-
-
 def file_name(path: str) -> str:
     """The last part of a path of any system."""
     return re.split(r"[\\/]", path)[-1]
-
-
-class _PhaseClock:
-    """Splits the time of the server's iterations into phases, shared by the slots in one."""
-
-    def __init__(self) -> None:
-        self._rounds: list[LogRound] = []
-        self._at: dict[str, int] = {}
-        self._n_yielded = 0
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the log tells of phases."""
-        return bool(self._at)
-
-    def mark(self, us: int | None, message: str) -> None:
-        """An entry that begins or ends a phase."""
-        if us is None:
-            return
-        if message[-12:] == "update slots":
-            self._rounds, self._at, self._n_yielded = [], {}, 0
-        elif "max possible draft" in message:
-            self._at.setdefault("draft", us)
-        elif "called impl" in message:
-            self._at["drafted"] = us
-        elif "created speculative checkpoint" in message:
-            self._at["saved"] = us
-        elif "n_batch (effective)" in message:
-            self._at["verify"], self._n_yielded = us, 0
-        elif "done yielding" in message and "verify" in self._at:
-            self._n_yielded += 1
-            self._at["verified" if self._n_yielded == 1 else "kept"] = us
-
-    def joins(self, one: LogRound | None) -> None:
-        """A round is verified, or replayed, in this iteration."""
-        if one is not None:
-            self._rounds.append(one)
-
-    def ends(self, one: LogRound, us: int | None) -> None:
-        """A round's verification or replay is complete."""
-        at, n = self._at, len(self._rounds)
-        if us is None or not n or "verified" not in at:
-            return
-        spans = {
-            "verify": ("verify", "verified"),
-            "draft": ("draft", "drafted"),
-            "save": ("drafted", "saved"),
-        }
-        if one.phases:  # the replay
-            spans = {"replay": ("verify", "verified")}
-        for phase, (begin, end) in spans.items():
-            if begin in at and end in at and at[begin] <= at[end]:
-                one.phases[phase] = (at[end] - at[begin]) / 1e3 / n
-        kept = at.get("kept", at["verified"])
-        one.phases["draft"] = one.phases.get("draft", 0.0) + max(kept - at["verified"], 0) / 1e3 / n
-        one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
-
-
-_SIGNS = re.compile(
-    r"(?:^|[^\d.])\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] "
-    r"|slot {1,20}[\w():~]{1,32}: id {1,40}\d{1,9} \| task |llama_server: "
-    r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
-    r"|statistics {1,40}\S{1,64}: #calls"
-)
-
-
-def has_entries(text: str) -> bool:
-    """Whether a text has what only a llama-server's log has."""
-    return _SIGNS.search(text) is not None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,29 @@ Time: TypeAlias = re.Match[str] | int | None
 LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
 """The server that a line is of ("" where it has no prefix), its number from 1, its time, its text
 (None of a line that should be JSON and is not), and whether an entry may begin in it."""
+
+
+class OtherLines(Protocol):
+    """Takes the lines of other engines out of a log."""
+
+    last_read: tuple[Any, str, str] | None
+    """Of the newest line, where others of its shape say the same: what it says (`Saying`), its
+    text, and the server that it is of."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next line is of what came before."""
+
+    def takes(self, number: int, stream: str, said: str, /) -> bool:
+        """Whether a line is one of them, and then taken: its number, its server, its text."""
+
+    def say(self, name: str, number: int, source: str, kind: str, /, *values: Any) -> bool:
+        """A line of a known shape: what it says, its number, its server and its values; False for
+        one that has to be looked at as a whole. Raises OutOfRangeError."""
+
+    def source(self, prefix: str, /) -> str:
+        """The server that a prefix names."""
+
 
 LONGEST_LINE = 1 << 14
 """Characters of a line that are looked at; what is read of one takes some hundred."""
@@ -183,8 +206,8 @@ def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
 class LogLines:
     """Cuts a log into lines as it grows. Of a long line no more is kept than what is looked at."""
 
-    def __init__(self, others: Callable[[int, str, str], bool] | None = None) -> None:
-        """others: takes lines of other engines, of which it is given number, server and text."""
+    def __init__(self, others: OtherLines | None = None) -> None:
+        """others: takes lines of other engines."""
         self.number = 0
         """Lines so far."""
         self._others = others
@@ -200,13 +223,30 @@ class LogLines:
         self._formed: set[str] = set()
         """Names whose kind of prefix is among the forms."""
         self._has_learned = self._is_loose = self._is_plain = False
-        self._last = ""
+        self.last = ""
+        """The server that the newest line is of."""
+        self.is_own = False
+        """Whether the newest line says which server it is of."""
+        self.prefix: str | None = ""
+        """What is before the newest line's own text; None where what wraps it names the server."""
+        self.n_learned = 0
+        """How often what is known of prefixes has changed."""
 
     def feed(self, text: str) -> Iterator[LogLine]:
         """More of the log, cut anywhere: the lines that this completes. Raises TraceFileError for
         a line of JSON that is too long."""
+        for line in self.lines(text):
+            yield from self.placed(line)
+
+    def end(self) -> Iterator[LogLine]:
+        """The line that was still open."""
+        for line in self.last_lines():
+            yield from self.placed(line)
+
+    def lines(self, text: str) -> list[str]:
+        """The same lines as they are, without colours. Raises what `feed` does."""
         if not text:
-            return
+            return []
         self.is_cut = not text.endswith("\n")
         if self._is_json is None and (begin := text.lstrip()[:1]):
             self._is_json = begin == "{"
@@ -217,18 +257,19 @@ class LogLines:
             *lines, rest = re.split(r"\r\n|\r|\n", "".join((*self._rest, text)))
         else:
             self._keep(text)
-            return
+            return []
         if not self._end:
             self._end = "\r\n" if lines[0].endswith("\r") else "\n"
         self._rest, self._n_rest = [], 0
         self._keep(rest)
-        yield from self._cut(lines)
+        return self._cut(lines)
 
-    def end(self) -> Iterator[LogLine]:
+    def last_lines(self) -> list[str]:
         """The line that was still open."""
-        if self._rest:
-            last, self._rest = "".join(self._rest), []
-            yield from self._cut(last.split("\r") if not self._end else [last])
+        if not self._rest:
+            return []
+        last, self._rest = "".join(self._rest), []
+        return self._cut(last.split("\r") if not self._end else [last])
 
     def _keep(self, rest: str) -> None:
         most = _MOST_JSON if self._is_json else LONGEST_LINE
@@ -241,28 +282,37 @@ class LogLines:
                 "Name the log that a server wrote.",
             )
 
-    def _cut(self, lines: list[str]) -> Iterator[LogLine]:
+    def _cut(self, lines: list[str]) -> list[str]:
         whole = "\n".join(lines)
-        if (plain := without_colours(whole)) is not whole:
-            lines = plain.split("\n")
+        if "\x1b" in whole or "[0m" in whole:
+            lines = [without_colours(line) for line in lines]
+        if self._end == "\r\n" and "\r" in whole:
+            lines = [line.removesuffix("\r") for line in lines]
         if not self._has_learned:
             self._learn(lines)
-        match, ends_cr, others = STAMP.match, self._end == "\r\n", self._others
-        for line in lines:
-            self.number += 1
-            if ends_cr and line.endswith("\r"):
-                line = line[:-1]
-            stamp = match(line)
-            if stamp is not None:
-                self._last, self._is_plain = "", True
-                yield "", self.number, stamp, line[stamp.end() : LONGEST_LINE], True
-            elif len(line) < SHORTEST_LINE and not (self._is_json or self._forms):
-                if others is None or not others(self.number, "", line):
-                    yield self._last, self.number, None, line, False
-            elif line and not line.isspace():
-                yield from self._unstamped(line)
-            elif not self._is_json:  # it may be within the text of a token
-                yield self._last, self.number, None, line, False
+        return lines
+
+    def placed(self, line: str) -> Iterator[LogLine]:
+        """The next line with the server that it is of; several where it wraps them, none where
+        other engines take it."""
+        self.number += 1
+        self.is_own, self.prefix = True, ""
+        stamp = STAMP.match(line)
+        if stamp is not None:
+            self.last = ""
+            if not self._is_plain:
+                self._is_plain = True
+                self.n_learned += 1
+            yield "", self.number, stamp, line[stamp.end() : LONGEST_LINE], True
+        elif len(line) < SHORTEST_LINE and not (self._is_json or self._forms):
+            self.is_own = False
+            if self._others is None or not self._others.takes(self.number, "", line):
+                yield self.last, self.number, None, line, False
+        elif line and not line.isspace():
+            yield from self._unstamped(line)
+        elif not self._is_json:  # it may be within the text of a token
+            self.is_own = False
+            yield self.last, self.number, None, line, False
 
     def _unstamped(self, line: str) -> Iterator[LogLine]:
         """A line that does not begin with a time."""
@@ -271,17 +321,18 @@ class LogLines:
             found = unwrapped(line[start:].strip())
             if found is not None and found[0]:
                 text, name, time = found
-                name = name or self._name(line[:start])
+                name = name or self.name(line[:start])
                 for i, part in enumerate(text.rstrip("\n").split("\n")):
-                    if self._others is None or not self._others(self.number, name, part):
+                    if self._others is None or not self._others.takes(self.number, name, part):
                         yield self._placed(part, name, time, is_first=i == 0 and time is not None)
                 return
             if self._is_json and found is not None:
                 return  # an object that says nothing
         if self._is_json and (start >= 0 or self._head(line) is None):
-            yield self._last, self.number, None, None, True
+            self.is_own = False
+            yield self.last, self.number, None, None, True
             return
-        if self._others is None or not self._others(self.number, "", line):
+        if self._others is None or not self._others.takes(self.number, "", line):
             yield self._placed(line, "", None, is_first=False)
 
     @staticmethod
@@ -298,24 +349,25 @@ class LogLines:
         found = self._head(line) if begin is None else self._head_at(line, begin.end())
         if found is not None:
             prefix = begin[0] if begin is not None else line[: found.start()]
-            own = "" if begin is None and self._is_own_text(prefix, found) else self._name(prefix)
+            own = "" if begin is None and self._is_own_text(prefix, found) else self.name(prefix)
             if own not in self._formed and not prefix.isspace():
                 self._learn_form(prefix)
                 self._formed.add(own)
-            self._last = f"{name} {own}".strip() if name else own
+            self.last = f"{name} {own}".strip() if name else own
+            self.prefix = None if name else prefix
             is_stamp = found.re is STAMP
             at: Time = found if is_stamp and time is None else time
             start = found.end() if is_stamp else found.start(1)
-            return self._last, self.number, at, line[start:LONGEST_LINE], True
+            return self.last, self.number, at, line[start:LONGEST_LINE], True
         line = line[:LONGEST_LINE]
         if name or time is not None:
-            self._last = name
+            self.last, self.prefix = name, None
             return name, self.number, time, line, is_first
         if begin is not None:
-            self._last = self._name(begin[0])
-            return self._last, self.number, None, line[begin.end() :], False
-        # without the prefix of its neighbours it is of another program
-        return self._last, self.number, None, line, bool(self._forms)
+            self.last, self.prefix = self.name(begin[0]), begin[0]
+            return self.last, self.number, None, line[begin.end() :], False
+        self.is_own = False  # without the prefix of its neighbours it is of another program
+        return self.last, self.number, None, line, bool(self._forms)
 
     @staticmethod
     def _head_at(line: str, start: int) -> re.Match[str] | None:
@@ -330,7 +382,7 @@ class LogLines:
         without a prefix."""
         return self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
 
-    def _name(self, prefix: str) -> str:
+    def name(self, prefix: str) -> str:
         """The server that a prefix names; "" where nothing of it stays the same."""
         if not prefix:
             return ""
@@ -352,7 +404,8 @@ class LogLines:
         prefixes = [line[: head.start()] for line, head in heads if head is not None]
         if len(prefixes) > 1:
             self._has_learned = True
-            names = {name for prefix in prefixes if (name := self._name(prefix))}
+            names = {name for prefix in prefixes if (name := self.name(prefix))}
+            self.n_learned += 1
             self._is_loose = len(names) > 1 and len(prefixes) < _MANY * len(names)
             self._names.clear()
         elif len(lines) > 1:
@@ -372,3 +425,4 @@ class LogLines:
             if len(self._forms) >= _MOST_FORMS:
                 del self._forms[next(iter(self._forms))]
             self._forms[form] = re.compile(form)
+            self.n_learned += 1

@@ -7,12 +7,10 @@ slot is, with three digits; then what is common is known to within those.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.foreign_numbers import MOST_PROMPT_TOKENS, MOST_TOKENS, real, whole
 from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import (
     ProcessedPart,
@@ -23,36 +21,6 @@ from engine.trace.prompt_reuse import (
 )
 
 RULE = "prompt-processed-again"
-_BEGINNINGS = (
-    "selected slot by",
-    "new prompt",
-    "n_past =",
-    "forcing full",
-    "restored context",
-    "erased invalidated",
-    "erasing old",
-    "created context",
-    "cached n_tokens",
-    "n_tokens =",
-    "prompt eval time",
-    "       eval time",
-    "stop processing",
-)
-"""Of the messages that are looked at."""
-_SELECTED = re.compile(
-    r"selected slot by (LCP similarity|LRU)(?:, sim_best = ([\d.]+) .{0,40}?f_keep = ([\d.]+))?"
-)
-_PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
-_COMMON = re.compile(
-    r"n_past = (\d+), slot\.prompt\.tokens\.size\(\) = (\d+), .{0,60}?pos_min = (-?\d+)"
-    r"(?:, n_swa = (\d+))?"
-)
-_CHECKPOINT = re.compile(r"\(pos_min = -?\d+, pos_max = (-?\d+)(?:, n_tokens = (\d+))?")
-_SIZE = re.compile(r"size = ([\d.]+) MiB")
-_CACHED = re.compile(r"(?:cached )?n_tokens = (\d+), memory_seq_rm|cached n_tokens = (\d+)")
-_PROCESSED = re.compile(r"prompt eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) tokens")
-_WRITTEN = re.compile(r"\s{0,40}+eval time\s{0,40}+=\s{0,40}+[\d.]+ ms /\s{0,40}+(\d+) tokens")
-_RELEASED = re.compile(r"stop processing: n_tokens = (\d+), truncated = (\d)")
 _MOST_CHECKPOINTS = 128
 """Of a slot."""
 _MOST_ENTRIES = 1 << 16
@@ -117,12 +85,11 @@ class LoggedPrompt:
 
 
 class PromptLog:
-    """Reads the messages of slots."""
+    """What the slots of a server hold, and each prompt that comes to one."""
 
     def __init__(self) -> None:
-        self._prompts: dict[int, tuple[int, LoggedPrompt]] = {}
-        """By slot its newest task."""
-        self._chosen: dict[int, re.Match[str]] = {}
+        self._chosen: dict[int, tuple[str, tuple[float, float] | None]] = {}
+        """By slot how it was chosen, the newest last."""
         self._released: dict[int, tuple[int | None, int | None]] = {}
         """By slot the tokens that it holds, and those of the last prompt."""
         self._empty: int | None = None
@@ -131,22 +98,11 @@ class PromptLog:
         self._kept: dict[int, list[int]] = {}
         self._gone: dict[int, list[int]] = {}
 
-    def take(self, slot: int, task: int, said: str) -> LoggedPrompt | None:
-        """A message of a slot, task -1 while it has none; returns the prompt that it is about.
-        Raises OutOfRangeError."""
-        if not said.startswith(_BEGINNINGS):
-            return None
-        if (found := _SELECTED.match(said)) is not None:
-            self._chosen.pop(slot, None)
-            self._chosen[slot] = found
-        if task < 0:
-            return None
-        newest, prompt = self._prompts.get(slot, (-1, None))
-        if prompt is None or newest != task:
-            prompt = self._begin(slot)
-            self._prompts[slot] = task, prompt
-        self._of_prompt(prompt, said)
-        return prompt
+    def selected(self, slot: int, by: str, shares: tuple[float, float] | None) -> None:
+        """A slot was chosen for the next request. shares: what is common, of the prompt and of what
+        the slot holds."""
+        self._chosen.pop(slot, None)
+        self._chosen[slot] = by, shares
 
     def server(self, said: str) -> None:
         """A message without a slot: the slot chosen last may get another text from the cache."""
@@ -158,68 +114,38 @@ class PromptLog:
         elif "model loaded" in said:
             self._empty = 0
 
-    def _begin(self, slot: int) -> LoggedPrompt:
+    def begin(self, slot: int) -> LoggedPrompt:
+        """The prompt that comes to a slot."""
         held, before = self._released.get(slot, (self._empty, None))
         found = LoggedPrompt(slot, n_held=held, before=before)
         found.held = list(self._kept.get(slot, ()))
         found.gone = list(self._gone.get(slot, ()))
-        if (chosen := self._chosen.pop(slot, None)) is not None:
-            found.by = chosen[1]
-            if chosen[3]:
-                found.similarity = min(real(chosen[2]), 1.0), min(real(chosen[3]), 1.0)
+        found.by, found.similarity = self._chosen.pop(slot, ("", None))
         return found
 
-    def _of_prompt(self, prompt: LoggedPrompt, said: str) -> None:
-        if (found := _PROMPT.match(said)) is not None:
-            prompt.n_prompt = whole(found[1], MOST_PROMPT_TOKENS)
-        elif (found := _COMMON.match(said)) is not None:
-            prompt.n_common = whole(found[1], MOST_TOKENS)
-            prompt.n_held = whole(found[2], MOST_TOKENS)
-            prompt.pos_min = -1 if found[3].startswith("-") else whole(found[3])
-            prompt.n_swa = whole(found[4] or "0")
-        elif said.startswith("forcing full"):
-            prompt.is_forced = True
-        elif (found := _CACHED.match(said)) is not None:
-            if prompt.cached is None:  # later parts of the prompt say it again
-                prompt.cached = whole(found[1] or found[2], MOST_PROMPT_TOKENS)
-        elif (found := _PROCESSED.match(said)) is not None:
-            prompt.prompt_ms, n = real(found[1]), whole(found[2], MOST_PROMPT_TOKENS)
-            prompt.processed = n
-            if prompt.n_prompt is None and prompt.cached is not None:
-                prompt.n_prompt = prompt.cached + n
-        elif (found := _WRITTEN.match(said)) is not None:
-            prompt.written = whole(found[1], MOST_TOKENS)
-        elif (found := _RELEASED.match(said)) is not None:
-            self._released_with(prompt, whole(found[1], MOST_TOKENS), found[2] == "0")
-        elif (found := _CHECKPOINT.search(said)) is not None and "checkpoint" in said:
-            self._checkpoint(prompt, said, found)
-
-    def _released_with(self, prompt: LoggedPrompt, n_tokens: int, is_whole: bool) -> None:
+    def released(self, prompt: LoggedPrompt, n_tokens: int, *, is_whole: bool) -> None:
         """The slot is done; the newest token is not in it."""
         if prompt.n_prompt is None and is_whole and prompt.written is not None:
             prompt.n_prompt = max(n_tokens - prompt.written + 1, prompt.processed or 0)
         self._released[prompt.slot] = n_tokens, prompt.n_prompt
 
-    def _checkpoint(self, prompt: LoggedPrompt, said: str, found: re.Match[str]) -> None:
-        last = -1 if found[1].startswith("-") else whole(found[1], MOST_TOKENS)
-        n = whole(found[2], MOST_TOKENS) if found[2] else last + 1
+    def checkpoint(self, prompt: LoggedPrompt, what: str, n: int, n_bytes: int) -> None:
+        """A checkpoint of n tokens is created, restored, erased or makes room ("erasing")."""
         self._room -= 1
         if self._room < 0:
             return
         kept = self._kept.setdefault(prompt.slot, [])
-        if said.startswith("created"):
-            size = _SIZE.search(said)
-            n_bytes = round(real(size[1], 1 << 30) * 2**20) if size else 0
+        if what == "created":
             if len(kept) < _MOST_CHECKPOINTS and len(prompt.created) < _MOST_CHECKPOINTS:
                 kept.append(n)
                 prompt.created.append(SavedCheckpoint(n, n, n_bytes))
             return
-        if said.startswith("restored"):
+        if what == "restored":
             prompt.restored = n
             return
         if n in kept:
             kept.remove(n)
-        lost = prompt.erased if said.startswith("erased") else prompt.evicted
+        lost = prompt.erased if what == "erased" else prompt.evicted
         gone = self._gone.setdefault(prompt.slot, [])
         for one in (lost, gone) if lost is prompt.evicted else (lost,):
             if len(one) < _MOST_CHECKPOINTS:

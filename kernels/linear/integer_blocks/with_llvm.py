@@ -29,12 +29,20 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     rows = x.reshape(-1, n_in).contiguous()
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
-    if n_rows:
-        multiply = multiply_rows if n_rows <= ROWS else multiply_panels
-        multiply(rows, blocks, type, y.view(n_rows, n_out))
+    to = y.view(n_rows, n_out)
+    if n_rows > (TWICE_WITH_MINIMUMS if type in WITH_MINIMUMS else TWICE):
+        multiply_panels(rows, blocks, type, to)
+    elif n_rows:
+        half = n_rows if n_rows <= ROWS else -(-n_rows // 2)
+        for part, results in zip(rows.split(half), to.split(half), strict=True):
+            multiply_rows(part, blocks, type, results)
     return y
 
 
+# rows that are fastest in two parts, so that weights are taken apart twice but without panels: an
+# Intel Xeon took 1.06 to 1.33 times less for 9 and 1.1 times less for 10 without minimums
+TWICE, TWICE_WITH_MINIMUMS = ROWS + 2, ROWS + 1
+WITH_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 # rows whose results stay in the cache while the stretches of a panel go by
 CACHED = 256
 

@@ -9,11 +9,16 @@ import pytest
 
 from app.__main__ import main
 from engine.errors import PeerLibraryError
-from tests.support.fake_llama import FakeLlama, use
+from tests.support.fake_llama import FakeLlama, use, with_scripts
 from tests.support.golden_runs import DATA, MTP_MODELS, session
 
 MODEL = str(DATA / f"{MTP_MODELS[0]}.gguf")
 SHORT = ("--depths", "2", "-n", "5")
+
+
+@pytest.fixture(autouse=True)
+def few_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_scripts(monkeypatch, "checkpoint-and-slot-file")
 
 
 def check(*args: str) -> int:
@@ -29,10 +34,11 @@ def test_known_defects_are_told_and_fail_only_if_asked(
     assert fake.library == Path("some/build")
     out = capsys.readouterr().out
     rows = [line for line in out.splitlines() if line.endswith(("right", "known defect"))]
-    assert len(rows) == 14  # four scenarios of three lanes, and two beyond what is guaranteed
+    # four scenarios of three lanes, two beyond what is guaranteed, and a script twice
+    assert len(rows) == 16
     assert sum(row.endswith("known defect") for row in rows) == 2
     assert "every depth, whole batch undone, 3 planes: stale-plane: A rollback of 3" in out
-    assert "llama-cpp-python 0.0-fake: 14 lanes, 0 wrong, 2 with known defects" in out
+    assert "llama.cpp 0.0-fake: 16 lanes, 0 wrong, 2 with known defects" in out
     assert (tmp_path / "trace" / "findings.csv").is_file()
     assert check("--strict") == 1
 
@@ -60,7 +66,11 @@ def test_a_wrong_build_fails(
     use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), drift=0.01))
     assert check("--json") == 1
     found = json.loads(capsys.readouterr().out)
-    wrong = {lane["policy"] for lane in found["lanes"] if lane["outcome"] == "WRONG"}
+    scripts = [lane for lane in found["lanes"] if not lane["n_draft"]]
+    assert [lane["outcome"] for lane in scripts] == ["WRONG", "WRONG"]
+    assert "check A 0 12:18 = C 0 nmse<=1e-6: nmse is" in scripts[0]["about"]
+    lanes = [lane for lane in found["lanes"] if lane["n_draft"]]
+    wrong = {lane["policy"] for lane in lanes if lane["outcome"] == "WRONG"}
     assert wrong == {"checkpoint", "checkpoint, device"}
     first = next(lane for lane in found["lanes"] if lane["outcome"] == "WRONG")
     assert first["round"] == 1 and first["about"].startswith("state-wrong: ")
@@ -99,7 +109,8 @@ def test_states_of_every_family_are_read(
     known = {lane["policy"] for lane in lanes if lane["outcome"] == "known defect"}
     assert known == (set(traps) if FAMILIES[name] else set())
     kept = "conv_error" if name.startswith("lfm2") else "state_error"
-    assert all(lane[kept] is not None for lane in lanes if lane["outcome"] == "right")
+    led = [lane for lane in lanes if lane["n_draft"] and lane["outcome"] == "right"]
+    assert led and all(lane[kept] is not None for lane in led)
 
 
 def test_states_in_another_format_are_not_judged_and_no_failure(

@@ -13,7 +13,7 @@ from engine.trace.reopen import open_trace
 from resources import DEMO_DRAFT
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.clean import PASSED, passed
-from tests.support.fake_llama import without_binding
+from tests.support.fake_llama import without_packages
 
 Cli = Callable[..., Outcome]
 
@@ -45,7 +45,7 @@ def test_a_wrong_state_is_exit_status_1(cli: Cli) -> None:
     outcome = cli("compare", MTP, *QUICK, "--lane", "ring", "--lane", FAULTY, "--json")
     assert outcome.status == 1
     report = outcome.json
-    names = {"lanes", "bound", "noise_checks", "states", "sequences", "options", "findings"}
+    names = {"lanes", "bound", "cost", "noise_checks", "states", "sequences", "options", "findings"}
     assert set(report) == names
     lanes = {lane["lane"]: lane for lane in report["lanes"]}
     assert list(lanes) == ["reference", "noise", "ring", FAULTY]
@@ -93,10 +93,10 @@ def test_the_table_names_modes_and_forks(cli: Cli) -> None:
 
 
 def test_the_peer_lane_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_binding(monkeypatch)
+    without_packages(monkeypatch)
     outcome = cli("compare", MTP, *QUICK, "--lane", "peer")
     assert outcome.status == 2
-    assert "pip install 'llama-cpp-python>=0.3.36'" in outcome.err
+    assert "pip install xllamacpp" in outcome.err
 
 
 def test_a_bound_decides_the_exit_status(cli: Cli) -> None:

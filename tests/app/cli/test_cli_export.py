@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,31 @@ def test_wrong_use_is_told_before_anything_is_read(cli: Cli, tmp_path: Path) -> 
     assert cli("export", tmp_path).status == 2
     assert "is a folder" in cli("export", tmp_path, "--aiperf", tmp_path).err
     assert cli("export", tmp_path / "no", "--aiperf", tmp_path / "out").status == 1
+
+
+def test_a_page_and_a_trace_for_perfetto(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    pytest.importorskip("perfetto")
+    words = ["-n", 8, "--spec-type", "ngram-simple", "--compute", "f32", "--threads", 1]
+    trace, page, perfetto = (tmp_path / name for name in ("trace", "page.html", "run.pftrace"))
+    assert cli("run", "--demo", "-p", "a b a b", *words, "--trace", trace).status == 0
+    outcome = cli("export", trace, "--html", page, "--perfetto", perfetto)
+    assert outcome.status == 0, outcome.err
+    assert "page with 1 run written" in outcome.err and "events written" in outcome.err
+    assert page.read_bytes().startswith(b"<!DOCTYPE html>") and perfetto.stat().st_size
+    assert cli("export", trace, "--html", page, "--run", 3).status == 2
+
+
+@pytest.mark.parametrize(("option", "extra"), [("--html", "share"), ("--perfetto", "perfetto")])
+def test_without_the_library_the_extra_is_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, extra: str
+) -> None:
+    store = TraceStore()
+    store.begin_run({})
+    store.rounds.append(run_id=0, round=0, seq_id=0, t_ms=1.0)
+    export_csv(store, tmp_path / "trace")
+    for module in ("bokeh.document", "perfetto.trace_builder.proto_builder"):
+        monkeypatch.setitem(sys.modules, module, None)
+    outcome = cli("export", tmp_path / "trace", option, tmp_path / "out")
+    assert outcome.status == 2 and f"pip install 'draftscope[{extra}]'" in outcome.err
+    assert not (tmp_path / "out").exists()

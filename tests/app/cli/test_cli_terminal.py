@@ -92,6 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "info": lambda w: ["info", w.model],
     "info, json": lambda w: ["info", w.model, "--json"],
+    "bisect": lambda w: ["bisect", w.model, "--repo", HOSTILE, "--good=a", f"--bad={HOSTILE}"],
     "conform": lambda w: ["conform", HOSTILE],
     "info, unknown architecture": lambda w: ["info", w.named(".odd")],
     "tokenize": lambda w: ["tokenize", w.model, HOSTILE],
@@ -176,7 +177,11 @@ COMMANDS: dict[str, Callable[[World], list[object]]] = {
     "import": lambda w: ["import", w.named(".json"), "--trace", w.named(".imported")],
     "import, json": lambda w: ["import", w.named(".json"), "--json"],
     "import, no record": lambda w: ["import", w.named(".turns")],
-    "export": lambda w: ["export", w.named(".trace"), "--aiperf", w.named(".jsonl")],
+    "export": lambda w: [
+        *("export", w.named(".trace"), "--aiperf", w.named(".jsonl"), "--html", w.named(".html")),
+        *("--perfetto", w.named(".pftrace")),
+    ],
+    "run, fork": lambda w: ["run", w.model, "--from", w.named(".trace"), "--round", 1],
     "rescore": lambda w: ["rescore", w.named(".trace"), w.model, "--trace", w.named(".again")],
     "rescore, json": lambda w: ["rescore", w.named(".trace"), w.model, "--json"],
     "triage": lambda w: ["triage", w.named(".trace"), w.named(".trace")],
@@ -196,7 +201,7 @@ STATUS = {
     ),
     **dict.fromkeys(("tune, drafter", "demo-path", "help", "window", "window, folder"), (2,)),
     **dict.fromkeys(("bench, against", "bench, compare"), (1, 2)),
-    "conform": (2,),
+    **dict.fromkeys(("bisect", "conform"), (2,)),
 }
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from app.panels.tokens.token_scroll import NOWHERE, next_rejection, next_shown, place_of
 from app.trace_models.run_rows import Position
-from app.trace_models.token_stream import GHOSTS, KIND, NEWLINE_MARK, RunStreams, TokenStream
+from app.trace_models.token_stream import GHOSTS, KIND, RunStreams, TokenStream
 from engine.trace.records import TOKEN_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.token_text import NEWLINE_MARK
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
 ALL: frozenset[int] = frozenset()

@@ -239,6 +239,13 @@ def test_the_demo_compared_with_a_faulty_lane(
     wait(qtbot, window, State.READY)
     assert verdicts(window) == ["reference", "passed", "passed", "passed", "suspect"]
     assert window.tokens.areas[0]._stream.run.run_id == 2, "the first lane that rolls back"
+    cards = window.divergence.header.cards.cards
+    assert [card.time_text == "–" for card in cards.values()] == [True, True, False, False, False]
+    assert " restores" in cards[2].work_text and " passes" in cards[0].work_text
+    assert cards[3].moved_text == "0 B" and cards[2].moved_text.endswith("iB")
+    costs = window.divergence.header.cost_model
+    names = [costs.data(costs.index(row, 0)) for row in range(costs.n_rows())]
+    assert names == ["checkpoint", "planes", "checkpoint,fault=keep-stale-kv"]
 
     window.actions_by_id["go.first_divergence"].trigger()
     faulty = window.divergence._lanes.verdicts[4]

@@ -1,7 +1,8 @@
-"""File, Report: the run or comparison on show as a page."""
+"""File, Report and File, Share: the run or comparison on show, or the session, as a page."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.files import WriteReport
+from app.engine_thread.jobs.files import WritePage, WriteReport
 from app.trace_models.run_comparison import compare_runs
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
@@ -24,15 +25,20 @@ pytestmark = pytest.mark.shares_window
 
 
 def write(
-    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, store: TraceStore, to: Path
+    window: MainWindow,
+    qtbot: QtBot,
+    monkeypatch: pytest.MonkeyPatch,
+    store: TraceStore,
+    to: Path,
+    action: str = "file.report",
 ) -> None:
-    """Open the trace and ask for its report."""
+    """Open the trace and ask for its report, or for the page of its runs."""
     export_csv(store, to.parent / "trace")
     with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(to.parent / "trace")
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_, **__: (str(to), ""))
-    assert "file.report" in enabled(window)
-    window.actions_by_id["file.report"].trigger()
+    assert {"file.report", "file.share"} <= set(enabled(window))
+    window.actions_by_id[action].trigger()
 
 
 def test_a_run_with_hostile_tokens(
@@ -102,3 +108,28 @@ def test_a_file_that_cannot_be_written(
     with qtbot.waitSignal(window.bridge.failed):
         write(window, qtbot, monkeypatch, builder.store, folder)
     assert any("cannot be written" in message for message in messages(window))
+
+
+def test_the_session_is_shared_from_the_run_on_show(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("bokeh")
+    store, page = sample_trace(rounds=5).store, tmp_path / "page.html"
+    store.runs[0]["model"] = {"name": "<b>shown</b>.gguf"}
+    with job_ends(qtbot, window.bridge, WritePage, timeout=60_000):  # Bokeh is imported
+        write(window, qtbot, monkeypatch, store, page, "file.share")
+    found = page.read_text(encoding="utf-8")
+    assert "<title>Speculative decoding of &lt;b&gt;shown&lt;/b&gt;.gguf</title>" in found
+    assert '"shown":0' in found and "<b>" not in found[: found.index("Bokeh")]
+    assert any(f"Page written to {page}" in message for message in messages(window))
+
+
+def test_a_page_that_cannot_be_written_says_what_is_missing(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh.document", None)
+    page = tmp_path / "page.html"
+    with job_ends(qtbot, window.bridge, WritePage):
+        write(window, qtbot, monkeypatch, sample_trace(rounds=5).store, page, "file.share")
+    assert not page.exists()
+    assert any("draftscope[share]" in message for message in messages(window))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +21,9 @@ from app.panels.tokens.end_card import (
     why_it_ended,
 )
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.run_facts import ModelRuns, plain_run
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
+from engine.analysis.baseline import PlainRatio
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.fake_session import FakeEngine
@@ -71,47 +71,44 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
 
 def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:
     run = ended(["limit"])
-    first = run_end(run, None)
+    first = run_end(run)
     assert first is not None and first.next_step is not None
     assert first.next_step.kind == (
         COMPARE if (LiveNumbers.read(run.store, 0).acceptance or 0) >= 0.5 else TUNE
     )
-    slow = ended(["limit"])
-    slow.facts["summary"] = {**slow.facts["summary"], "predicted_per_second": 5.0}
-    fast = ended(["limit"])
-    fast.facts["summary"] = {**fast.facts["summary"], "predicted_per_second": 10.0}
-    found = run_end(slow, fast)
-    assert found is not None and found.next_step is not None
-    assert (found.vs_plain, found.next_step.kind) == (0.5, TUNE)
+    slow = ended(["limit"], plain_pairs=[(5.0, 10.0), (6.0, 10.0), (9.0, 10.0)])
+    found = run_end(slow)
+    assert found is not None and found.next_step is not None and found.vs_plain is not None
+    assert found.vs_plain.words == "0.50 to 0.90× plain decoding in 3 pairs"
+    assert found.next_step.kind == TUNE
     for severity, message in (("info", "i"), ("warning", "w"), ("error", "e")):
         run.store.findings.append(
             run_id=0, round=3, seq_id=0, rule="r", severity=severity, message=message, evidence=""
         )
-    found = run_end(run, None)
+    found = run_end(run)
     assert found is not None and found.next_step is not None
     assert (found.next_step.kind, found.next_step.why, found.next_step.round) == (FINDING, "e", 3)
     run.facts["lane"] = "planes"
-    assert run_end(run, None) is None
+    assert run_end(run) is None
 
 
-def test_the_plain_run_is_found_in_other_traces_and_on_disk(tmp_path: Path) -> None:
-    run = ended(["limit"])
-    plain = ended(["limit"], options={**OPTIONS, "spec": {"types": []}})
-    other = ended(["limit"], options={**OPTIONS, "spec": {"types": []}}, compute="int8")
-    listed = [ModelRuns("a", one.store) for one in (run, plain, other)]
-    if LiveNumbers.told(plain.facts["summary"]).tokens_per_second is None:
-        plain.facts["summary"]["predicted_per_second"] = 10.0
-        other.facts["summary"]["predicted_per_second"] = 10.0
-    assert plain_run(run, listed) == plain
-    from app.trace_models.run_notes import describe_prompt, note
-
-    describe_prompt(plain)
-    plain.store.let_go_of_rows()
-    listed[1] = ModelRuns("a", plain.store, on_disk=tmp_path)
-    assert plain_run(run, listed) == plain
-    note(plain, deleted=True)
-    assert plain_run(run, listed) is None
-    assert plain_run(plain, listed) is None, "what is deleted, and another arithmetic"
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([(11.0, 10.0), (13.6, 10.0), (12.0, 10.0)], "1.10 to 1.36× plain decoding in 3 pairs"),
+        (
+            [(13.5, 10.0), (10.4, 10.0), (6.0, 10.0)],
+            "no difference to plain decoding shown (0.60 to 1.35× in 3 pairs)",
+        ),
+        ([(13.5, 10.0), (10.4, 10.0)], None),
+        ([(13.5, 10.0), (10.4, 10.0), (10.0, 0.0)], None),
+        (["damaged"], None),
+        (None, None),
+    ],
+)
+def test_no_verdict_inside_the_spread_or_from_fewer_pairs(pairs: Any, said: str | None) -> None:
+    ratio = PlainRatio.of(ended(["limit"], plain_pairs=pairs).facts)
+    assert (None if ratio is None else ratio.words) == said
 
 
 def test_how_far_a_run_is() -> None:
@@ -121,6 +118,11 @@ def test_how_far_a_run_is() -> None:
     words = progress_text(run, numbers).split(" · ")
     assert words[0] == f"{numbers.tokens} / 100 tokens"
     assert words[1] == f"round {numbers.rounds - 1}"
+    assert "left" in progress_text(run, replace(numbers, tokens=60, tokens_per_second=20.0))
+    for tokens, speed in ((8, 1.0), (60, 40.0)):
+        early = replace(numbers, tokens=tokens, tokens_per_second=speed)
+        assert "left" not in progress_text(run, early), "too few tokens, too short a time"
+    assert progress_text(run, replace(numbers, tokens=0)).startswith("reading the prompt")
     run.facts["options"] = {"n_predict": -1}
     assert progress_text(run, numbers).startswith(f"{numbers.tokens} tokens · ")
     assert [duration_text(s) for s in (0.2, 44, 200, 7500)] == [
@@ -155,7 +157,7 @@ def test_how_far_a_run_is() -> None:
     ],
 )
 def test_the_card_says_what_the_audit_has_shown(audit: Any, said: str, qtbot: QtBot) -> None:
-    end = run_end(ended(["limit"], audit=audit), None)
+    end = run_end(ended(["limit"], audit=audit))
     assert end is not None
     card = EndCard()
     qtbot.addWidget(card)
@@ -168,7 +170,7 @@ def test_the_card_says_what_the_audit_has_shown(audit: Any, said: str, qtbot: Qt
     assert not card.audit.isVisible()
 
 
-def test_one_click_measures_plain_and_comes_back(
+def test_one_click_measures_plain_in_pairs(
     loaded: MainWindow, engine: FakeEngine, qtbot: QtBot
 ) -> None:
     card = loaded.tokens.end_card
@@ -184,16 +186,19 @@ def test_one_click_measures_plain_and_comes_back(
     assert card.reason.text() == "The text was stopped."
     assert card.plain.isVisible() and "plain decoding" not in card.figures.text()
     run = loaded.feed.run
+    assert run is not None
+    n_runs = len(run.store.runs)
     engine.rounds = 12
     card.plain.click()
-    qtbot.waitUntil(lambda: loaded.bridge.live != run)
-    wait(qtbot, loaded, State.READY)
-    assert loaded.bridge.live is not None
-    asked = loaded.bridge.request_of(loaded.bridge.live)
-    assert asked is not None and asked.options.spec.types == ()
-    qtbot.waitUntil(lambda: loaded.feed.run == run)
-    QApplication.processEvents()
-    assert card.isVisible()
+    assert loaded.bridge.state is State.LOADING
+    qtbot.waitUntil(lambda: "plain decoding" in card.figures.text())
+    assert (loaded.feed.run, len(run.store.runs)) == (run, n_runs), "no other run is kept"
+    pairs = run.facts.plain_pairs
+    assert pairs is not None and len(pairs) == 5
+    ratio = PlainRatio.of(run.facts)
+    assert ratio is not None and ratio.low > 1, "scripted drafts take no more time than a token"
+    assert not card.plain.isVisible()
+    assert loaded.status.chips["vs_plain"].text == ratio.range_text
 
 
 def test_in_a_wide_window_a_button_stands_by_its_sentence(qtbot: QtBot) -> None:

@@ -182,6 +182,7 @@ def test_issue_has_everything_about_the_failing_round(
 ) -> None:
     shown(window, qtbot, folder)
     text = copied(window)
+    assert text.startswith("50.0% of 2 drafted tokens accepted, ")
     for part in (
         "### Environment",
         "- sha256: cafe",

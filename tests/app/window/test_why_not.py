@@ -68,6 +68,10 @@ def test_tokens_that_the_draft_model_lacks() -> None:
 def test_speculation_off() -> None:
     assert sentences(store_of(RunOptions())) == ["Speculation is off: this run has no drafter."]
     assert sentences(store_of(RunOptions(), lane="reference")) == []
+    assert sentences(store_of(RunOptions(), draft_accept=[0, 3])) == [], "a script drafts"
+    drafted = store_of(RunOptions())
+    drafted.rounds.append(run_id=0, round=1, seq_id=0, num_draft_tokens=2)
+    assert sentences(drafted) == []
 
 
 def test_falling_back_names_depth_and_bound() -> None:

@@ -12,10 +12,13 @@ from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, with_mode_lanes
+from engine.compare.memory_script_parser import read_script
+from engine.compare.rollback_check import play_scripts
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from resources import ROLLBACK_SCRIPTS
 from tests.support.comparisons import differences_of, finish, rounds_of, verdicts
 from tests.support.fake_llama import FakeLlama, use
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session
@@ -247,3 +250,37 @@ def test_planes_need_wider_ubatches(fake: FakeLlama) -> None:
         Comparison(
             fake.session, prompt_of(MTP), options, [LaneSpec.parse(PLANES)], draft_accept=(1,)
         )
+
+
+def test_scripts_of_reported_failures_are_right_and_see_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(monkeypatch, FakeLlama(session(MTP)))
+    checked = list(play_scripts(session(MTP)))
+    assert len(checked) == 16 and {one.outcome for one in checked} == {"right"}
+    use(monkeypatch, FakeLlama(session(MTP), drift=0.01))
+    wrong = {one.scenario for one in play_scripts(session(MTP)) if one.outcome == "WRONG"}
+    assert wrong == {
+        # those that restore a checkpoint
+        "beyond-an-end-token",
+        "checkpoint-and-slot-file",
+        "deeper-than-n_rs_seq",
+        "dirty-context",
+        "partial-acceptance",
+        "planes-and-checkpoint",
+    }
+
+
+def test_noise_raises_the_bounds_of_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restored states that are off by less than what widths of a batch are off by."""
+    script = read_script(ROLLBACK_SCRIPTS / "partial-acceptance.toml")
+    outcomes = []
+    for noise in (0.0, 1e-2):
+        fake = FakeLlama(session(MTP), drift=2e-3)
+        use(monkeypatch, fake)
+        monkeypatch.setattr(
+            "engine.compare.rollback_check._noise_of",
+            lambda owner, noise=noise: {"error": noise, "nmse": noise},
+        )
+        outcomes += [one.outcome for one in play_scripts(session(MTP), scripts=[script])]
+    assert outcomes == ["right", "WRONG", "right", "right"]

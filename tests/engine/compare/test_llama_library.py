@@ -1,104 +1,150 @@
-"""Which library is taken, and which does not fit the binding, from what a child found out."""
+"""Which library is taken, with which headers, and what drives it."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.compare import llama_library
-from engine.compare.llama_library import check_library, environment, folder_of, how_it_ended
-from engine.compare.llama_process import LlamaProcess
+from engine.compare.llama_cpp import LAYOUTS
+from engine.compare.llama_library import (
+    LlamaBuild,
+    environment,
+    find_build,
+    how_it_ended,
+    start_words,
+)
+from engine.compare.llama_process import LlamaProcess, LlamaSettings
 from engine.errors import OptionError, PeerLibraryError
 from resources import DEMO_TARGET
-from tests.support.fake_llama import without_binding
+from tests.support.fake_llama import without_packages
 
-SIZE = "llama_context_default_params"
-
-
-def probed(size: int = 160, written: int = 160, **fields: Any) -> dict[str, Any]:
-    known = {"n_ctx": 512, "offload_kqv": True} | fields
-    return {
-        "sizes": {SIZE: size},
-        "written": {SIZE: written},
-        "fields": {f"{SIZE}.{name}": value for name, value in known.items()},
-    }
+FALLBACK = [sys.executable, "-m", "engine.compare.llama_cpp"]
+has_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
 
 
-def check(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, theirs: dict[str, Any], own: dict[str, Any]
-) -> None:
-    def probe(where: Path | None, *, must_load: bool = True) -> dict[str, Any]:
-        return own if where is None else theirs
-
-    monkeypatch.setattr(llama_library, "_probe", probe)
-    (folder / "libllama.so").touch()
-    check_library(folder)
+def touched(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
 
-def test_a_library_of_the_same_structs_fits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # padding after the last field need not be written
-    check(monkeypatch, tmp_path, probed(written=157), probed())
-
-
-def test_a_library_that_does_not_load_in_time_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(llama_library, "_PROBE_S", 0.0)
-    (tmp_path / "libllama.so").touch()
-    with pytest.raises(PeerLibraryError, match="not loaded within 0 s"):
-        check_library(tmp_path)
-
-
-def test_a_binding_without_a_library_of_its_own_is_judged_by_sizes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    check(monkeypatch, tmp_path, probed(n_ctx=7), {})
+@pytest.mark.parametrize("place", [".", "bin", "build/bin", "lib", "llama_cpp/lib"])
+def test_a_build_is_found_in_its_places(tmp_path: Path, place: str) -> None:
+    library = tmp_path / place / "libllama.so"
+    touched(library)
+    found = find_build(tmp_path)
+    assert found == find_build(library) == LlamaBuild(library.resolve())
+    assert start_words(found) == [*FALLBACK, str(library.resolve())]
 
 
 @pytest.mark.parametrize(
-    ("theirs", "says"),
+    ("library", "llama_h", "ggml_h"),
     [
-        (probed(written=168), "returns 168 bytes from llama_context_default_params where"),
-        (probed(written=152), "returns 152 bytes"),
-        (probed(n_ctx=0), "n_ctx 0 for 512"),
-        (probed(offload_kqv=False), "offload_kqv False for True"),
+        ("lib/libllama.so", "include/llama.h", "include/ggml.h"),  # an install prefix
+        ("build/bin/libllama.so", "include/llama.h", "ggml/include/ggml.h"),  # a build tree
+        ("libllama.so", "llama.h", "ggml.h"),  # a folder with all of them
     ],
 )
-def test_other_structs_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, theirs: dict[str, Any], says: str
+def test_headers_are_those_of_the_library(
+    tmp_path: Path, library: str, llama_h: str, ggml_h: str
 ) -> None:
-    with pytest.raises(PeerLibraryError, match=says):
-        check(monkeypatch, tmp_path, theirs, probed())
+    touched(*(tmp_path / name for name in (library, llama_h, ggml_h)))
+    folders = {(tmp_path / name).parent.resolve() for name in (llama_h, ggml_h)}
+    for named in (tmp_path, tmp_path / library):
+        assert set(find_build(named).headers) == folders
 
 
-@pytest.mark.parametrize("place", [".", "bin", "build/bin"])
-def test_a_build_is_found_in_its_places(tmp_path: Path, place: str) -> None:
-    folder = tmp_path / place
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "libllama.so").touch()
-    assert folder_of(tmp_path) == folder.resolve() == folder_of(folder / "libllama.so")
+def test_a_build_elsewhere_names_its_sources(tmp_path: Path) -> None:
+    build, sources = tmp_path / "made", tmp_path / "sources"
+    touched(build / "bin" / "libllama.so", sources / "include" / "llama.h")
+    touched(sources / "ggml" / "include" / "ggml.h")
+    cache = build / "CMakeCache.txt"
+    cache.write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={sources}\n")
+    assert find_build(build).headers == (sources / "include", sources / "ggml" / "include")
+
+
+def test_without_a_compiler_ctypes_drives_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    touched(tmp_path / "libllama.so", tmp_path / "llama.h", tmp_path / "ggml.h")
+    monkeypatch.setenv("PATH", "")
+    assert start_words(find_build(tmp_path))[:3] == FALLBACK
+
+
+@has_compiler
+def test_headers_that_do_not_compile_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path / "data"))
+    touched(tmp_path / "libllama.so", tmp_path / "llama.h", tmp_path / "ggml.h")
+    (tmp_path / "llama.h").write_text("#error of another kind\n")
+    (tmp_path / "ggml-backend.h").touch()
+    with pytest.raises(PeerLibraryError, match=r"driver does not compile against .*another kind"):
+        start_words(find_build(tmp_path))
+    assert not list((tmp_path / "data" / "llama.cpp").iterdir())
+
+
+def test_a_driver_is_compiled_once_for_a_library(tmp_path: Path) -> None:
+    touched(tmp_path / "libllama.so", tmp_path / "llama.h", tmp_path / "ggml.h")
+    build = find_build(tmp_path)
+    first = build.stamp
+    assert find_build(tmp_path).stamp == first
+    (tmp_path / "llama.h").write_text("// changed\n")
+    second = build.stamp
+    (tmp_path / "libllama.so").write_text("rebuilt")
+    assert len({first, second, build.stamp}) == 3
+
+
+def test_a_wheel_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path / "data"))
+    wheel = tmp_path / "xllamacpp-1-cp310-abi3-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("xllamacpp/xllamacpp.abi3.so", "a library")
+        archive.writestr("xllamacpp/__init__.py", "raise SystemExit")
+    found = find_build(wheel)
+    assert found == find_build(wheel) and not found.headers
+    assert found.library.read_text() == "a library"
+    assert [path.name for path in found.library.parent.iterdir()] == ["xllamacpp.abi3.so"]
+    monkeypatch.setattr(llama_library, "_MOST_UNPACKED", 3)
+    wheel.touch()
+    with pytest.raises(OptionError, match="unpacks to more than"):
+        find_build(wheel)
+    wheel.write_text("no archive")
+    with pytest.raises(OptionError, match=r"whl cannot be unpacked: .*zip"):
+        find_build(wheel)
 
 
 def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "libggml.so").touch()
+    touched(tmp_path / "libggml.so")
     for path in (tmp_path, tmp_path / "libggml.so", tmp_path / "nothing"):
-        with pytest.raises(OptionError, match=r"no llama\.cpp library at .*Name the folder"):
-            folder_of(path)
+        with pytest.raises(OptionError, match=r"no llama\.cpp library at .*Name a build tree"):
+            find_build(path)
+    touched(tmp_path / "src" / "libllama.a")
+    with pytest.raises(OptionError, match="build with -DBUILD_SHARED_LIBS=ON"):
+        find_build(tmp_path)
+
+
+def test_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_packages(monkeypatch)
+    with pytest.raises(OptionError, match=r"no package xllamacpp here.*pip install xllamacpp"):
+        find_build(Path("xllamacpp"))
+    with pytest.raises(OptionError, match="no package llama_cpp or xllamacpp here"):
+        find_build(None)
 
 
 def test_a_child_finds_the_library_in_its_folder_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "elsewhere")
     monkeypatch.setenv("LD_LIBRARY_PATH", "before")
-    assert "LLAMA_CPP_LIB_PATH" not in environment(None)
     found = environment(tmp_path)
-    assert found["LLAMA_CPP_LIB_PATH"] == str(tmp_path)
     assert found["LD_LIBRARY_PATH"] == f"{tmp_path}:before"
     assert found["GGML_NO_BACKTRACE"] == "1"
 
@@ -111,31 +157,51 @@ def test_ends_in_words() -> None:
     ]
 
 
-def test_a_process_without_the_binding_is_a_sentence_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    without_binding(monkeypatch)
-    started: list[subprocess.Popen[bytes]] = []
-    popen = subprocess.Popen
-
-    def start(*args: Any, **settings: Any) -> subprocess.Popen[bytes]:
-        started.append(popen(*args, **settings))
-        return started[-1]
-
-    monkeypatch.setattr("engine.compare.llama_process.subprocess.Popen", start)
-    with pytest.raises(OptionError, match="pip install"):
-        LlamaProcess(DEMO_TARGET)
-    assert [child.returncode for child in started] == [0]
+OFFSETS = {
+    # read off the machine code of the two functions, in four builds of August to October 2026
+    "llama_model_default_params": [
+        (72, {"n_gpu_layers": 16, "tensor_split": 0x20, "vocab_only": 0x40, "load_mtp": 0x45}),
+        (80, {"n_gpu_layers": 16, "tensor_split": 0x28, "vocab_only": 0x48, "load_mtp": 0x4D}),
+    ],
+    "llama_context_default_params": [
+        (160, {"n_seq_max": 12, "n_threads": 28, "flash_attn_type": 0x34, "cb_eval": 0x58}),
+        (168, {"type_k": 0x68, "offload_kqv": 0x89, "kv_unified": 0x8D, "ctx_other": 0xA0}),
+    ],
+}
 
 
-def test_a_process_that_ends_by_itself_is_told_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_those_of_the_builds(name: str) -> None:
+    _, layouts = LAYOUTS[name]
+    for fields, (size, offsets) in zip(layouts, OFFSETS[name], strict=True):
+        kind = type(name, (ctypes.Structure,), {"_fields_": fields})
+        assert ctypes.sizeof(kind) == size
+        assert {field: getattr(kind, field).offset for field in offsets} == offsets
+
+
+def test_a_library_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"no library")
+    with pytest.raises(PeerLibraryError, match=r"library libllama\.so cannot be used: "):
+        LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+def test_a_process_that_ends_by_itself_leaves_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     says = "import sys; print('src/a/b.cpp:7: GGML_ASSERT(x) failed', file=sys.stderr); sys.exit(3)"
+    touched(tmp_path / "libllama.so")
     popen = subprocess.Popen
     monkeypatch.setattr(
         "engine.compare.llama_process.subprocess.Popen",
         lambda words, **settings: popen([words[0], "-c", says], **settings),
     )
-    with pytest.raises(PeerLibraryError, match=r"in open: b\.cpp:7: GGML_ASSERT\(x\) failed\. "):
-        LlamaProcess(DEMO_TARGET)
+    with pytest.raises(
+        PeerLibraryError, match=r"in open_model: b\.cpp:7: GGML_ASSERT\(x\) failed\. "
+    ):
+        LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"flash_attn": "yes"}, {"type_k": "q3"}, {"type_v": "f8"}])
+def test_settings_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="Choose from"):
+        LlamaSettings(**wrong)

@@ -7,7 +7,6 @@ The tables are in inprocess.json.gz; figures are of llama.cpp 0c1e570.
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from engine.batch import Span
 from engine.compare.comparison import Comparison, start_comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
-from engine.compare.llama_library import check_library, folder_of
 from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
@@ -39,7 +37,7 @@ from engine.options import Prompt
 from engine.session import Session
 from resources import DEMO_TARGET, MEMORY_SCRIPTS, SCENARIOS
 from tests.support.comparisons import finish, verdicts
-from tests.support.golden_runs import DATA, golden, options_of
+from tests.support.golden_runs import golden, options_of
 from tests.support.golden_runs import session as golden_session
 from tests.support.observed_texts import CAPTURED_TARGET
 
@@ -47,10 +45,7 @@ BUILD = os.environ.get("DRAFTSCOPE_LLAMA_CPP", "")
 CAPTURES = Path(__file__).parents[3].parent / "shared" / "captures"
 pytestmark = [
     pytest.mark.peer,
-    pytest.mark.skipif(
-        not BUILD or importlib.util.find_spec("llama_cpp") is None,
-        reason="DRAFTSCOPE_LLAMA_CPP names no build, or llama-cpp-python is not installed",
-    ),
+    pytest.mark.skipif(not BUILD, reason="DRAFTSCOPE_LLAMA_CPP names no build"),
 ]
 N_PROMPT = 12
 TABLES = (
@@ -320,20 +315,6 @@ def test_what_the_library_refuses_is_a_sentence() -> None:
     with pytest.raises(PeerLibraryError, match="restoring sequence 0"):
         engine.load(number, 0, engine.save(number, 0, PARTIAL)[:20], PARTIAL)
     engine.close()
-
-
-def test_a_build_is_found_by_folder_file_and_sources() -> None:
-    folder = Path(BUILD).resolve()
-    assert folder_of(Path(BUILD)) == folder == folder_of(folder / "libllama.so")
-    check_library(folder)
-    with pytest.raises(OptionError, match=r"no llama\.cpp library at"):
-        folder_of(DATA)
-
-
-def test_what_is_no_library_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "libllama.so").write_bytes(b"no library")
-    with pytest.raises(PeerLibraryError, match=r"cannot be used by llama-cpp-python: .*libllama"):
-        LlamaProcess(DEMO_TARGET, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["qwen35-a-f32", "demo-target"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, PEER_LANE
 from engine.compare.llama_cpp import TokenSpan
+from engine.compare.llama_library import missing
 from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, UnsupportedModelError
 from engine.model.hybrid import HybridModel
@@ -20,13 +20,11 @@ from engine.options import Prompt
 from engine.session import Session
 from tests.support.clean import passed
 from tests.support.comparisons import differences_of, finish, specs, verdicts
-from tests.support.fake_llama import FakeContext, FakeLlama, use, without_binding
+from tests.support.fake_llama import FakeContext, FakeLlama, use, without_packages
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of, session
 
 MTP = MTP_MODELS[0]
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
-)
+installed = pytest.mark.skipif(bool(missing()), reason="no package with llama.cpp is installed")
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def test_a_peer_with_the_same_kernels_is_exact(fake: FakeLlama) -> None:
     assert fake.settings.n_seq_max == 2 and fake.settings.type_k == fake.settings.type_v == 0
     assert fake.freed == ["batch", "context", "model"]
     facts = comparison.trace.runs[verdict.run_id]
-    assert facts["compute"] == "llama-cpp-python 0.0-fake"
+    assert facts["compute"] == "llama.cpp 0.0-fake"
     assert facts["source"] == {"engine": "llama.cpp", "version": facts["compute"]}
     assert facts["weight_bytes"] == 77
     rounds = comparison.trace.rounds
@@ -142,8 +140,8 @@ def test_a_file_that_llama_cpp_cannot_load(fake: FakeLlama) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_binding(monkeypatch)
-    with pytest.raises(OptionError, match=r"pip install 'llama-cpp-python>=0\.3\.36'"):
+    without_packages(monkeypatch)
+    with pytest.raises(OptionError, match="pip install xllamacpp"):
         compared(prompt_of(MTP))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from engine.conform import report, runner
 from engine.conform.checks import check
+from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
 from engine.errors import KernelPackageError
+from engine.report.markdown import markdown
 from resources import help_page
 
 ADAPTER = '''
@@ -70,12 +73,28 @@ def test_an_adapter_of_the_user_passes_all_checks(tmp_path):
     assert all(o.passed for o in seen)
 
 
+def test_the_cost_is_counted_in_bytes():
+    kernels = {k.name: k for k in runner.kernels("draftscope", "")}
+    slots, log = kernels["gated_delta_slots"], kernels["gated_delta_log"]
+    shape = replace(cost_shape(slots, "gdn"), n_sequences=1, n_tokens=4)
+    state, row, output = 32 * 128 * 128, 2 * 16 * 128 + 32 * 128 + 2 * 32, 32 * 128
+    assert least_bytes(slots, shape) == 4 * (5 * state + 4 * (row + output))
+    assert least_bytes(log, shape) == 4 * (state + 4 * (2 * row + output))
+    (seen,) = runner.run(
+        "draftscope", "", seed=1, device="cpu", only=["causal_conv_slots"], checks=[runner.COST]
+    )
+    assert seen.passed
+    assert seen.figures == {"bytes": 4 * 64 * 8192 * (8 + 3 + 7)}
+    assert "36.0" in "\n".join(report.lines([seen], "draftscope"))
+    assert 'tests="0"' in report.junit([seen], "", "")
+
+
 def test_a_kernel_that_dies_costs_its_check(tmp_path):
     seen = outcomes(tmp_path, "os.abort()", ("depths", "no-drafts", "repeat"))
     assert {o.check: o.passed for o in seen} == {"depths": True, "no-drafts": False, "repeat": True}
     lost = next(o for o in seen if not o.passed)
     assert lost.faults[0].cause == "crash"
-    text = report.markdown(seen, "my kernel", "my_kernel.py:adapter")
+    text = markdown(report.report(seen, "my kernel", "my_kernel.py:adapter", "cpu"))
     assert "| adapter conv | ok |" in text
     suite = ElementTree.fromstring(report.junit(seen, "my kernel", "my_kernel.py:adapter"))
     assert suite.get("failures") == "1"
@@ -114,3 +133,31 @@ def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):
     (tmp_path / "my_kernel.py").write_text(text)
     with pytest.raises(KernelPackageError, match=words):
         runner.open_target(target)
+
+
+MAMBA = """
+import torch
+import torch.nn.functional as F
+
+def selective_state_update(
+    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
+):
+    slots = state_batch_indices.long()
+    dt = F.softplus(dt + dt_bias)
+    B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], 1)[:, :, None] for t in (B, C))
+    new = state[slots].float() * torch.exp(dt[..., None] * A) + (dt * x)[..., None] * B
+    state[slots] = new.to(state.dtype)
+    return (new * C).sum(-1) + D * x
+"""
+
+
+def test_a_kernel_of_one_token_is_played_row_by_row(tmp_path):
+    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text('__version__ = "2.3.2.post1"\n')
+    (folder / "selective_state_update.py").write_text(MAMBA)
+    name, place, version = runner.open_target(str(tmp_path))
+    assert (name, version) == ("mamba_ssm", "2.3.2.post1")
+    seen = list(runner.run(name, place, seed=2, device="cpu", at_once=1))
+    assert len(seen) == len(runner.CHECKS) + 1
+    assert all(outcome.passed for outcome in seen), [o.faults for o in seen if o.faults]

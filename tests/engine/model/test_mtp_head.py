@@ -37,7 +37,8 @@ def _load(path) -> HybridModel:
 
 def _head_logits(model: HybridModel, tokens: list[int]) -> torch.Tensor:
     _, before = _shifted(model, tokens)
-    return model.head.forward(ubatch_of(tokens), before, NaiveMemory()).logits
+    memory = NaiveMemory.for_head(model.config)
+    return model.head.forward(ubatch_of(tokens), before, memory).logits
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -47,7 +48,7 @@ def test_all_positions(name, golden, reference):
     hidden, before = _shifted(model, tokens)
     rows = arrays["mtp_rows"]
     np.testing.assert_allclose(hidden[0].numpy()[rows], arrays["mtp_h"], rtol=0, atol=1e-3)
-    memory = NaiveMemory()
+    memory = NaiveMemory.for_head(model.config)
     step = model.head.forward(ubatch_of(tokens), before, memory)
     np.testing.assert_allclose(step.logits.numpy()[rows], arrays["mtp_logits"], rtol=0, atol=1e-3)
     assert memory.n_commits == 1
@@ -59,7 +60,7 @@ def test_greedy_chains(name, golden, reference):
     tokens = arrays["mtp_tokens"].tolist()
     _, before = _shifted(model, tokens)
     for row, start in enumerate(arrays["mtp_start"].tolist()):
-        memory = NaiveMemory()
+        memory = NaiveMemory.for_head(model.config)
         model.head.forward(ubatch_of(tokens[:start], outputs=[]), before[:, :start], memory)
         token, hidden = tokens[start], before[:, start : start + 1]
         for step in range(3):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.errors import Cancelled, TraceFileError
-from engine.trace.export import SESSION_FILE, check_target, export_csv, header
+from engine.trace.export import COLUMNS_FILE, SESSION_FILE, check_target, export_csv, header
 from engine.trace.records import SCHEMA_VERSION, TABLES
 from engine.trace.store import TraceStore
 
@@ -30,7 +30,19 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_one_file_per_table_and_session_json(small_trace: TraceStore, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     export_csv(small_trace, folder)
-    assert {p.name for p in folder.iterdir()} == {f"{t}.csv" for t in TABLES} | {SESSION_FILE}
+    others = {SESSION_FILE, COLUMNS_FILE}
+    assert {p.name for p in folder.iterdir()} == {f"{t}.csv" for t in TABLES} | others
+    with open(folder / COLUMNS_FILE, encoding="utf-8", newline="") as file:
+        columns = list(csv.DictReader(file))
+    for name in TABLES:
+        with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:
+            heads = next(csv.reader(file))
+        assert [c["column"] for c in columns if c["table"] == name] == heads
+    units = {c["column"]: c["unit"] for c in columns}
+    assert units["verify_ms"] == "ms"
+    assert units["checkpoint_bytes"] == "bytes"
+    assert units["num_draft_tokens"] == "tokens"
+    assert all(c["meaning"] for c in columns)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     for name in TABLES:
         raw = (folder / f"{name}.csv").read_bytes()

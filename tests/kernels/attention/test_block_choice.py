@@ -1,4 +1,5 @@
-"""Cells in the best blocks: against the choice query by query, ties, places of cells."""
+"""Cells in the best blocks, with mean and with pooled keys: against the choice query by query,
+ties, places of cells."""
 
 from __future__ import annotations
 
@@ -80,3 +81,58 @@ def test_a_choice_does_not_depend_on_tokens_beside_it(run):
         one = slice(t, t + 1)
         alone = run(q[:, one], keys, positions, mask[:, one], weight, table, indexer)
         assert torch.equal(alone, seen[:, one])
+
+
+POOLS = pytest.mark.parametrize(
+    "run",
+    [op.choose_pools, with_torch.choose_pools, with_llvm.choose_pools],
+    ids=["op", "torch", "llvm"],
+)
+
+
+def pool_inputs(n_held: int, n_tokens: int, n_cells: int, ratio: int):
+    """Weights of heads of both signs, so that scores are, too."""
+    q, _, positions, mask, *_ = inputs(n_held, n_tokens, n_cells)
+    rows = torch.randn(2, 1, n_cells, 2 * D + 6)[:, 0, :, 3 : 3 + 2 * D]
+    weights = torch.randn(2, n_tokens, 8)[..., 2:5]
+    return q, weights, rows, positions, mask, torch.randn(ratio, D)
+
+
+@POOLS
+@pytest.mark.parametrize("n_held", [3, 17, 30])
+@pytest.mark.parametrize(("ratio", "n_blocks"), [(2, 5), (3, 2), (4, 1), (8, 3)])
+def test_pools_query_by_query(run, ratio, n_blocks, n_held):
+    torch.manual_seed(ratio)
+    given, indexer = pool_inputs(n_held, 2, 33, ratio), Indexer(ratio, n_blocks)
+    assert torch.equal(run(*given, indexer), naive.choose_pools(*given, indexer))
+
+
+@POOLS
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_pool_is_chosen_by_its_gates(run, sign):
+    """Each pool's key is that of its one open cell; scores are these times the weight's sign."""
+    q, weights, rows, positions, mask, bias = pool_inputs(33, 1, 33, 4)
+    q.fill_(1.0), weights.fill_(sign), rows.fill_(-30.0), bias.zero_()
+    order = positions.argsort(1)
+    for b in range(2):
+        for pool in range(8):
+            open_cell = order[b, 4 * pool + pool % 4]
+            rows[b, open_cell, :D], rows[b, open_cell, D:] = 1.0 + (5 * pool) % 8, 30.0
+    best = [3, 6] if sign > 0 else [0, 5]  # 5 * pool % 8: 0 5 2 7 4 1 6 3
+    seen = run(q, weights, rows, positions, mask, bias, Indexer(4, 2))
+    for b, n_held in ((0, 33), (1, 32)):
+        n_whole = n_held // 4
+        wanted = [4 * pool + i for pool in best for i in range(4)]
+        found = sorted(positions[b, seen[b, 0]].tolist())
+        assert found == [*wanted, *range(4 * n_whole, n_held)]
+
+
+@pytest.mark.parametrize("run", [op.choose_pools, with_torch.choose_pools])
+def test_a_choice_of_pools_does_not_depend_on_tokens_beside_it(run):
+    q, weights, rows, positions, mask, bias = pool_inputs(33, 6, 33, 3)
+    indexer = Indexer(3, 2)
+    seen = run(q, weights, rows, positions, mask, bias, indexer, invariant=True)
+    for t in range(6):
+        one = slice(t, t + 1)
+        given = q[:, one], weights[:, one], rows, positions, mask[:, one], bias, indexer
+        assert torch.equal(run(*given, invariant=True), seen[:, one])

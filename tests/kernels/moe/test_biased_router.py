@@ -57,13 +57,23 @@ def test_of_equal_experts_and_groups_the_lower_comes_first(ops):
 
 
 @ROUTES
+def test_experts_that_are_given_are_weighed(ops):
+    logits = torch.tensor([[0.0, 2.0, -1.0, 30.0]])
+    root = (1 + logits.double().exp()).log().sqrt()[0]
+    weights = ops.route_given(logits, torch.tensor([[3, 2]]), Choice(2, "softplus", False, 1.5))
+    assert nmse(weights[0], 1.5 * root[[3, 2]]) < F32
+    weights = ops.route_given(logits, torch.tensor([[1, 0]]), Choice(2, "softplus"))
+    assert nmse(weights[0], root[[1, 0]] / root[:2].sum()) < F32
+
+
+@ROUTES
 def test_nothing_is_divided_by_nothing(ops):
     weights, _ = ops.route_biased(torch.full((1, 4), -1e4), None, Choice(2))
     assert torch.equal(weights, torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("ops", [with_torch, with_llvm], ids=["torch", "llvm"])
-@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax", "softplus"])
 @pytest.mark.parametrize(("n_experts", "n_groups"), [(16, 1), (16, 4), (42, 6), (5, 5), (300, 1)])
 @pytest.mark.parametrize("normalised", [False, True])
 def test_equals_the_law_and_rows_do_not_matter(ops, scores, n_experts, n_groups, normalised):
@@ -73,6 +83,7 @@ def test_equals_the_law_and_rows_do_not_matter(ops, scores, n_experts, n_groups,
     law_weights, law_ids = naive.route_biased(logits.double(), bias.double(), choice)
     assert torch.equal(ids, law_ids)
     assert nmse(weights, law_weights) < F32
+    assert torch.equal(ops.route_given(logits, ids, choice), weights)
     for width in (1, 2, 3, 8):
         some, chosen = ops.route_biased(logits[9 - width :], bias, choice)
         assert torch.equal(some, weights[9 - width :])

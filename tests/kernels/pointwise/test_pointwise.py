@@ -28,6 +28,7 @@ def test_gradients(ops):
         (ops.multiply, (x, a)),
         (ops.relu2, (x,)),
         (ops.swiglu, (x, y)),
+        (lambda *both: ops.clamped_swiglu(*both, 0.5), (x, y)),
         (lambda *both: ops.situ(*both, 4.0, 25.0), (x, y)),
         (ops.output_gate, (x, y)),
         (ops.delta_gates, (x, a, b, z)),
@@ -108,6 +109,16 @@ def test_a_limit_cuts_both_factors_off(ops):
     up = torch.tensor([[0.25, -3.0, 3.0, 0.25, 3.0]])
     wanted = torch.tensor([[0.125, -0.25, -ln3 / 8, 0.125, 0.25]])
     torch.testing.assert_close(ops.swiglu(gate, up, 0.5), wanted)
+
+
+@IMPLEMENTATIONS
+def test_a_limit_in_front_of_silu(ops):
+    ln3 = math.log(3.0)
+    # the gate is cut off at ln 3, where silu is 3/4 ln 3; below it passes, however small
+    gate = torch.tensor([[ln3, 100.0, -ln3, -2 * ln3, 5.0]])
+    up = torch.tensor([[0.5, 1.0, -9.0, 9.0, torch.nan]])
+    wanted = torch.tensor([[0.375, 0.75, ln3 / 4, -ln3 / 5, torch.nan]]) * ln3
+    torch.testing.assert_close(ops.clamped_swiglu(gate, up, ln3), wanted, equal_nan=True)
     nan = ops.swiglu(torch.tensor([[torch.nan, 1.0]]), torch.tensor([[1.0, torch.nan]]), 0.5)
     assert nan.isnan().all()
 

@@ -15,12 +15,14 @@ from kernels.pointwise import with_triton as pointwise
 from kernels.recurrence import channel_gates, conv
 from kernels.recurrence import with_triton as recurrence
 from kernels.rope import with_triton as rope
+from kernels.rows import sinkhorn
+from kernels.rows import with_triton as streams
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
-heads_law, conv_law, gates_law, rope_law, norm_law = (
+heads_law, conv_law, gates_law, rope_law, norm_law, streams_law = (
     implementations(module, "naive")[0]
-    for module in (head_linear, conv, channel_gates, kernels.rope, kernels.norm)
+    for module in (head_linear, conv, channel_gates, kernels.rope, kernels.norm, sinkhorn)
 )
 
 F32 = 1e-12
@@ -147,6 +149,8 @@ def test_swiglu(device, shape, strides):
     assert nmse(y.cpu(), pointwise_law.swiglu(gate.double(), up.double())) < F32
     within = pointwise_law.swiglu(gate.double(), up.double(), 1.5)
     assert nmse(pointwise.swiglu(*given, 1.5).cpu(), within) < F32
+    clamped = pointwise_law.clamped_swiglu(gate.double(), up.double(), 1.5)
+    assert nmse(pointwise.clamped_swiglu(*given, 1.5).cpu(), clamped) < F32
 
 
 @pytest.mark.parametrize("linear", [25.0, 0.0], ids=["both", "gate"])
@@ -183,3 +187,25 @@ def test_products_of_heads(device, n_tokens, n, m):
     y = heads.head_linear(x.to(device), weight.to(device))
     assert y.shape == (2, n_tokens, 3, m)
     assert nmse(y.cpu(), heads_law.head_linear(x.double(), weight.double())) < F32
+
+
+@pytest.mark.parametrize("d", [8, 700])
+@pytest.mark.parametrize("strides", ["plain", "permuted"])
+def test_mixed_streams(device, d, strides):
+    m, x, y = 2 * torch.randn(2, 3, sinkhorn.N_GATES), torch.randn(2, 3, 4, d), torch.randn(2, 3, d)
+    scale, base, rounds = torch.randn(3), torch.randn(24), sinkhorn.Sinkhorn(20, 1e-6)
+    gates = streams_law.stream_gates(m.double(), scale.double(), base.double(), rounds)
+    given = [each.to(device) for each in (m, y, gates.float())]
+    if strides == "permuted":
+        given = [permuted(each) for each in given]
+    x_, scale_, base_ = (each.to(device) for each in (x, scale, base))
+    for found, wanted in (
+        (streams.stream_gates(given[0], scale_, base_, rounds), gates),
+        (streams.stream_gates(given[0][..., :4], scale_[:1], base_[:4], rounds), gates[..., :4]),
+        (streams.weigh_streams(x_, given[2]), streams_law.weigh_streams(x.double(), gates)),
+        (
+            streams.advance_streams(x_, given[1], given[2]),
+            streams_law.advance_streams(x.double(), y.double(), gates),
+        ),
+    ):
+        assert nmse(found.cpu(), wanted) < F32

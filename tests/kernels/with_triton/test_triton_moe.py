@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from kernels import moe
-from kernels.moe import RELU2, situ_activation, swiglu_within, with_triton
+from kernels.moe import (
+    RELU2,
+    clamped_swiglu_activation,
+    situ_activation,
+    swiglu_within,
+    with_triton,
+)
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
@@ -198,7 +204,12 @@ def test_experts_without_a_gate(device, mode):
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @pytest.mark.parametrize(
     "activation",
-    [swiglu_within(0.5), situ_activation(4.0, 25.0), situ_activation(2.0, 0.0)],
+    [
+        swiglu_within(0.5),
+        clamped_swiglu_activation(0.5),
+        situ_activation(4.0, 25.0),
+        situ_activation(2.0, 0.0),
+    ],
     ids=lambda a: a.name,
 )
 def test_experts_with_other_activations(device, mode, activation):

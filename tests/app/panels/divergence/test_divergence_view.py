@@ -191,14 +191,22 @@ def test_other_measures(faulty: DivergenceView) -> None:
     assert "ring,fault=no-conv-rollback: 0.5" in plot.tip(15.2, 0)
 
 
-def test_signs_tell_rollback_from_restore(faulty: DivergenceView) -> None:
-    signs = faulty.plots.delta._signs
-    assert signs["seq_rm"].getData()[0].tolist() == [13, 16], "last position of rounds 1 and 2"
-    assert len(signs["restore"].getData()[0]) == 0
+def test_signs_have_the_colour_of_their_lane_and_the_shape_of_the_path(
+    faulty: DivergenceView,
+) -> None:
+    plot = faulty.plots.delta
+    for run_id, shape in ((2, "d"), (3, "t")):
+        signs, curve = plot._signs[run_id], plot._curves[run_id]
+        x, _ = signs.getData()
+        assert x.tolist() == [13, 16], "last position of rounds 1 and 2"
+        assert set(signs.data["symbol"]) == {shape}
+        assert signs.opts["brush"].color() == curve.opts["pen"].color()
+    rows = [plot._signs[run_id].getData()[1][0] for run_id in (2, 3)]
+    assert rows[0] > rows[1] > plot.box.viewRange()[1][0], "a row for each lane"
+    assert 1 not in plot._signs, "noise rolls nothing back"
+    assert plot._first_line.isVisible()
     faulty._on_lane_chosen(2)
-    assert signs["restore"].getData()[0].tolist() == [13, 16]
-    assert len(signs["seq_rm"].getData()[0]) == 0
-    assert not faulty.plots.delta._first_line.isVisible()
+    assert not plot._first_line.isVisible()
 
 
 def test_not_finite_is_above_everything(view: DivergenceView) -> None:

@@ -89,7 +89,7 @@ def test_the_faults_on_offer_can_act(editor: LaneEditor) -> None:
         assert (editor.error, editor.note) == ("", "")
 
 
-@pytest.mark.parametrize("why", ["", "llama.cpp lanes need llama-cpp-python."])
+@pytest.mark.parametrize("why", ["", "llama.cpp lanes need a build of llama.cpp."])
 def test_lanes_of_llama_cpp_are_offered_or_say_what_they_need(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:

@@ -75,27 +75,31 @@ def test_new_rounds_join(view: RollbackView) -> None:
     assert bars(view, "seq_rm")[5] == 3
 
 
-def test_sequences_stand_beside_each_other(view: RollbackView) -> None:
+def test_every_sequence_has_a_strip(view: RollbackView) -> None:
     builder = TraceBuilder()
     for seq_id in (0, 1):
         builder.prompt(["p"], seq_id)
     for seq_id in (0, 1):
         builder.draft([], "a", ["x"] * (seq_id + 1), seq_id)
     view.show_run(builder.run)
-    found = bars(view, "seq_rm")
-    assert sorted(found.values()) == [1, 2]
-    left, right = sorted(found)
-    assert 0.5 < left < 1 < right < 1.5
-    assert found[left] == 1
-    width = view._bars["seq_rm"].opts["width"]
-    assert right - left == pytest.approx(width)
+    opts = view._bars["seq_rm"].opts
+    assert opts["x"].tolist() == [1, 1]
+    by_base = dict(zip(opts["y0"].tolist(), opts["height"].tolist(), strict=True))
+    strip = max(by_base)
+    assert by_base == {0: 2, strip: 1}, "the first sequence is on top"
+    assert view.plot.box.viewRange()[1] == [0, 2 * strip]
+    assert [line.value() for line in view._limits] == [strip + 3, 3]
+    labels = view.plot._ticks["left"]
+    assert labels == [(1.5 * strip, "seq 0"), (0.5 * strip, "seq 1")]
+    assert "sequence 1" in view.plot.tip(1.0, 0.5)
+    assert "sequence 0" in view.plot.tip(1.0, strip + 0.5)
 
 
 def test_the_limit_line(view: RollbackView) -> None:
     builder = some_rounds()
     view.show_run(builder.run)
-    assert view._limit.isVisible()
-    assert view._limit.value() == 3
+    (limit,) = view._limits
+    assert limit.isVisible() and limit.value() == 3
     assert view.legend.labels[0] == "n_rs_seq = 3"
     _, top = view.plot.box.viewRange()[1]
     assert top > 3
@@ -105,7 +109,7 @@ def test_without_planes_there_is_no_limit_line(view: RollbackView) -> None:
     builder = TraceBuilder()
     builder.store.rounds.append(run_id=0, round=0, seq_id=0, rollback_path="none")
     view.show_run(builder.run)
-    assert not view._limit.isVisible()
+    assert not any(line.isVisible() for line in view._limits)
     assert view.legend.labels[0] == "n_rs_seq"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QPalette, QWheelEvent
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, OpenedFiles
@@ -489,3 +489,17 @@ def test_what_stood_in_the_form_comes_back_but_no_fault(panel: RunPanel, qtbot: 
     assert (options.rollback, options.sampler.temp, options.faults) == ("ring", 0.5, ())
     assert options.spec.types == ("ngram-simple",)
     assert other.chat() == ChatWrap()
+
+
+def test_a_grammar_is_chosen_in_a_dialog_and_labels_say_what_fields_do(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = RunPanel()
+    qtbot.addWidget(panel)
+    field = panel.sampling["grammar_file"]
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_a, **_k: ("/x/a.lark", ""))
+    (browse,) = [action for action in field.actions() if action.toolTip() == "Browse…"]
+    browse.trigger()
+    assert panel.options().sampler.grammar_file == "/x/a.lark"
+    label = panel.sampling._form.labelForField(field)
+    assert label.toolTip() == field.toolTip() != ""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.panels.tokens.token_layout import TokenLayout
-from app.trace_models.token_stream import NEWLINE_MARK
+from engine.trace.token_text import NEWLINE_MARK
 
 GHOST = 3
 

@@ -78,7 +78,7 @@ def test_a_run_far_from_its_estimate_is_told() -> None:
     slow = note(replace(found, measured=found.measured / 3))
     assert f"The run itself had {found.measured / 3:.3g} tok/s" in slow
     run.facts["lane"] = "planes"
-    assert "Lanes draft together" in note(found)
+    assert "Lanes share their drafts" in note(found)
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:

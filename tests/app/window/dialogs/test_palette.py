@@ -141,3 +141,20 @@ def test_behind_a_long_name_there_is_room_for_what_it_does(
     palette.open()
     names, tips = (palette.list.columnWidth(column) for column in (0, 1))
     assert names < 0.5 * palette.width() and tips > 0.3 * palette.width()
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("inspector", "Panels: Step Inspector"),
+        ("ghost", "Ghost Tokens"),
+        ("csv trace", "Export Trace…"),  # what it does
+        ("exp tr", "Export Trace…"),
+        ("gttk", "Ghost Tokens"),
+    ],
+)
+def test_words_come_before_letters_anywhere(
+    palette: CommandPalette, qtbot: QtBot, typed: str, first: str
+) -> None:
+    qtbot.keyClicks(palette.field, typed)
+    assert palette.lines[0] == first

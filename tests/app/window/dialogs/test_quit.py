@@ -1,4 +1,4 @@
-"""Closing the window over runs that were not exported: kept, discarded or not closed."""
+"""Closing the window over runs that were not exported: kept, or asked about where that fails."""
 
 from __future__ import annotations
 
@@ -73,27 +73,8 @@ def test_nothing_recorded_closes_without_a_word(
     assert answers.asked == []
 
 
-def test_the_window_stays_and_works_on(
-    asking: Callable[[], MainWindow], answers: Answers, model_file: Path, qtbot: QtBot
-) -> None:
-    window = asking()
-    run_on(window, model_file, qtbot)
-    assert not window.close()
-    assert window.isVisible()
-    trigger(window, "run.start")
-    wait(qtbot, window, State.READY)
-    assert len(window.runs.model.rows) == 2
-    answers.quit_choice = QuitChoice.DISCARD
-    assert window.close()
-    assert answers.asked == [(["model"], "")] * 2
-
-
 def test_what_is_discarded_is_gone(
-    asking: Callable[[], MainWindow],
-    answers: Answers,
-    model_file: Path,
-    qtbot: QtBot,
-    tmp_path: Path,
+    asking: Callable[[], MainWindow], model_file: Path, qtbot: QtBot, tmp_path: Path
 ) -> None:
     window = asking()
     run_on(window, model_file, qtbot)
@@ -101,7 +82,7 @@ def test_what_is_discarded_is_gone(
     assert autosave is not None
     with qtbot.waitSignal(autosave.saved):
         autosave.save()
-    answers.quit_choice = QuitChoice.DISCARD
+    window.sessions.quit_choice = QuitChoice.DISCARD
     window.close()
     assert list((tmp_path / "data" / "autosave").iterdir()) == []
     assert messages(asking()) == []
@@ -123,9 +104,8 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
     trigger(window, "run.start")
     qtbot.waitUntil(lambda: len(window.bridge.store.tokens) > n_tokens)
     sizes = [1, 2]
-    answers.quit_choice = QuitChoice.KEEP
     assert window.close()
-    assert answers.asked == [(["model", "other"], "")]
+    assert answers.asked == []
     kept = [open_trace(folder) for folder in saved_folders(tmp_path / "data" / "autosave")]
     assert sorted(len(store.runs) for store in kept) == sizes
     stops = [facts["stops"] for store in kept for facts in store.runs.values()]
@@ -145,7 +125,7 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
     assert again.tokens.copy_text().startswith(" first a1.0")
     assert [row.on_disk for row in again.runs.model.rows] == [False, True, True]
     assert again.close(), "what was kept is on disk"
-    assert len(answers.asked) == 1
+    assert answers.asked == []
     assert sorted(len(r.runs.store.runs) for r in read_all(tmp_path)) == sizes, "and stays there"
 
 
@@ -154,23 +134,18 @@ def read_all(tmp_path: Path) -> list[SavedTrace]:
     return [found for folder in folders if (found := read_saved(folder))]
 
 
-def test_what_was_exported_is_not_asked_about(
-    asking: Callable[[], MainWindow],
-    answers: Answers,
-    model_file: Path,
-    qtbot: QtBot,
-    tmp_path: Path,
+def test_what_was_exported_is_not_discarded(
+    asking: Callable[[], MainWindow], model_file: Path, qtbot: QtBot, tmp_path: Path
 ) -> None:
     window = asking()
     run_on(window, model_file, qtbot)
     run_on(window, model_file.with_name("other.gguf"), qtbot)
     with qtbot.waitSignal(window.bridge.exported):
         window.bridge.ask(ExportTrace(window.bridge.store, tmp_path / "out"))
-    answers.quit_choice = QuitChoice.DISCARD
+    window.sessions.quit_choice = QuitChoice.DISCARD
     window.close()
-    assert answers.asked == [(["model"], "")]
     (left,) = read_all(tmp_path)
-    assert left.runs.model == "other", "what was asked about is gone, the other is listed again"
+    assert left.runs.model == "other", "what was not exported is gone, the other is listed again"
 
 
 def test_what_cannot_be_kept_keeps_the_window_open(
@@ -184,12 +159,16 @@ def test_what_cannot_be_kept_keeps_the_window_open(
     run_on(window, model_file, qtbot)
     (tmp_path / "data").rmdir() if (tmp_path / "data").is_dir() else None
     (tmp_path / "data").write_text("x")
-    answers.quit_choice = QuitChoice.KEEP
     assert not window.close()
+    assert answers.asked == []
     assert "error: The runs are not saved." in messages(window)[0]
     assert not window.close()
-    assert answers.asked[0][1] == ""
-    assert "cannot be written" in answers.asked[1][1], "so that keeping is not offered again"
+    assert [models for models, _ in answers.asked] == [["model"]]
+    assert "cannot be written" in answers.asked[0][1]
+    assert window.isVisible()
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+    assert len(window.runs.model.rows) == 2, "it works on"
     answers.quit_choice = QuitChoice.DISCARD
     assert window.close()
 
@@ -198,22 +177,11 @@ def test_what_cannot_be_kept_keeps_the_window_open(
 
 
 @pytest.mark.parametrize(
-    ("button", "problem", "quit_choice"),
-    [
-        ("default", "", QuitChoice.KEEP),
-        ("Keep for the next start", "", QuitChoice.KEEP),
-        ("Discard", "", QuitChoice.DISCARD),
-        ("escape", "", QuitChoice.STAY),
-        ("default", "The disk is full.", QuitChoice.STAY),
-        ("Discard", "The disk is full.", QuitChoice.DISCARD),
-    ],
+    ("button", "quit_choice"),
+    [("default", QuitChoice.STAY), ("escape", QuitChoice.STAY), ("Discard", QuitChoice.DISCARD)],
 )
 def test_the_question(
-    qtbot: QtBot,
-    monkeypatch: pytest.MonkeyPatch,
-    button: str,
-    problem: str,
-    quit_choice: QuitChoice,
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, button: str, quit_choice: QuitChoice
 ) -> None:
     parent = QWidget()
     qtbot.addWidget(parent)
@@ -222,16 +190,12 @@ def test_the_question(
     def answer(box: QMessageBox) -> int:
         seen.append(box.informativeText())
         known = {b.text().replace("&", ""): b for b in box.buttons()}
-        assert ("Keep for the next start" in known) is (not problem)
         known |= {"default": box.defaultButton(), "escape": box.escapeButton()}
         known[button].click()
         return 0
 
     monkeypatch.setattr(QMessageBox, "exec", answer)
     store = sample_trace(rounds=2).store
-    assert (
-        ask_before_quitting(parent, [ModelRuns("a", store), ModelRuns("b", store)], problem)
-        is quit_choice
-    )
-    assert seen[0].startswith("a: 1 run\nb: 1 run")
-    assert problem in seen[0]
+    models = [ModelRuns("a", store), ModelRuns("b", store)]
+    assert ask_before_quitting(parent, models, "The disk is full.") is quit_choice
+    assert seen == ["a: 1 run\nb: 1 run\n\nThe disk is full. Cancel to export them (Ctrl+E)."]

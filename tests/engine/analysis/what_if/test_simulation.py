@@ -175,7 +175,30 @@ def test_a_surface_has_every_pair() -> None:
     assert found.n_max.tolist() == list(range(1, rounds.n_max + 1))
     row, column = found.best
     assert found.tokens_per_second[row, column] == np.nanmax(found.tokens_per_second)
-    assert (found.speed_up > 0).all()
+    assert (found.speed_up > 0).all(), "passes of 1 to 5 tokens were all timed"
+
+
+def test_speed_ups_are_said_of_widths_that_were_timed_only() -> None:
+    four = [(3, 3, 40.0)] * 6
+    found = surface(recorded(four), p_min=(0.0, 0.5))
+    assert found is not None
+    assert np.isfinite(found.tokens_per_second).all() and np.isnan(found.speed_up).all()
+    found = surface(recorded([*four, *[(0, 0, 10.0)] * 6]), p_min=(0.0, 0.5))
+    assert found is not None
+    assert np.isfinite(found.speed_up).tolist() == [[False] * 2, [False] * 2, [True, False]]
+    result = what_if(recorded(four))
+    assert result is not None
+    speeds = [e.tokens_per_second is None for e in result.estimates]
+    assert speeds == [True, False, False, False], "plain decoding was not timed"
+
+
+def test_lanes_have_no_speed_of_their_own() -> None:
+    store, _, run_id = timed_trace(60)
+    store.runs[run_id]["lane"] = "planes"
+    rounds = RecordedRounds.of(RunRef(store, run_id))
+    assert not rounds.is_timed and RoundCosts.measured(rounds) is None
+    found = surface(rounds)
+    assert found is not None and found.best is None
 
 
 def test_a_width_timed_in_warm_up_alone_is_not_believed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.trace_models.token_stream import (
+from engine.trace.token_text import (
     NEWLINE_MARK,
     display_text,
     inline_newlines,

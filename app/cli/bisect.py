@@ -1,0 +1,262 @@
+"""`draftscope bisect`: which commit or build of llama.cpp broke its rollback."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.common import add_model, output_file, positive, target_path
+from app.cli.output import is_terminal, print_json, print_lines, show_progress, tell
+from engine.errors import DraftscopeError, OptionError
+from engine.experiments.bisect import progress_file
+from engine.files import written_whole
+
+if TYPE_CHECKING:
+    from engine.experiments.bisect.history import Revision
+    from engine.experiments.bisect.judge import Judge
+    from engine.experiments.bisect.search import Search
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.usage = (
+        "draftscope bisect (MODEL | --demo) (--good REV --bad REV --repo DIR | --builds DIR DIR …) "
+        "[options]"
+    )
+    parser.epilog = (
+        "Commits are checked out into a work tree of their own and built with CMake and Ninja,\n"
+        "only the library. `draftscope check-rollback` judges a build, both ends first; every\n"
+        "check that the good end passes and the bad one fails gets the commit that broke it. What\n"
+        "does not build or cannot be judged is skipped. The same command goes on where it was\n"
+        "stopped.\n\n"
+        "exit status: 0 every fault has its commit, 1 one has not, or the ends cannot be used,\n"
+        "2 wrong usage\n\n"
+        "examples:\n"
+        "  draftscope bisect model.gguf --repo ~/llama.cpp --good b6000 --bad master\n"
+        "  draftscope bisect --demo --builds old/bin newer/bin newest/bin\n"
+        "  draftscope bisect --demo --repo ~/llama.cpp --good b6000 --bad master \\\n"
+        "    --judge-command './my_test {}/lib'"
+    )
+    add_model(parser)
+    history = parser.add_argument_group("history")
+    history.add_argument("--repo", type=Path, metavar="DIR", help="clone of llama.cpp")
+    history.add_argument("--good", metavar="REV", help="commit that is right")
+    history.add_argument("--bad", metavar="REV", help="later commit that is wrong")
+    history.add_argument(
+        "--builds",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="builds from the oldest to the newest in place of a repository",
+    )
+    history.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="REV",
+        help="leave out a commit, or those of A..B; repeatable",
+    )
+    build = parser.add_argument_group("builds")
+    build.add_argument(
+        "--cmake-args", default="", metavar="WORDS", help="options of CMake in addition to ours"
+    )
+    build.add_argument(
+        "--target", default="llama", metavar="NAME", help="what is built (default %(default)s)"
+    )
+    build.add_argument(
+        "-j", "--jobs", type=positive, metavar="N", help="compilers at once (default: all cores)"
+    )
+    build.add_argument(
+        "--build-limit",
+        type=positive,
+        default=3600,
+        metavar="S",
+        help="seconds for one build (default %(default)s)",
+    )
+    judge = parser.add_argument_group("judge")
+    judge.add_argument(
+        "--judge",
+        default="check-rollback",
+        metavar="WORDS",
+        help="check-rollback or compare with options, as "
+        '"check-rollback --depths 3" (default: check-rollback)',
+    )
+    judge.add_argument(
+        "--request",
+        metavar="FILE[:N]",
+        help="judge by the N-th request of a capture (observe --capture; default 1)",
+    )
+    judge.add_argument(
+        "--judge-command",
+        metavar="COMMAND",
+        help="judge by a command's exit status: 0 right, 125 skip, others wrong; {} is the build",
+    )
+    judge.add_argument(
+        "--judge-limit",
+        type=positive,
+        default=600,
+        metavar="S",
+        help="seconds for judging one build (default %(default)s)",
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="folder of the work tree, the builds and the verdicts (default: in the cache folder)",
+    )
+    search.add_argument(
+        "--retry-skipped", action="store_true", help="try again what could not be judged before"
+    )
+    search.add_argument("--json", action="store_true", help="print one JSON object")
+    search.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write a report as Markdown"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; exit status 0 where every fault has its commit."""
+    with_repo = args.repo is not None
+    if with_repo == (args.builds is not None):
+        raise OptionError(
+            "There is nothing to search in.",
+            "Give either --repo with --good and --bad, or --builds.",
+        )
+    if with_repo != (args.good is not None) or with_repo != (args.bad is not None):
+        raise OptionError(
+            "--good and --bad name the ends of a repository's history.",
+            "Give --repo, --good and --bad together; --builds has its ends itself.",
+        )
+    model = target_path(args) if args.judge_command is None else None
+    from engine.experiments.bisect import report
+
+    search, folder = _search(args, model)
+    with _only_one(folder):
+        if search.n_known:
+            tell(f"{search.n_known} verdicts are known already")
+        search.begin = lambda revision: _begin(search, revision)
+        try:
+            for step in search.run():
+                if is_terminal(sys.stderr):
+                    show_progress("")
+                tell(report.step_line(step), name="")
+        except (KeyboardInterrupt, DraftscopeError):
+            tell(f"verdicts so far are in {folder}; the same command goes on")
+            raise
+    again = shlex.join(["draftscope", *args.words])
+    if args.markdown is not None:
+        with written_whole(args.markdown) as part:
+            part.write_text(
+                report.markdown(search, "Which commit broke rollback", again), encoding="utf-8"
+            )
+    _begin(search, None)
+    if args.json:
+        print_json(report.as_json(search))
+    else:
+        print_lines(report.lines(search))
+    tell(f"builds and logs are in {folder}")
+    return int(not all(fault.is_sure for fault in search.faults))
+
+
+def _begin(search: Search, revision: Revision | None) -> None:
+    """Say what is done next, here and to windows."""
+    from engine.experiments.bisect import report
+
+    now = f"{revision.short} {revision.title} is built and judged" if revision else ""
+    if now and is_terminal(sys.stderr):
+        show_progress(now)
+    path = progress_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as part:
+        part.write_text("\n".join(report.progress(search, now)), encoding="utf-8")
+
+
+def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]:
+    from engine.experiments.bisect.builds import CMakeBuilds, given_build
+    from engine.experiments.bisect.history import chosen, commits, in_a_row
+    from engine.experiments.bisect.search import Search
+
+    options = _words(args.cmake_args, "--cmake-args")
+    if args.builds is not None:
+        history, note = in_a_row(args.builds), ""
+    else:
+        history, note = commits(args.repo, args.good, args.bad)
+    if note:
+        tell(f"note: {note}")
+    where = str(args.repo.resolve()) if args.repo is not None else "builds"
+    folder = args.work or progress_file().parent / _mark(where)
+    folder.mkdir(parents=True, exist_ok=True)
+    judge, label = _judge(args, model, folder)
+    state = folder / f"verdicts-{_mark(label, args.target, *options)}.json"
+    if args.repo is None:
+        search = Search(history, given_build, judge, state=state, retry_skipped=args.retry_skipped)
+        return search, folder
+    builds = CMakeBuilds(
+        args.repo, folder, options, target=args.target, jobs=args.jobs, limit_s=args.build_limit
+    )
+    skip = chosen(args.repo, history, args.skip)
+    return (
+        Search(
+            history,
+            builds,
+            judge,
+            state=state,
+            skip=skip,
+            retry_skipped=args.retry_skipped,
+            forget=builds.forget_all_but,
+        ),
+        folder,
+    )
+
+
+def _judge(args: argparse.Namespace, model: Path | None, folder: Path) -> tuple[Judge, str]:
+    """The judge, and what its verdicts depend on."""
+    from engine.experiments.bisect.judge import judge_command, judge_of, request_words
+
+    if model is None:
+        command = _words(args.judge_command, "--judge-command")
+        return judge_command(command, args.judge_limit), args.judge_command
+    words = _words(args.judge, "--judge")
+    label = args.judge
+    if args.request is not None:
+        name, _, number = args.request.rpartition(":")
+        if not (name and number.isascii() and number.isdigit() and len(number) < 10):
+            name, number = args.request, "1"
+        words = request_words(Path(name), int(number), folder / f"request-{_mark(args.request)}")
+        label = shlex.join(words)
+    stamp = model.stat()
+    label = f"{label}\0{model.resolve()}\0{stamp.st_size}\0{stamp.st_mtime_ns}"
+    return judge_of(model.resolve(), words, args.judge_limit), label
+
+
+def _words(text: str, option: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"{option} {text[:80]!r}: {error}.", "Close the quotation.") from error
+
+
+def _mark(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Within it no other search builds in the folder. Raises OptionError where one does."""
+    with (folder / "lock").open("wb") as lock:
+        with suppress(ImportError):  # no such module on Windows
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise OptionError(
+                    f"Another search is at work in {folder}.", "Wait for its end, or use --work."
+                ) from error
+        yield

@@ -1,0 +1,256 @@
+"""The Kernel Checks panel: what `draftscope conform` finds in a package's kernels, as a grid of
+kernels and checks, and the error of the chosen one by row or depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QGuiApplication, QPen
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFileDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QSplitter,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme, figures_font
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.plot_surface import PlotSurface
+from engine.report.text import visible
+
+if TYPE_CHECKING:
+    from engine.conform.runner import Outcome
+
+_HINT = "Wheel or folder of vLLM, SGLang or flash-linear-attention, or FILE.py:FUNCTION"
+_FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
+_SAME = 10_000
+"""Any size, given to both sides of the splitter."""
+_FIRST = (
+    "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
+    "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
+)
+
+
+class ConformView(QWidget):
+    """A target, the grid of its checks, and what is known about the chosen cell."""
+
+    asked = Signal(str)  # target
+    stop_asked = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme, self._target = theme, ""
+        self._outcomes: dict[tuple[int, int], Outcome] = {}
+        self._runs = False
+        self.target = QLineEdit()
+        self.target.setPlaceholderText(_HINT)
+        self.target.setAccessibleName("Package or adapter whose kernels are checked")
+        self.target.setToolTip(f"{_HINT}; `draftscope help conform` explains adapters")
+        self.target.textChanged.connect(self._enable)
+        self.target.returnPressed.connect(self._press)
+        self.browse = QPushButton("Bro&wse…")
+        self.browse.clicked.connect(self._browse)
+        self.button = QPushButton("Chec&k")
+        self.button.clicked.connect(self._press)
+        self.headline = ElidedLabel()
+        self.headline.setText(_FIRST)
+        self.grid = QTableWidget()
+        self.grid.setAccessibleName("Checks of each kernel")
+        self.grid.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.grid.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.grid.setTabKeyNavigation(False)
+        self.grid.currentCellChanged.connect(lambda *_: self._show_chosen())
+        self.words = QLabel()
+        self.words.setTextFormat(Qt.TextFormat.PlainText)
+        self.words.setWordWrap(True)
+        self.words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.copy = QPushButton("&Copy Command")
+        self.copy.setToolTip("The command that plays this check again")
+        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._command()))
+        self.plot = ErrorPlot(theme)
+        self._lay_out()
+        self._show_chosen()
+        self._enable()
+
+    def begin(self, target: str) -> None:
+        """Empty the grid for the checks of a target, which run from now on."""
+        self._target, self._runs = target, True
+        self._outcomes.clear()
+        self.grid.setRowCount(0)
+        self.headline.setText(f"{target}: checking …")
+        self._show_chosen()
+        self._enable()
+
+    def add(self, outcome: Outcome) -> None:
+        """Show one check that has ended."""
+        from engine.conform.checks import CHECKS
+
+        if outcome.check not in CHECKS:
+            return  # what only measures
+        if self.grid.columnCount() != len(CHECKS):
+            self.grid.setColumnCount(len(CHECKS))
+            self.grid.setHorizontalHeaderLabels(CHECKS)
+            heads = self.grid.horizontalHeader()
+            heads.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        name = visible(f"{outcome.kernel} {outcome.recurrence}")
+        labels = [self.grid.verticalHeaderItem(i).text() for i in range(self.grid.rowCount())]
+        if name not in labels:
+            self.grid.insertRow(len(labels))
+            self.grid.setVerticalHeaderItem(len(labels), QTableWidgetItem(name))
+            labels.append(name)
+        at = labels.index(name), CHECKS.index(outcome.check)
+        self._outcomes[at] = outcome
+        item = QTableWidgetItem(
+            "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
+        )
+        item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.grid.setItem(*at, item)
+        self._colour(at)
+        n_failed = sum(not one.passed for one in self._outcomes.values())
+        self.headline.setText(
+            f"{self._target}: {len(self._outcomes)} checks so far, {n_failed} failed"
+        )
+        if not outcome.passed and n_failed == 1:
+            self.grid.setCurrentCell(*at)
+        self._show_chosen()
+
+    def end(self, error: str = "") -> None:
+        """The checks have ended, or could not be played because of `error`."""
+        self._runs = False
+        self.headline.setText(error or self.headline.text().replace(" so far", ""))
+        self._enable()
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.plot.retheme(theme)
+        for at in self._outcomes:
+            self._colour(at)
+
+    def _lay_out(self) -> None:
+        line = QHBoxLayout()
+        for widget, stretch in ((self.target, 1), (self.browse, 0), (self.button, 0)):
+            line.addWidget(widget, stretch)
+        below = QWidget()
+        said = QHBoxLayout()
+        said.addWidget(self.words, 1)
+        said.addWidget(self.copy, 0, Qt.AlignmentFlag.AlignTop)
+        column = QVBoxLayout(below)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addLayout(said)
+        column.addWidget(self.plot, 1)
+        parts = QSplitter(Qt.Orientation.Vertical)
+        parts.addWidget(self.grid)
+        parts.addWidget(below)
+        parts.setChildrenCollapsible(False)
+        parts.setSizes([_SAME, _SAME])
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(8, 4, 8, 4)
+        whole.setSpacing(4)
+        whole.addLayout(line)
+        whole.addWidget(self.headline)
+        whole.addWidget(parts, 1)
+
+    def _press(self) -> None:
+        if self._runs:
+            self.stop_asked.emit()
+        elif target := self.target.text().strip():
+            self.asked.emit(target)
+
+    def _browse(self) -> None:
+        name, _ = QFileDialog.getOpenFileName(
+            self, "Kernels to check", "", _FILTER, options=QFileDialog.Option.DontUseNativeDialog
+        )
+        if name:
+            self.target.setText(f"{name}:adapter" if name.endswith(".py") else name)
+
+    def _enable(self) -> None:
+        self.button.setText("Stop" if self._runs else "Chec&k")
+        self.button.setEnabled(self._runs or bool(self.target.text().strip()))
+
+    def _chosen(self) -> Outcome | None:
+        return self._outcomes.get((self.grid.currentRow(), self.grid.currentColumn()))
+
+    def _colour(self, at: tuple[int, int]) -> None:
+        outcome, item = self._outcomes[at], self.grid.item(*at)
+        assert item is not None
+        role = "status.error"
+        if outcome.passed:
+            role = "ui.text" if outcome.faults else "status.ok"
+        item.setForeground(self._theme.color(role))
+
+    def _command(self) -> str:
+        from engine.conform.report import again
+
+        chosen = self._chosen()
+        return again(chosen.faults[0], self._target) if chosen and chosen.faults else ""
+
+    def _show_chosen(self) -> None:
+        chosen = self._chosen()
+        faults = chosen.faults if chosen is not None else ()
+        self.copy.setVisible(bool(faults))
+        self.words.setVisible(chosen is not None)
+        self.plot.setVisible(any(f.row_errors or f.depth_errors for f in faults))
+        if chosen is None:
+            return
+        if not faults:
+            self.words.setText(
+                f"{chosen.kernel}, {chosen.check}: passed in {chosen.seconds:.1f} s."
+            )
+            return
+        from engine.conform.report import paragraph
+
+        self.words.setText(visible("\n".join(paragraph(faults[0])), keep_lines=True))
+        self.plot.show_errors(faults[0].row_errors, faults[0].depth_errors)
+
+
+class ErrorPlot(PlotSurface):
+    """Bars: the relative error of each row, or the distance of a state from that at each depth."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__("0.000", parent)
+        self.setFont(figures_font())
+        self.setMinimumHeight(10 * self.fontMetrics().height())
+        self._bars = pg.BarGraphItem(x=[], height=[], width=0.8)
+        self.addItem(self._bars)
+        self._errors = np.empty(0)
+        self._axis = ""
+        self.tip = self._words
+        self.retheme(theme)
+
+    def show_errors(self, rows: tuple[float, ...], depths: tuple[float, ...]) -> None:
+        """Draw one of the two; infinite errors are as high as the plot."""
+        errors = np.array(rows or depths)
+        self._errors = errors
+        self._axis = "row of the pass" if rows else "rows of the pass in the state compared with"
+        finite = errors[np.isfinite(errors)]
+        top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
+        self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))
+        self.set_x_range(-0.5, max(len(errors), 1) - 0.5)
+        self.set_y_range(0.0, 1.1 * top)
+        self.set_ticks("bottom", [(i, str(i)) for i in range(len(errors))])
+        self.name_axes("relative error", self._axis, self._theme)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self._theme = theme
+        self.colour_axes(theme)
+        self._bars.setOpts(brush=theme.color("status.error"), pen=QPen(Qt.PenStyle.NoPen))
+        if self._axis:
+            self.name_axes("relative error", self._axis, theme)
+
+    def _words(self, x: float, y: float) -> str:
+        at = round(x)
+        known = 0 <= at < len(self._errors)
+        return f"{self._axis} {at}: relative error {self._errors[at]:.3g}" if known else ""

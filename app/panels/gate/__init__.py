@@ -1,0 +1,168 @@
+"""The Gate view: checks of a llama.cpp build as a grid of verdicts, and how far a bisect is."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QPalette, QShowEvent
+from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
+
+from app.looks.theme import Theme
+from app.trace_models.tune_surface import HeatMap
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.heat_grid import HeatGrid
+from app.widgets.whole_run_view import WholeRunView
+from engine.experiments.bisect import progress_file
+from engine.files import file_head
+from engine.report.text import visible
+from engine.trace.facts import GateFacts
+from engine.trace.run_ref import RunRef
+
+_LOOK_MS = 2000
+_LONGEST = 4000
+"""Bytes of what is said of a bisect."""
+_MOST_LINES, _MOST_COLUMNS = 24, 160
+_GROUNDS = {
+    "right": "accepted.tint",
+    "refused": "accepted.tint",
+    "known defect": "status.warning_tint",
+    "WRONG": "status.error_tint",
+    "FAILED": "status.error_tint",
+}
+_HINT = "click: the lane in Divergence"
+
+
+class GateView(WholeRunView):
+    """Rows are scenarios by the length of their drafts, columns the ways of rolling back. All of it
+    is facts of the runs, so that an opened trace of `check-rollback --trace` shows it too."""
+
+    untold = "checks of rollback"
+    period_ms = 500
+
+    run_selected = Signal(object)  # RunRef
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(
+            "Gate",
+            "No build checked yet",
+            "Shows which ways of rolling back a build of llama.cpp gets right: Run → Check "
+            "llama.cpp Rollback, or open a trace of draftscope check-rollback.",
+            parent,
+        )
+        self.empty.waits_for_run = False  # a run checks nothing
+        self._cells: dict[tuple[int, int], RunRef] = {}
+        self._found: list[tuple[RunRef, GateFacts]] = []
+        self.headline = QLabel()
+        self.headline.setTextFormat(Qt.TextFormat.PlainText)
+        font = self.headline.font()
+        font.setBold(True)
+        self.headline.setFont(font)
+        self.grid = HeatGrid(theme, "Verdicts by scenario and way of rolling back")
+        self.grid.pointed.connect(self._tell)
+        self.grid.tip = lambda row, column: self._words_of((row, column))
+        self.grid.chosen.connect(self._choose)
+        self.bisect = QLabel()
+        self.bisect.setTextFormat(Qt.TextFormat.PlainText)
+        self.bisect.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.bisect.setAccessibleName("Bisect")
+        self.bisect.hide()
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.look)
+        self.readout = ElidedLabel()
+        self.readout.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        column = QVBoxLayout(self.page)
+        column.setContentsMargins(8, 4, 8, 4)
+        column.setSpacing(4)
+        column.addWidget(self.headline)
+        column.addWidget(self.grid, 1)
+        column.addWidget(self.readout)
+        column.addWidget(self.bisect)
+        column.addStretch(0)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.grid.retheme(theme)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """Every check."""
+        names = ["scenario", "n_draft", "policy", "outcome", "about"]
+        return names, [[getattr(facts, name) for name in names] for _, facts in self._found]
+
+    def look(self) -> None:
+        """See how far the latest `draftscope bisect` is."""
+        said = file_head(progress_file(), _LONGEST).decode("utf-8", "replace")
+        lines = said.splitlines()[:_MOST_LINES]
+        text = "\n".join(visible(line[:_MOST_COLUMNS]) for line in lines)
+        if text != self.bisect.text():
+            self.bisect.setText(text)
+            self.bisect.setVisible(bool(text))
+        if text and not self.has_rounds:
+            title, _, rest = text.partition("\n")
+            self.empty.say(title, rest)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.look()
+        self._timer.start(_LOOK_MS)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def _begin(self, run: RunRef | None) -> None:
+        self._found, self._cells = [], {}
+        self.grid.set_map(None)
+
+    def _read(self) -> bool:
+        assert self._run is not None
+        runs = [self._run.sibling(run_id) for run_id in list(self._run.store.runs)]
+        self._found = [(run, facts) for run in runs if (facts := run.facts.gate) is not None]
+        return bool(self._found)
+
+    def _show(self) -> None:
+        rows = list(dict.fromkeys(_row(facts) for _, facts in self._found))[::-1]
+        columns = list(dict.fromkeys(facts.policy for _, facts in self._found))
+        texts = [[""] * len(columns) for _ in rows]
+        values = np.full((len(rows), len(columns)), np.nan)
+        self._cells = {}
+        for run, facts in self._found:  # of several checks of a build, the last one
+            cell = rows.index(_row(facts)), columns.index(facts.policy)
+            texts[cell[0]][cell[1]] = facts.outcome
+            values[cell] = 0.0
+            self._cells[cell] = run
+        self.grid.set_map(
+            HeatMap(
+                "way of rolling back",
+                "scenario, drafted tokens",
+                tuple(columns),
+                tuple(rows),
+                values,
+                tuple(map(tuple, texts)),
+                grounds=tuple(
+                    tuple(_GROUNDS.get(text, "ui.base") for text in row) for row in texts
+                ),
+            )
+        )
+        outcomes = [facts.outcome for _, facts in self._found]
+        counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
+        self.headline.setText(f"{self._found[-1][0].facts.compute or 'llama.cpp'}: {counts}")
+        self._tell(None)
+
+    def _tell(self, cell: tuple[int, int] | None) -> None:
+        self.readout.setText(self._words_of(cell) if cell in self._cells else _HINT)
+
+    def _words_of(self, cell: tuple[int, int] | None) -> str:
+        run = None if cell is None else self._cells.get(cell)
+        facts = None if run is None else run.facts.gate
+        if facts is None:
+            return ""
+        about = f": {facts.about}" if facts.about else ""
+        return f"{_row(facts)}, {facts.policy}: {facts.outcome}{about}"
+
+    def _choose(self, row: int, column: int) -> None:
+        if (row, column) in self._cells:
+            self.run_selected.emit(self._cells[row, column])
+
+
+def _row(facts: GateFacts) -> str:
+    return f"{facts.scenario}, {facts.n_draft}"

@@ -1,0 +1,82 @@
+"""A range of rounds of a run as a subject of its own, and its figures in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.trace_models.number_text import NOT_OBSERVED, significant
+from engine.analysis.run_cost import RunCost
+from engine.size_text import size_text
+from engine.trace.records import PHASES
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+from engine.trace.step_sums import joint_counts, per_position
+
+
+@dataclass(frozen=True, slots=True)
+class RunRange:
+    """Rounds first to last of a run, both included; last None: to its end."""
+
+    run: RunRef
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def title(self) -> str:
+        """ "Rounds 22–31", or what all of them are."""
+        if self.last is None:
+            return "Whole run"
+        if self.first == self.last:
+            return f"Round {self.first:,}"
+        return f"Rounds {self.first:,}–{self.last:,}"
+
+
+def range_figures(chosen: RunRange) -> dict[str, str]:
+    """Figures of the rounds after the prompts, in words, by label."""
+    run = chosen.run
+    rows = RunColumns(run.store, "rounds", run.run_id)
+    selected = RoundRows.select(run.store.rounds, run.run_id, None)
+    number = rows["round"]
+    inside = (number >= chosen.first) & ~selected.is_prompt[: rows.n]
+    if chosen.last is not None:
+        inside &= number <= chosen.last
+    steps = inside & selected.is_step[: rows.n]
+    drafted = rows["num_draft_tokens"][steps]
+    accepted = np.clip(rows["num_accepted_draft_tokens"][steps], 0, drafted)
+    emitted = int(np.maximum(rows["num_emitted"][inside], 0).sum())
+    depth = np.maximum(rows["rollback_depth"][inside], 0)
+    cost = RunCost.of(run, chosen.first, chosen.last)
+    counts = per_position(joint_counts(drafted, accepted))
+    rates = counts["acceptance_per_position"]["unconditional"]
+    n_drafted, n_accepted = int(drafted.sum()), int(accepted.sum())
+    share = significant(n_accepted / n_drafted) if n_drafted else NOT_OBSERVED
+    n_rows = int(inside.sum())
+    found = {
+        "rounds": f"{len(cost.rounds):,}",
+        "tokens": f"{emitted:,}",
+        "accepted": f"{n_accepted:,} of {n_drafted:,}  {share}",
+        "by position": "  ".join("–" if rate is None else f"{rate:.2f}" for rate in rates),
+        "tokens a round": significant(emitted / n_rows if n_rows else None),
+        "ms a round": significant(cost.per_round()),
+    }
+    found |= {f"  {phase}": significant(cost.per_round(phase)) for phase in PHASES}
+    undone = [n for n in (cost.n_restores, cost.n_removed, cost.n_refused) if n is not None]
+    deepest = int(depth.max(initial=0))
+    found |= {
+        "rollbacks": f"{sum(undone):,}, deepest {deepest}" if undone else NOT_OBSERVED,
+        "restores": _count(cost.n_restores),
+        "tokens replayed": _count(cost.n_replayed),
+        "passes": _count(cost.n_passes),
+        "bytes moved": NOT_OBSERVED if cost.bytes_moved is None else size_text(cost.bytes_moved),
+        "bytes written": NOT_OBSERVED
+        if cost.bytes_written is None
+        else size_text(cost.bytes_written),
+    }
+    return found
+
+
+def _count(n: int | None) -> str:
+    return NOT_OBSERVED if n is None else f"{n:,}"

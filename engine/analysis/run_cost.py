@@ -1,0 +1,272 @@
+"""The cost of a run after its prompts: time by phase, forward passes, rollbacks, bytes of state;
+and how the times of two lanes compare, round by round.
+
+Lanes of a comparison are led: they verify the same drafts in the same rounds, one lane after the
+other in each of them, so a round of one and the same round of another are a pair. Their drafts are
+made once for all; the time of that is added to each lane, so that a round is as long as it would be
+in a run of its own. Lanes with copies of sequences do the work of several, and reference and noise
+lanes no work that a run does: they have no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from engine.size_text import size_text
+from engine.trace.facts import RunFacts
+from engine.trace.records import MISSING, PHASES, POLICY
+from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+N_PARTS = 5
+"""Parts that the rounds of two lanes are dealt to in turn, for the spread of their ratio."""
+COST_HEADS = (
+    "lane",
+    "ms/round",
+    *PHASES,
+    "passes",
+    "restores",
+    "seq_rm",
+    "refused",
+    "replayed",
+    "moved",
+    "held",
+)
+COST_NOTE = (
+    "ms/round and its phases: means after the prompt, the shared draft included; replayed: tokens "
+    "decoded again; moved: state copied, restored and saved"
+)
+_LEAST_ROUNDS = 2 * N_PARTS
+_MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
+_RESTORES = ("restore", "restore_depth")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RunCost:
+    """All sequences of a run together, rounds of prompts left out; None is not observed.
+
+    rounds: numbers of the scheduler's rounds, int64 [n] ascending. round_ms: time of each by phase,
+    float64 [n]; phases that were never observed are left out, and all where times mean nothing (see
+    above). n_passes: forward passes of the target. n_restores, n_removed, n_refused: rounds of a
+    sequence that were undone from a checkpoint, by partial removal, and not. n_replayed: tokens
+    decoded again. bytes_moved: state copied, restored and saved in checkpoints; bytes_written: by
+    passes; bytes_held: the most that cells and states took.
+    """
+
+    run: RunRef
+    rounds: np.ndarray
+    round_ms: dict[str, np.ndarray]
+    n_passes: int | None
+    n_restores: int | None
+    n_removed: int | None
+    n_refused: int | None
+    n_replayed: int | None
+    bytes_moved: int | None
+    bytes_written: int | None
+    bytes_held: int | None
+
+    @property
+    def name(self) -> str:
+        """The lane."""
+        return self.run.facts.lane or ""
+
+    @property
+    def total_ms(self) -> np.ndarray:
+        """Time of each round, all phases, float64 [n]."""
+        return np.sum([*self.round_ms.values(), np.zeros(len(self.rounds))], axis=0)
+
+    def per_round(self, phase: str = "") -> float | None:
+        """Milliseconds of a round, on average; of one phase, or of all."""
+        if not self.round_ms or not len(self.rounds):
+            return None
+        if not phase:
+            return float(self.total_ms.mean())
+        ms = self.round_ms.get(phase)
+        return None if ms is None else float(ms.mean())
+
+    def figures(self) -> dict[str, Any]:
+        """All of them by name, times in milliseconds a round."""
+        names = [field.name for field in fields(self)][3:]
+        phases = {phase: self.per_round(phase) for phase in self.round_ms}
+        counts = {name: getattr(self, name) for name in names}
+        whole = {"num_rounds": len(self.rounds), "round_ms": self.per_round()}
+        return {**whole, "phase_ms": phases, **counts}
+
+    @classmethod
+    def of(cls, run: RunRef, first: int = 0, last: int | None = None) -> RunCost:
+        """From the trace as it is now. first, last: the rounds that count, both included; None: to
+        the end."""
+        rows = RunColumns(run.store, "rounds", run.run_id)
+        later = ~RoundRows.select(run.store.rounds, run.run_id, None).is_prompt[: rows.n]
+        later &= (rows["round"] >= first) & (True if last is None else rows["round"] <= last)
+        rounds, at = np.unique(rows["round"][later], return_inverse=True)
+        is_known = bool((rows["rollback_path"][later] > 0).any())  # code 0: an empty text
+
+        def n_of(*paths: str) -> int | None:
+            return int((later & rows.is_text("rollback_path", *paths)).sum()) if is_known else None
+
+        passes = RunColumns(run.store, "ubatches", run.run_id)
+        mine = np.isin(passes["round"], rounds)
+        replay = mine & passes.is_text("purpose", "replay")
+        n_tokens = passes["n_seqs"] * passes["n_seq_tokens"] - np.maximum(passes["n_padding"], 0)
+        return cls(
+            run,
+            rounds,
+            _round_ms(run, rows, later, rounds, at),
+            int(mine.sum()) if passes.n else None,
+            n_of(*_RESTORES),
+            n_of("seq_rm"),
+            n_of("refused"),
+            int(n_tokens[replay].sum()) if passes.n else None,
+            _sum(rows, _MOVED, later),
+            _sum(rows, ("state_bytes_written",), later),
+            _most(rows["memory_bytes_held"]),
+        )
+
+
+def _round_ms(
+    run: RunRef, rows: RunColumns, later: np.ndarray, rounds: np.ndarray, at: np.ndarray
+) -> dict[str, np.ndarray]:
+    facts = run.facts
+    if facts.lane and not is_timed(facts):
+        return {}
+    found: dict[str, np.ndarray] = {}
+    for phase in PHASES:
+        ms = rows[f"{phase}_ms"][later]
+        if np.isfinite(ms).any():
+            found[phase] = np.bincount(at, np.nan_to_num(ms), len(rounds))
+    if found and facts.lane and not facts.lane_free:
+        drafts = RunColumns(run.store, "drafts", _leader(run.store, run.run_id))
+        place = np.searchsorted(rounds, drafts["round"])
+        place = np.minimum(place, max(len(rounds) - 1, 0))
+        known = np.isfinite(drafts["draft_ms"])
+        known &= rounds[place] == drafts["round"] if len(rounds) else False
+        found["draft"] = np.bincount(place[known], drafts["draft_ms"][known], len(rounds))
+    return {phase: found[phase] for phase in PHASES if phase in found}
+
+
+def is_timed(facts: RunFacts) -> bool:
+    """Whether a lane does what a run does, so that its times mean something."""
+    return facts.lane_kind == POLICY and facts.lane_copies is None
+
+
+def _leader(store: TraceStore, run_id: int) -> int:
+    """The lane that drafts for a lane: the one that is measured against no other."""
+    for _ in range(len(store.runs)):  # a trace of anyone's may go in circles
+        against = store.runs[run_id].lane_against
+        if against is None or against not in store.runs:
+            break
+        run_id = against
+    return run_id
+
+
+def _sum(rows: RunColumns, names: Sequence[str], later: np.ndarray) -> int | None:
+    values = np.concatenate([rows[name][later] for name in names])
+    known = values[values != MISSING]
+    return int(known.sum()) if len(known) else None
+
+
+def _most(values: np.ndarray) -> int | None:
+    known = values[values != MISSING]
+    return int(known.max()) if len(known) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """Time of one lane's rounds over another's: in all, and the lowest and highest of N_PARTS."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether all parts agree on which lane takes longer."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def spread(self) -> str:
+        """The lowest and the highest, in words."""
+        return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of the rounds"
+
+
+def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
+    """Of the rounds that both have; None where they are few, or were not timed."""
+    if not one.round_ms or not other.round_ms:
+        return None
+    _, mine, theirs = np.intersect1d(one.rounds, other.rounds, return_indices=True)
+    if len(mine) < _LEAST_ROUNDS:
+        return None
+    a, b = one.total_ms[mine], other.total_ms[theirs]
+    if not b.sum():
+        return None
+    part = np.arange(len(mine)) % N_PARTS
+    sums = [np.bincount(part, ms, N_PARTS) for ms in (a, b)]
+    if not sums[1].all():
+        return None
+    ratios = sums[0] / sums[1]
+    return TimeRatio(float(a.sum() / b.sum()), float(ratios.min()), float(ratios.max()))
+
+
+def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
+    """What a lane costs against the fastest other one, or the slowest if it is the fastest itself;
+    empty where nothing can be said."""
+    timed = sorted(
+        (c for c in costs if c.round_ms and len(c.rounds)), key=lambda c: c.per_round() or 0.0
+    )
+    mine = next((cost for cost in timed if cost.run.run_id == run_id), None)
+    if mine is None or len(timed) < 2:
+        return ""
+    slow, fast = (mine, timed[0]) if mine is not timed[0] else (timed[-1], mine)
+    found = time_ratio(slow, fast)
+    if found is None:
+        return ""
+    if not found.is_shown:
+        words = f"No difference shown between the times of {slow.name} and {fast.name}: "
+        words += f"{found.spread}"
+    else:
+        more = (slow.per_round() or 0.0) - (fast.per_round() or 0.0)
+        words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
+        words += f"({found.spread}), {more:.2g} ms a round more"
+    return f"{words}; {work_words(slow)}."
+
+
+def work_words(cost: RunCost) -> str:
+    """ "11 restores, 22.6 MiB moved, 262 ms of replay": what a lane did to roll back."""
+    replay = cost.round_ms.get("replay")
+    parts = [
+        _count(cost.n_restores, "restore"),
+        _count(cost.n_removed, "seq_rm", ""),
+        _count(cost.n_refused, "refused", ""),
+        None if cost.bytes_moved is None else f"{size_text(cost.bytes_moved)} moved",
+        f"{replay.sum():.3g} ms of replay" if replay is not None and replay.any() else None,
+    ]
+    return ", ".join(part for part in parts if part) or "nothing rolled back"
+
+
+def _count(n: int | None, word: str, plural: str = "s") -> str:
+    return f"{n:,} {word}{plural if n != 1 else ''}" if n else ""
+
+
+def cost_cells(cost: RunCost) -> tuple[str, ...]:
+    """A row of the table under COST_HEADS; "-" is not observed, or means nothing for the lane."""
+    times = (cost.per_round(), *map(cost.per_round, PHASES))
+    counts = (cost.n_passes, cost.n_restores, cost.n_removed, cost.n_refused, cost.n_replayed)
+    return (
+        cost.name,
+        *("-" if ms is None else f"{ms:.3g}" for ms in times),
+        *("-" if n is None else str(n) for n in counts),
+        *("-" if n is None else size_text(n) for n in (cost.bytes_moved, cost.bytes_held)),
+    )
+
+
+def cost_notes(costs: Sequence[RunCost]) -> Iterator[str]:
+    """A sentence for every lane that takes longer than the fastest one, or as long."""
+    said = (cost_sentence(costs, cost.run.run_id) for cost in costs)
+    yield from dict.fromkeys(filter(None, said))

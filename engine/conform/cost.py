@@ -1,0 +1,86 @@
+"""What one verify pass of a kernel costs: bytes that it has to move, by count, and on CUDA its time
+and the share of the bandwidth of a copy that it reaches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from engine.conform.cases import Recurrence, Shape, Source
+from engine.conform.packages import Package
+from engine.conform.subject import Kernel, Memory
+
+_TIMED, _WARM = 50, 5
+_COPIED = 2**30
+
+
+def cost_shape(kernel: Kernel, recurrence: Recurrence) -> Shape:
+    """64 sequences of 4 tokens, 32 heads of 128; convolutions: 8,192 channels of 4 taps."""
+    if recurrence == "conv":
+        return Shape(recurrence, 8192, 1, 4, 1, 4, 64)
+    groups = 16 if kernel.grouped else 32
+    return Shape(recurrence, 32, groups, 128, 128, 4, 64)
+
+
+def least_bytes(kernel: Kernel, shape: Shape) -> int:
+    """Bytes that a verify pass reads and writes at least, every tensor once.
+
+    Rows and outputs in float32; the state before the pass; and what a rollback needs: the state
+    after every row, or the rows where the kernel keeps a log (`ring` or `log`), or a window that is
+    longer by the rows of the pass.
+    """
+    n_rows, size = shape.n_tokens * shape.n_sequences, shape.dtype.itemsize
+    state = math.prod(shape.state) * size
+    source = Source(replace(shape, n_sequences=1), 1)
+    rows = source.rows([0], [1]).tensors
+    read = ("q", "k", "v", "a", "b", "x", "dt", "B", "C")
+    row = 4 * sum(t.numel() for name, t in rows.items() if name in read)
+    output = 4 * shape.n_heads * shape.d_v
+    if shape.recurrence == "conv":
+        kept = (shape.d_k - 1 + shape.n_tokens) * shape.n_heads * size
+    elif kernel.ring or kernel.log:
+        kept = shape.n_tokens * row
+    else:
+        kept = shape.n_tokens * state
+    return n_rows * (row + output) + shape.n_sequences * (state + kept)
+
+
+def _median_ms(call: Callable[[], object]) -> float:
+    """Median of many calls, each between two events of the device."""
+    times = []
+    for i in range(_WARM + _TIMED):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        if i >= _WARM:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def measure(
+    kernel: Kernel, package: Package, recurrence: Recurrence, device: str
+) -> dict[str, float]:
+    """`bytes` by count; on CUDA `ms` of a verify pass, the median of 50, and `copy_share`, its
+    bandwidth as a part of that of a copy of 1 GiB. The interpreter's times say nothing."""
+    shape = cost_shape(kernel, recurrence)
+    figures: dict[str, float] = {"bytes": least_bytes(kernel, shape)}
+    if device != "cuda":
+        return figures
+    source = Source(shape, 1, device)
+    subject = kernel.make(shape, Memory(device), package)
+    for sequence in range(shape.n_sequences):
+        subject.load(sequence, source.state().to(device))
+    every = range(shape.n_sequences)
+    rows = source.rows(every, [shape.n_tokens] * shape.n_sequences)
+    figures["ms"] = _median_ms(lambda: subject.verify(rows))
+    a = torch.empty(_COPIED, dtype=torch.uint8, device=device)
+    b = torch.empty_like(a)
+    copy_ms = _median_ms(lambda: b.copy_(a))
+    figures["copy_share"] = (figures["bytes"] / figures["ms"]) / (2 * _COPIED / copy_ms)
+    return figures

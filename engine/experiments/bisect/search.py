@@ -1,0 +1,295 @@
+"""The search: ends first, then halves, until every check that broke has its commit.
+
+Verdicts are written after each step, and a search begins with those of earlier ones on the same
+builds and the same judge. A commit that is found is judged once more, and so are its parents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import BisectError, OptionError
+from engine.experiments.bisect.builds import SkippedError
+from engine.experiments.bisect.history import History, Revision
+from engine.experiments.bisect.judge import RANKS, Checks, Judge
+from engine.files import file_bytes, written_whole
+
+_MOST_BYTES = 64 << 20
+_REMEDY = "Remove it, and search again."
+
+
+class Verdict(msgspec.Struct):
+    """What is known of a revision: its checks (outcome, words about it) or why nothing is. Times
+    are seconds."""
+
+    checks: dict[str, tuple[str, str]] = {}
+    skipped: str = ""
+    build_s: float = 0.0
+    judge_s: float = 0.0
+
+
+class Step(msgspec.Struct):
+    """One revision judged. n_left: suspects before it; again: to see whether it repeats."""
+
+    revision: Revision
+    verdict: Verdict
+    n_left: int
+    again: bool = False
+
+
+class Fault(msgspec.Struct):
+    """What some checks broke by. suspects: one revision, or several where those in between could
+    not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
+    why it is not sure; mended: the fault was there before, in the first, and gone in the second."""
+
+    suspects: list[Revision]
+    checks: dict[str, tuple[str, str]]
+    parents: list[Revision]
+    doubt: str = ""
+    mended: tuple[Revision, Revision] | None = None
+    first_wrong: str = ""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether one revision is found, twice."""
+        return len(self.suspects) == 1 and not self.doubt
+
+
+class Search:
+    """A search in a history. state: the file of verdicts, None = they are not kept. skip: never
+    built. retry_skipped: what could not be judged before is tried again. most_skips: suspects that
+    may be skipped before it gives up. n_probes: judged after each fault, to see whether it was
+    mended in between. forget: is given the revisions whose builds are needed yet.
+
+    Raises OptionError for a state that cannot be read.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        build: Callable[[Revision], Path],
+        judge: Judge,
+        *,
+        state: Path | None = None,
+        skip: Collection[int] = (),
+        retry_skipped: bool = False,
+        most_skips: int = 32,
+        n_probes: int = 2,
+        forget: Callable[[Iterable[Revision]], object] = lambda kept: None,
+    ) -> None:
+        self.history, self._build, self._judge = history, build, judge
+        self._state, self._forget = state, forget
+        self._most_skips, self._n_probes = most_skips, n_probes
+        known = {} if state is None else _read(state)
+        self._known = {
+            key: one for key, one in known.items() if not (retry_skipped and one.skipped)
+        }
+        places = {revision.key: i for i, revision in enumerate(history.revisions)}
+        self.verdicts = {places[key]: one for key, one in self._known.items() if key in places}
+        for i in skip:
+            self.verdicts.setdefault(i, Verdict(skipped="left out by --skip"))
+        self.n_known = len(self.verdicts)
+        self.begin: Callable[[Revision], object] = lambda revision: None
+        """Called before a revision is built and judged."""
+        self.faults: list[Fault] = []
+        self.mended: list[str] = []
+        """Checks that fail at the good end and pass at the bad one."""
+
+    def run(self) -> Iterator[Step]:
+        """Judge until all is found. Raises BisectError where the ends do not differ or cannot be
+        judged, OptionError where the state cannot be written."""
+        last = len(self.history) - 1
+        for i in (0, last):
+            yield from self._judged(i, len(self.history) - 1)
+            if why := self.verdicts[i].skipped:
+                raise BisectError(
+                    f"The {'bad' if i else 'good'} end {self._short(i)} {why}.",
+                    "Choose another end, or correct what it needs.",
+                )
+        waiting = self._broken()
+        while waiting:
+            check = waiting[0]
+            while (i := self._next(check)) is not None:
+                yield from self._judged(i, len(self.history.suspects(self._fails(check))))
+                self._forget(self._needed(waiting))
+            suspects = self.history.suspects(self._fails(check))
+            mine = [c for c in waiting if self.history.suspects(self._fails(c)) == suspects]
+            fault = self._fault(suspects, mine)
+            self.faults.append(fault)
+            yield from self._judge_again(fault)
+            yield from self._probe(fault)
+            waiting = [
+                c
+                for c in waiting  # again, where a probe has shown that it was mended in between
+                if c not in mine or self.history.suspects(self._fails(c)) != suspects
+            ]
+        self._forget(self.needed())
+        self.faults.sort(key=lambda fault: self._place(fault.suspects[0]))
+
+    def needed(self) -> list[Revision]:
+        """The revisions whose builds show the faults that were found."""
+        return [one for fault in self.faults for one in (*fault.suspects[-1:], *fault.parents)]
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def _broken(self) -> list[str]:
+        first, last = self.verdicts[0].checks, self.verdicts[len(self.history) - 1].checks
+        before = {check: RANKS.get(outcome) for check, (outcome, _) in first.items()}
+        after = {check: RANKS.get(outcome) for check, (outcome, _) in last.items()}
+        pairs = [
+            (check, a, b)
+            for check in after
+            if (a := before.get(check)) is not None and (b := after[check]) is not None
+        ]
+        self.mended = [check for check, a, b in pairs if a > b]
+        if broken := [check for check, a, b in pairs if a < b]:
+            return broken
+        names = f"{self._short(0)} and {self._short(-1)}"
+        failing = [check for check, a, b in pairs if a == b and b]
+        if failing:
+            raise BisectError(
+                f"{names} fail the same {len(failing)} checks, the first of them {failing[0]!r}.",
+                "Choose an older good end, or another judge.",
+            )
+        raise BisectError(
+            f"{names} pass the same checks: the bad end is not bad by this judge.",
+            "Choose a newer bad end, or a judge that shows the fault.",
+        )
+
+    def _fails(self, check: str) -> dict[int, bool | None]:
+        """Of every revision judged: whether it fails a check that the good end passes, None where
+        that is not known."""
+        allowed = RANKS[self.verdicts[0].checks[check][0]]
+        found: dict[int, bool | None] = {}
+        for i, verdict in self.verdicts.items():
+            rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
+            found[i] = None if rank is None else rank > allowed
+        return found
+
+    def _next(self, check: str) -> int | None:
+        fails = self._fails(check)
+        skips = sum(fails.get(i, True) is None for i in self.history.suspects(fails))
+        return None if skips >= self._most_skips else self.history.next_to_judge(fails)
+
+    def _needed(self, checks: Sequence[str]) -> list[Revision]:
+        """Those whose builds may show a fault at the end: of what passes the newest, and what fails
+        among the suspects."""
+        found = set()
+        for check in checks:
+            fails = self._fails(check)
+            passing = [i for i, failed in fails.items() if failed is False]
+            older = 0
+            for i in passing:
+                older |= self.history.ancestors[i] & ~(1 << i)
+            found |= {i for i in passing if not older >> i & 1}
+            found |= {i for i in self.history.suspects(fails) if fails.get(i)}
+        return [*(self.history.revisions[i] for i in sorted(found)), *self.needed()]
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _judged(self, i: int, n_left: int) -> Iterator[Step]:
+        if i in self.verdicts and not self._is_left_out(i):
+            return
+        revision = self.history.revisions[i]
+        verdict = self._new_verdict(revision)
+        self.verdicts[i] = self._known[revision.key] = verdict
+        self._write()
+        yield Step(revision, verdict, n_left)
+
+    def _is_left_out(self, i: int) -> bool:
+        """Whether it is skipped by the user's wish alone, which the ends cannot be."""
+        last = len(self.history) - 1
+        return i in (0, last) and self.history.revisions[i].key not in self._known
+
+    def _new_verdict(self, revision: Revision) -> Verdict:
+        self.begin(revision)
+        began = time.monotonic()
+        try:
+            build = self._build(revision)
+        except SkippedError as why:
+            return Verdict(skipped=str(why), build_s=time.monotonic() - began)
+        built = time.monotonic()
+        try:
+            checks = dict(self._judge(build))
+        except SkippedError as why:
+            now = time.monotonic()
+            return Verdict(skipped=str(why), build_s=built - began, judge_s=now - built)
+        return Verdict(checks, build_s=built - began, judge_s=time.monotonic() - built)
+
+    def _fault(self, suspects: Sequence[int], checks: Sequence[str]) -> Fault:
+        """What is known of it. The last of the suspects is the one that was seen to fail."""
+        revisions, bad = self.history.revisions, suspects[-1]
+        said: Checks = self.verdicts[bad].checks
+        n_before = len(suspects) - 1
+        return Fault(
+            [revisions[i] for i in suspects],
+            {check: said[check] for check in checks},
+            [revisions[i] for i in revisions[bad].parents],
+            f"{n_before} before it could not be judged" if n_before else "",
+        )
+
+    def _probe(self, fault: Fault) -> Iterator[Step]:
+        """Judge a few after it, and note where it was mended, whether by these or seen before."""
+        bad = self._place(fault.suspects[-1])
+        check = next(iter(fault.checks))
+        after = [
+            i for i in range(bad + 1, len(self.history) - 1) if self.history.ancestors[i] >> bad & 1
+        ]
+        part = len(after) / (self._n_probes + 1)
+        for k in range(1, self._n_probes + 1) if after else ():
+            near = after[max(0, int((k - 0.5) * part)) : int((k + 0.5) * part) + 1]
+            if not any(i in self.verdicts for i in near):
+                yield from self._judged(after[int(k * part)], 1)
+        if between := self.history.mended_between(self._fails(check)):
+            revisions = self.history.revisions
+            fault.mended = revisions[between[0]], revisions[between[1]]
+
+    def _judge_again(self, fault: Fault) -> Iterator[Step]:
+        """Judge what was found and its parents once more."""
+        if fault.doubt:
+            return
+        revisions, checks = self.history.revisions, list(fault.checks)
+        bad = self._place(fault.suspects[0])
+        parents = revisions[bad].parents
+        for i in parents:  # of a merge, what was taken to pass by its descendants
+            yield from self._judged(i, 1)
+            if self._fails(checks[0])[i]:
+                fault.doubt = f"its parent {self._short(i)} fails too"
+        passing = [i for i in parents if self._fails(checks[0])[i] is False]
+        for i in (bad, *passing) if not fault.doubt else ():
+            again = self._new_verdict(revisions[i])
+            yield Step(revisions[i], again, 1, again=True)
+            kept, self.verdicts[i] = self.verdicts[i], again
+            if any(self._fails(check)[i] is not (i == bad) for check in checks):
+                fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
+            self.verdicts[i] = kept
+
+    def _short(self, i: int) -> str:
+        return self.history.revisions[i].short
+
+    def _place(self, revision: Revision) -> int:
+        return self.history.revisions.index(revision)
+
+    def _write(self) -> None:
+        if self._state is not None:
+            self._state.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(self._state) as part:
+                part.write_bytes(msgspec.json.encode(self._known))
+
+
+def _read(state: Path) -> dict[str, Verdict]:
+    if not state.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file_bytes(state, _MOST_BYTES), type=dict[str, Verdict])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{state} is not the state of a search: {error}.", _REMEDY) from error
+
+
+def seconds(verdicts: Mapping[int, Verdict]) -> float:
+    """What building and judging took together."""
+    return sum(one.build_s + one.judge_s for one in verdicts.values())

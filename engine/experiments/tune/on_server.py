@@ -1,0 +1,336 @@
+"""Settings measured on a user's own server, which is started with each of them, or runs already.
+
+Each length is measured once, from the shortest on until two in a row are clearly slower than the
+best; floors are tried at the best lengths; the best three and plain decoding are then measured in
+alternation. What has been measured is kept in a file, if one is named, from which the same command
+goes on after it was ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import OptionError, PeerLibraryError
+from engine.experiments.bench.llama_programs import free_port, started
+from engine.experiments.bench.request import PLAIN
+from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
+from engine.experiments.tune.confirm import Confirmed
+from engine.experiments.tune.lengths import DraftSetting, has_floor
+from engine.experiments.tune.server_speed import ServerPass, TimedServer
+
+_AGAIN_S = 0.1
+_LEAST_TOKENS = 16
+_CLEARLY_SLOWER = 0.9
+_N_FINALISTS = 3
+_WARM_TOKENS = 8
+# of the seconds given, those that requests may take; the rest is for starts
+_SHARE = 0.6
+_FAMILIES = ("vllm", "sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """command: of a server, with {flags} where those of a setting go and {port}; both are added
+    where they are missing. running: addresses of servers that run, by name, instead. lengths and
+    floors: of drafts, for each drafter. rates: of synthetic acceptance, as many as the longest
+    draft has. most_s: seconds in all. kept: file of measurements."""
+
+    prompts: Sequence[str]
+    command: str = ""
+    running: Mapping[str, str] = field(default_factory=dict)
+    drafters: Sequence[str] = ()
+    lengths: Sequence[int] = (1, 2, 3, 4, 6, 8)
+    floors: Sequence[float] = (0.5, 0.75)
+    rates: Sequence[float] = ()
+    n_predict: int = 128
+    pairs: int = 6
+    most_s: float = 300.0
+    ignore_eos: bool = False
+    kept: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTuned:
+    """What was found. screened: speed and acceptance of every setting that was tried once.
+    flags: to paste, for the engine of the command."""
+
+    n_predict: int
+    screened: Mapping[str, tuple[float, float | None]]
+    confirmed: Sequence[Confirmed]
+    verdict: Verdict
+    flags: EngineFlags | None
+
+
+def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: None) -> ServerTuned:
+    """Do all of it. Raises OptionError for a command that cannot be started, PeerLibraryError where
+    a server ends, ServerError where one does not answer."""
+    return _Tuner(plan, report).tune()
+
+
+class _Tuner:
+    def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
+        self.plan, self.report = plan, report
+        self.until = time.monotonic() + plan.most_s
+        self.kept = _Kept(plan)
+        self.settings: dict[str, DraftSetting] = {}
+        self.n_predict = self.kept.n_predict or plan.n_predict
+        self.screened: dict[str, tuple[float, float | None]] = {}
+
+    def tune(self) -> ServerTuned:
+        names = list(self.plan.running) or [PLAIN]
+        for name in names:
+            self._screen(name)
+        if not self.plan.running:
+            for drafter in self.plan.drafters:
+                self._screen_lengths(drafter)
+        ranked = sorted(self.screened, key=lambda name: -self.screened[name][0])
+        others = [name for name in ranked if name != PLAIN][:_N_FINALISTS]
+        finalists = [PLAIN, *others] if PLAIN in ranked else ranked[: _N_FINALISTS + 1]
+        confirmed = self._confirm(finalists)
+        if not any(one.name == PLAIN for one in confirmed):
+            raise OptionError(
+                f"None of the servers is called {PLAIN}.",
+                f"Give the one that does not speculate as {PLAIN}=URL.",
+            )
+        judged = verdict(confirmed)
+        return ServerTuned(
+            self.n_predict, self.screened, confirmed, judged, self._flags(judged.chosen)
+        )
+
+    def _screen_lengths(self, drafter: str) -> None:
+        """Lengths from the shortest on, then floors at the best two."""
+        found: dict[int, float] = {}
+        worse = 0
+        for n_max in sorted(self.plan.lengths):
+            speed = self._screen(self._name(DraftSetting(drafter, n_max)))
+            worse = worse + 1 if speed < _CLEARLY_SLOWER * max(found.values(), default=0.0) else 0
+            found[n_max] = speed
+            if worse == 2 or time.monotonic() > self.until:
+                break
+        if has_floor(drafter) and not self.plan.rates:
+            for n_max in sorted(found, key=lambda n: -found[n])[:2]:
+                for floor in self.plan.floors:
+                    if time.monotonic() < self.until:
+                        self._screen(self._name(DraftSetting(drafter, n_max, floor)))
+
+    def _name(self, setting: DraftSetting) -> str:
+        self.settings[setting.name] = setting
+        return setting.name
+
+    def _screen(self, name: str) -> float:
+        """Speed of a setting, measured once; of the first one, how many tokens the time allows."""
+        known = self.kept.screened.get(name)
+        if known is None:
+            began = time.monotonic()
+            with self._server(name) as server:
+                start_s = time.monotonic() - began
+                if not self.screened:
+                    self._choose_n_predict(server, start_s)
+                done = self._pass(server)
+            known = done.speed, done.acceptance
+            self.kept.add({"screened": name, "speed": known[0], "acceptance": known[1]})
+        self.screened[name] = known
+        self.report(f"{name}: {known[0]:.1f} tok/s")
+        return known[0]
+
+    def _choose_n_predict(self, server: TimedServer, start_s: float) -> None:
+        """As many tokens a request as fit into the time, at plain decoding's speed."""
+        plan = self.plan
+        speed = server.ask(plan.prompts[:1], _LEAST_TOKENS, ignore_eos=True).speed or 1.0
+        n_settings = len(plan.running) or 1 + len(plan.drafters) * (
+            len(plan.lengths) + 2 * len(plan.floors) * (not plan.rates)
+        )
+        n_passes = n_settings + (_N_FINALISTS + 1) * (plan.pairs + 1)
+        left = self.until - time.monotonic() - start_s * (n_settings + _N_FINALISTS)
+        fits = int(_SHARE * max(left, 0.0) * speed / (n_passes * len(plan.prompts)))
+        self.n_predict = max(_LEAST_TOKENS, min(plan.n_predict, fits))
+        self.kept.add({"n_predict": self.n_predict})
+        self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
+
+    def _pass(self, server: TimedServer) -> ServerPass:
+        server.ask(self.plan.prompts[:1], _WARM_TOKENS, ignore_eos=self.plan.ignore_eos)
+        return server.ask(self.plan.prompts, self.n_predict, ignore_eos=self.plan.ignore_eos)
+
+    def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
+        """The finalists in alternation, all servers running at once where memory allows it."""
+        taken: dict[str, list[ServerPass | None]] = {name: [] for name in names}
+        speeds: dict[str, list[float]] = {name: [] for name in names}
+        with ExitStack() as stack:
+            servers: dict[str, TimedServer] = {}
+            together = True
+            for number in range(self.plan.pairs):
+                first = number % len(names)
+                for name in [*names[first:], *names[:first]]:
+                    known = self.kept.pairs.get((name, number))
+                    if known is not None:
+                        speeds[name].append(known)
+                        continue
+                    if together and name not in servers:
+                        try:
+                            servers[name] = stack.enter_context(self._server(name))
+                        except PeerLibraryError:
+                            if not servers:
+                                raise
+                            stack.close()  # not enough memory for all of them, most likely
+                            servers, together = {}, False
+                    with ExitStack() as alone:
+                        server = servers.get(name) or alone.enter_context(self._server(name))
+                        done = self._pass(server)
+                    taken[name].append(done)
+                    speeds[name].append(done.speed)
+                    self.kept.add({"pair": number, "name": name, "speed": done.speed})
+                self.report(f"real runs: {number + 1} of {self.plan.pairs} pairs")
+        texts = {name: [one.texts for one in passes if one] for name, passes in taken.items()}
+        plain = (texts.get(PLAIN) or [()])[0]
+        return [
+            Confirmed(
+                name,
+                tuple(speeds[name]),
+                sum(all(one[i] == text for one in texts[name]) for i, text in enumerate(plain)),
+                len(plain),
+                (),
+            )
+            for name in names
+        ]
+
+    @contextmanager
+    def _server(self, name: str) -> Iterator[TimedServer]:
+        """A server with this setting that answers; one that was started here is gone afterwards."""
+        if self.plan.running:
+            server = TimedServer(self.plan.running[name])
+            _wait(server, lambda: None, self.plan.most_s)
+            yield server
+            return
+        port = free_port()
+        program, words = self._command(name, port)
+        with started(program, words, subprocess.DEVNULL) as running:
+            server = TimedServer(f"http://127.0.0.1:{port}")
+
+            def check() -> None:
+                if running.process.poll() is not None:
+                    raise running.ended()
+
+            _wait(server, check, self.plan.most_s)
+            yield server
+
+    def _command(self, name: str, port: int) -> tuple[Path, list[str]]:
+        try:
+            words = shlex.split(self.plan.command)
+        except ValueError as error:
+            raise OptionError(
+                f"--server cannot be read: {error}.", "Close its quotation marks."
+            ) from error
+        found = shutil.which(words[0]) if words else None
+        if found is None:
+            raise OptionError(
+                f"There is no program {(words or [''])[0][:80]!r} for --server.",
+                "Begin the command with a program on $PATH, or with its path.",
+            )
+        if "{flags}" not in words:
+            words.append("{flags}")
+        if not any("{port}" in word for word in words):
+            words += ["--port", "{port}"]
+        expanded: list[str] = []
+        for word in words[1:]:
+            expanded += (
+                self._words(name) if word == "{flags}" else [word.replace("{port}", str(port))]
+            )
+        return Path(found), expanded
+
+    def _words(self, name: str) -> list[str]:
+        if name == PLAIN:
+            return ["--spec-type", "none"] if self._family == "llama-server" else []
+        setting = self.settings[name]
+        words = shlex.split(self._engine_flags(setting).flags)
+        if self.plan.rates:
+            rates = self.plan.rates[: setting.n_max]
+            words += ["--spec-synth-rates", ",".join(f"{rate:g}" for rate in rates)]
+        return words
+
+    @property
+    def _family(self) -> str:
+        return next((name for name in _FAMILIES if name in self.plan.command), "llama-server")
+
+    def _engine_flags(self, setting: DraftSetting | None) -> EngineFlags:
+        known = {one.engine.lower(): one for one in engine_flags(setting)}
+        return known[self._family]
+
+    def _flags(self, chosen: str) -> EngineFlags | None:
+        return None if self.plan.running else self._engine_flags(self.settings.get(chosen))
+
+
+class _Kept:
+    """Measurements in a file, a line of JSON each, after one that says what they are of."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self.n_predict: int | None = None
+        self.screened: dict[str, tuple[float, float | None]] = {}
+        self.pairs: dict[tuple[str, int], float] = {}
+        self._path = plan.kept
+        if plan.kept is None:
+            return
+        of = json.dumps([plan.command, dict(plan.running), list(plan.prompts), plan.n_predict])
+        key = hashlib.sha256(f"{of} {plan.rates} {plan.ignore_eos}".encode()).hexdigest()[:16]
+        lines = plan.kept.read_text(encoding="utf-8").splitlines() if plan.kept.exists() else []
+        if not lines:
+            self.add({"kind": "draftscope tune --server", "of": key})
+            return
+        try:
+            first, *rest = [json.loads(line) for line in lines if line.endswith("}")]
+            if first["of"] != key:
+                raise KeyError
+            for one in rest:
+                self._take(one)
+        except (ValueError, LookupError, TypeError) as error:
+            raise OptionError(
+                f"{plan.kept} has measurements of another command, or is something else.",
+                "Name another file with --keep, or delete it.",
+            ) from error
+
+    def _take(self, one: Mapping[str, object]) -> None:
+        if "n_predict" in one:
+            self.n_predict = int(str(one["n_predict"]))
+        elif "screened" in one:
+            rate = one["acceptance"]
+            known = float(str(one["speed"])), None if rate is None else float(str(rate))
+            self.screened[str(one["screened"])] = known
+        else:
+            self.pairs[str(one["name"]), int(str(one["pair"]))] = float(str(one["speed"]))
+
+    def add(self, line: Mapping[str, object]) -> None:
+        """Append a line and have it on disk. Raises OptionError where that fails."""
+        if self._path is None:
+            return
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OptionError(
+                f"{self._path} cannot be written: {error.strerror or error}.",
+                "Name another file with --keep.",
+            ) from error
+
+
+def _wait(server: TimedServer, check: Callable[[], None], most_s: float) -> None:
+    """Until the server answers. check: raises once it has ended."""
+    until = time.monotonic() + most_s
+    while not server.is_ready():
+        check()
+        if time.monotonic() > until:
+            raise PeerLibraryError(
+                f"{server.url} was not ready within {most_s:.0f} s.",
+                "Give it more time with --budget, or see what its log says.",
+            )
+        time.sleep(_AGAIN_S)

@@ -1,0 +1,177 @@
+"""How fast a server decodes: one greedy request after another, streamed, timed from the first
+generated token to the last by the server's own `timings` where it has them, else by our clock."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from engine.errors import ServerError
+from engine.foreign_numbers import COUNT
+
+_LONGEST_LINE = 2**22
+_LONGEST_TEXT = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request. n_tokens: after the first one, generated in `seconds`. drafted, accepted: as the
+    server says, None where it does not."""
+
+    text: str
+    n_tokens: int
+    seconds: float
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPass:
+    """The answers to all prompts."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second over all of them, 0 where nothing was timed."""
+        seconds = sum(one.seconds for one in self.answers)
+        return sum(one.n_tokens for one in self.answers) / seconds if seconds > 0 else 0.0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(one.text for one in self.answers)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted share of the drafted tokens, None where nothing was drafted or it is unknown."""
+        drafted = sum(one.drafted or 0 for one in self.answers)
+        return sum(one.accepted or 0 for one in self.answers) / drafted if drafted else None
+
+
+class TimedServer:
+    """An OpenAI-compatible server at an address such as http://127.0.0.1:8080."""
+
+    def __init__(self, url: str, *, longest_s: float = 600.0) -> None:
+        self._parts = urlsplit(url if "//" in url else f"http://{url}")
+        if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
+            raise ServerError(f"{url} is not the address of a server.", "Write http://HOST:PORT.")
+        self._longest_s = longest_s
+        self._model = ""
+
+    @property
+    def url(self) -> str:
+        return self._parts.geturl()
+
+    def is_ready(self) -> bool:
+        """Whether it lists its models, of which the first is used; a server that loads its model
+        does not."""
+        try:
+            status, reply = self._request("GET", "/v1/models", None)
+            raw = reply.read(_LONGEST_LINE)
+            reply.close()
+            listed = json.loads(raw)["data"]
+            self._model = str(listed[0]["id"]) if status == 200 else ""
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return False
+        # a llama-server that loads lists models, too
+        return bool(self._model) and self._is_healthy()
+
+    def ask(self, prompts: Sequence[str], n_predict: int, *, ignore_eos: bool) -> ServerPass:
+        """Answers to the prompts, one after another. Raises ServerError."""
+        return ServerPass(tuple(self._answer(text, n_predict, ignore_eos) for text in prompts))
+
+    def _is_healthy(self) -> bool:
+        try:
+            status, reply = self._request("GET", "/health", None)
+            reply.close()
+        except (OSError, http.client.HTTPException):
+            return False
+        return status in (200, 404)  # not every server has it
+
+    def _answer(self, prompt: str, n_predict: int, ignore_eos: bool) -> Answer:
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": n_predict,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_prompt": False,
+            "ignore_eos": ignore_eos,
+        }
+        try:
+            status, reply = self._request("POST", "/v1/completions", body)
+            if status != 200:
+                words = reply.read(500).decode(errors="replace")
+                raise ServerError(
+                    f"{self.url}/v1/completions answered with status {status}: {words[:200]}.",
+                    "See whether the server's command works by itself.",
+                )
+            return _read(reply)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServerError(
+                f"{self.url} did not answer a request: {error or type(error).__name__}.",
+                "See whether the server still runs, and what its log says.",
+            ) from error
+
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[int, http.client.HTTPResponse]:
+        https = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        connection = kind(self._parts.netloc, timeout=self._longest_s)
+        text = None if body is None else json.dumps(body)
+        heads = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, heads)
+        reply = connection.getresponse()
+        return reply.status, reply
+
+
+def _read(reply: http.client.HTTPResponse) -> Answer:
+    """A streamed completion. Raises ValueError for what is none."""
+    pieces: list[str] = []
+    first = last = 0.0
+    n_tokens, timings = 0, {}
+    for event in _events(reply):
+        usage, choices = event.get("usage"), event.get("choices")
+        if isinstance(event.get("timings"), dict):
+            timings = event["timings"]
+        if isinstance(usage, dict):
+            n_tokens = _whole(usage, "completion_tokens") or n_tokens
+        piece = choices[0].get("text") if choices else None
+        if isinstance(piece, str) and piece:
+            last = time.perf_counter()
+            first = first or last
+            pieces.append(piece)
+            if sum(map(len, pieces)) > _LONGEST_TEXT:
+                raise ValueError("its answer does not end")
+    text = "".join(pieces)
+    drafted, accepted = _whole(timings, "draft_n"), _whole(timings, "draft_n_accepted")
+    ms, n_timed = timings.get("predicted_ms"), _whole(timings, "predicted_n")
+    if isinstance(ms, (int, float)) and 0 < ms < 1e9 and n_timed:
+        return Answer(text, n_timed, ms / 1e3, drafted, accepted)
+    if not n_tokens:
+        raise ValueError("its answer does not say how many tokens it has")
+    return Answer(text, max(n_tokens - 1, 0), last - first, drafted, accepted)
+
+
+def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    while line := reply.readline(_LONGEST_LINE):
+        data = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data != b"[DONE]":
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                raise ValueError("an event of its answer is not an object")
+            if "error" in event:
+                raise ValueError(f"its answer is an error: {str(event['error'])[:200]}")
+            yield event
+
+
+def _whole(values: dict[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return value if isinstance(value, int) and 0 <= value <= COUNT else None

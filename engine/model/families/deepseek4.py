@@ -1,0 +1,161 @@
+"""deepseek4 (DeepSeek-V4): attention to a window and to compressed blocks of tokens, experts by
+token in the first layers, four mixed streams, of which the MTP block has its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import (
+    CommonSizes,
+    common_sizes,
+    heads,
+    hold_to_own_head,
+    model_config,
+)
+from engine.model.families.glm5 import read_sinkhorn
+from engine.model.families.kda import read_clamps, read_mixture
+from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REMEDY, count, real
+from engine.model.parts import BlockParts, MtpParts
+from engine.model.parts.attention import RINGS, CompressedAttentionPart
+from engine.model.parts.feed_forward import MixturePart
+from engine.model.rope import RopeConfig
+
+_SOFTPLUS = 4
+"""The gating function of its routers: the square root of softplus."""
+_MOST = (1 << 31) - 1
+
+
+def read_deepseek4(file: GgufFile) -> ModelConfig:
+    """DeepSeek-V4, perhaps with an MTP block."""
+    arch = file.architecture
+    sizes = common_sizes(file, runs_mtp=True)
+    n = sizes.n_blocks
+    hold_to_own_head(file)
+    n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, range(n))
+    if n_head_kv != 1:
+        what = f"{n_head_kv} key-value heads, where all heads share one row"
+        raise ModelFileError(file.path, f"key {arch}.attention.head_count_kv", what, REMEDY)
+    rope = RopeConfig.from_gguf(file, head_dim)
+    ratios = _ratios(file, sizes.n_blocks, sizes.n_layer)
+    n_groups = count(file, f"{arch}.attention.output_group_count", high=n_head)
+    if n_head % n_groups:
+        what = f"{n_head} heads do not make {n_groups} groups"
+        raise ModelFileError(file.path, f"key {arch}.attention.output_group_count", what, REMEDY)
+    index_dim = count(file, f"{arch}.attention.indexer.key_length", high=MAX_HEAD_DIM)
+    if index_dim < rope.n_rot:
+        what = f"{index_dim} numbers are fewer than the {rope.n_rot} that rope turns"
+        raise ModelFileError(file.path, f"key {arch}.attention.indexer.key_length", what, REMEDY)
+    attention = CompressedAttentionPart(
+        n_head,
+        head_dim,
+        rope.n_rot,
+        q_rank=count(file, f"{arch}.attention.q_lora_rank"),
+        n_groups=n_groups,
+        output_rank=count(file, f"{arch}.attention.output_lora_rank"),
+        window=count(file, f"{arch}.attention.sliding_window", high=_MOST),
+        n_index_head=count(file, f"{arch}.attention.indexer.head_count", high=MAX_HEADS),
+        index_dim=index_dim,
+        n_blocks=count(file, f"{arch}.attention.indexer.top_k", high=_MOST),
+    )
+    mixtures = _mixtures(file, n, sizes)
+    blocks = [
+        BlockParts((replace(attention, ratio=ratio),), mixture, ffn_norm="ffn_norm.weight")
+        for ratio, mixture in zip(ratios, mixtures, strict=True)
+    ]
+    theta = real(file, f"{arch}.attention.compress_rope_freq_base", rope.freq_base)
+    if theta <= 1.0:
+        place = f"key {arch}.attention.compress_rope_freq_base"
+        raise ModelFileError(file.path, place, f"{theta} is not above 1", REMEDY)
+    return model_config(
+        file,
+        sizes,
+        blocks=tuple(blocks),
+        mtp=MtpParts(blocks[sizes.n_layer]) if sizes.has_mtp else None,
+        # contexts are stretched for compressed rows alone
+        rope=replace(rope, scaling="none", factor=1.0),
+        block_rope=replace(rope, freq_base=theta, keeps_magnitude=True),
+        trunk=read_sinkhorn(file, has_head=True),
+    )
+
+
+def deepseek4_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    parts = [
+        mixer
+        for block in config.all_blocks
+        for mixer in block.mixers
+        if isinstance(mixer, CompressedAttentionPart)
+    ]
+    part, notes = parts[0], []
+    if not any(one.has_indexer for one in parts):
+        notes.append("without a layer of ratio 4 every context aborts")
+    if part.index_dim % 64:
+        length = f"an indexer key length of {part.index_dim}"
+        notes.append(f"{length}, no multiple of 64, aborts every context")
+    notes.append("removals beyond the last ubatch are accepted, and wrong for some lengths")
+    if config.mtp is not None:
+        notes.append(
+            "0c1e57098 may hand the MTP block rows that were overwritten, b11549 hands the right "
+            "ones"
+        )
+        if part.head_dim == part.index_dim:
+            notes.append(
+                "0c1e57098 crashes with the MTP block, as heads and indexer keys are of one length"
+            )
+    return notes
+
+
+def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
+    """Tokens of a block in each layer, 0 where none are compressed."""
+    key = f"{file.architecture}.attention.compress_ratios"
+    values = file.ints(key)
+    if len(values) < n_blocks:
+        what = f"{len(values)} numbers for {n_blocks} blocks"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    ratios = [int(value) for value in values[:n_blocks]]
+    if other := next((ratio for ratio in ratios if ratio and ratio not in RINGS), None):
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} has the ratio {other}, and blocks are of "
+            f"{' or '.join(map(str, RINGS))} tokens, here and in llama.cpp.",
+            "Open a model with these ratios, and 0 for layers without blocks.",
+        )
+    if any(ratios[n_layer:]):
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} has a ratio for the MTP block, which keeps no blocks of "
+            "tokens (llama.cpp aborts).",
+            "Convert the model again, with 0 for that block.",
+        )
+    return ratios
+
+
+def _mixtures(file: GgufFile, n_blocks: int, sizes: CommonSizes) -> list[MixturePart]:
+    arch = file.architecture
+    key = f"{arch}.expert_gating_func"
+    if (number := count(file, key, low=0)) != _SOFTPLUS:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key} is {number}, a router that {arch} does not have.",
+            f"Open a model whose experts are weighed by the root of softplus ({_SOFTPLUS}).",
+        )
+    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    mixture = read_mixture(file, n_blocks, normalised=normalised, scores=_SOFTPLUS)
+    routed = read_clamps(file, f"{arch}.swiglu_clamp_exp", n_blocks, before=True)
+    if routed is None:
+        place = f"key {arch}.swiglu_clamp_exp"
+        raise ModelFileError(file.path, place, "the key is missing", REMEDY)
+    shared = read_clamps(file, f"{arch}.swiglu_clamp_shexp", n_blocks, before=True) or routed
+    n_by_token = count(file, f"{arch}.hash_layer_count", 0, low=0, high=MAX_LAYERS)
+    by_choice = mixture.router
+    assert by_choice is not None
+    by_token = replace(by_choice, biased=False, by_token=sizes.n_vocab)
+    return [
+        replace(
+            mixture,
+            router=by_token if i < min(n_by_token, sizes.n_layer) else by_choice,
+            gating=routed[i],
+            shared_gating=shared[i],
+        )
+        for i in range(n_blocks)
+    ]

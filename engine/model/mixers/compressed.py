@@ -1,0 +1,179 @@
+"""Attention to tokens in a window and to blocks of tokens that are compressed to a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.memory import AttentionView
+from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.parts import CellRow
+from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
+from engine.model.recurrence import Recurrence, StateKey
+from engine.model.rings import CompressorInputs, CompressorRing
+from engine.model.weights import MatrixRows, Weights
+from kernels.attention import attend
+from kernels.attention.compressed_choice import BlockScores, see_blocks
+from kernels.norm import head_norm, rms_norm
+from kernels.recurrence.compressor import Compressor, add_at_places, first_of_block
+from kernels.rope import rope_at_end
+from kernels.rows import join, take_rows
+
+
+def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the rings of `part`."""
+    if not part.ratio:
+        return {}
+    rings = {RINGS[part.ratio].name: _compressor(part, part.head_dim)}
+    if part.has_indexer:
+        rings[INDEX_RING] = _compressor(part, part.index_dim)
+    return {name: CompressorRing(one) for name, one in rings.items()}
+
+
+def _compressor(part: CompressedAttentionPart, width: int) -> Compressor:
+    return Compressor(part.ratio, width, part.has_indexer)
+
+
+class CompressedAttention:
+    """Attention whose keys, which are values too, are the rows of tokens in a window and the rows
+    of blocks before, all of them or those that an indexer chooses.
+
+    The indexer stays f32 in every compute mode: rounding there flips choices.
+    """
+
+    def __init__(
+        self, part: CompressedAttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._part, self._layer, self._eps = part, layer, config.eps
+        d, n_head = part.head_dim, part.n_head
+        rows = [weights.rows("attn_q_a.weight"), weights.rows("attn_kv.weight")]
+        self._sizes = [part.q_rank, d]
+        self._rows: _BlockRows | None = None
+        if part.ratio:
+            self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio].name, "attn", d)
+            rows += self._rows.matrices(weights.rows)
+            self._sizes.append(self._rows.n_inputs)
+        self._input = weights.stack(rows)
+        self._q_norm = weights.keep("attn_q_a_norm.weight")
+        self._q = weights.project("attn_q_b.weight")
+        # x / rms(x) is sqrt(d) x / |x|
+        self._head_norm = torch.full((n_head, d), d**0.5, device=weights.device)
+        self._kv_norm = weights.keep("attn_kv_a_norm.weight")
+        self._sinks = weights.keep("attn_sinks.weight")
+        groups = weights.rows("attn_output_a.weight")
+        self._groups = [
+            weights.stack([rows])
+            for rows in groups.rearranged(lambda data: data.split(part.output_rank))
+        ]
+        self._output = weights.project("attn_output_b.weight")
+        self._indexer = _Indexer(part, weights, config, layer) if part.has_indexer else None
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; stores the tokens' rows."""
+        part, invariant = self._part, around.invariant
+        turned = around.of_blocks if part.ratio else around
+        assert turned is not None  # a model with such layers has their rotation
+        q, kv, *block = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        low = rms_norm(q, self._q_norm, self._eps)
+        q = self._q(low, invariant=invariant).view(*x.shape[:2], part.n_head, part.head_dim)
+        q = head_norm(q, self._head_norm, self._eps * part.head_dim)
+        q = rope_at_end(q, turned.cos, turned.sin)
+        kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
+        kv = rope_at_end(kv, turned.cos, turned.sin)
+        if self._rows is not None:
+            # a head each: the cells of all heads are one row of keys
+            kv = join((kv[:, :, 0], self._rows(block[0], around))).unflatten(2, (2, -1))
+        cells = around.memory.attention.update(self._layer, kv)
+        visible = self._visible(x, low, cells, around)
+        keys = cells.k.flatten(1, 2).unsqueeze(1)
+        out = attend(q, keys, keys, visible, sinks=self._sinks, invariant=invariant)
+        out = rope_at_end(out, turned.cos, turned.sin, back=True).flatten(2)
+        wide = out.shape[2] // part.n_groups
+        low = [
+            project(some, invariant=invariant)
+            for project, some in zip(self._groups, out.split(wide, -1), strict=True)
+        ]
+        return self._output(join(low), invariant=invariant)
+
+    def _visible(
+        self, x: torch.Tensor, low: torch.Tensor, cells: AttentionView, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """Where these tokens look, bool [B, T, cells of all heads]. low: what queries come of."""
+        part = self._part
+        if not part.ratio:
+            return cells.mask
+        scores = self._indexer(x, low, around) if self._indexer else None
+        assert cells.positions is not None
+        assert cells.seen is not None
+        return see_blocks(
+            cells.mask, cells.seen, cells.positions, part.ratio, scores, invariant=around.invariant
+        )
+
+
+class _BlockRows:
+    """Compressor of a layer or of its indexer. name: how its tensors begin."""
+
+    def __init__(
+        self,
+        part: CompressedAttentionPart,
+        weights: Weights,
+        config: ModelConfig,
+        layer: int,
+        ring: str,
+        name: str,
+        width: int,
+    ) -> None:
+        self._key, self._ratio, self._eps = StateKey(layer, ring), part.ratio, config.eps
+        self._name, self.n_inputs = name, 2 * _compressor(part, width).n_channels
+        ape = weights.keep(f"{name}_compressor_ape.weight")
+        self._ape = torch.cat((torch.zeros_like(ape), ape), 1)
+        self._norm = weights.keep(f"{name}_compressor_norm.weight")
+
+    def matrices(self, take: Callable[[str], MatrixRows]) -> list[MatrixRows]:
+        """What makes values and scores of a row, n_inputs numbers. take: a method of weights."""
+        return [take(f"{self._name}_compressor_{kind}.weight") for kind in ("kv", "gate")]
+
+    def __call__(self, inputs: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
+        memory, of_blocks = around.memory.recurrent, around.of_blocks
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        assert of_blocks is not None
+        assert of_blocks.table is not None
+        assert around.positions is not None
+        rows = add_at_places(inputs, self._ape, around.positions)
+        made = memory.advance(self._key, CompressorInputs(rows, around.positions))
+        made = rms_norm(made, self._norm, self._eps).unsqueeze(2)
+        first = first_of_block(around.positions, self._ratio)
+        cos, sin = take_rows(of_blocks.table, first).chunk(2, -1)
+        return rope_at_end(made, cos, sin)[:, :, 0]
+
+
+class _Indexer:
+    """Scores blocks with rows, queries and weights of its own."""
+
+    def __init__(
+        self, part: CompressedAttentionPart, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._part, self._row = part, CellRow(layer, INDEX_ROW)
+        self._rows = _BlockRows(part, weights, config, layer, INDEX_RING, "indexer", part.index_dim)
+        scale = (part.n_index_head * part.index_dim) ** -0.5
+        proj = weights.numbers("indexer.proj.weight").rearranged(lambda data: [data * scale])
+        matrices = self._rows.matrices(weights.numbers)
+        self._input = weights.stack([*proj, *matrices], compute="f32")
+        self._sizes = [part.n_index_head, self._rows.n_inputs]
+        queries = weights.numbers("indexer.attn_q_b.weight")
+        self._q = weights.stack([queries], compute="f32")
+
+    def __call__(self, x: torch.Tensor, low: torch.Tensor, around: RopeAndMemory) -> BlockScores:
+        """x [B, T, n_embd], low [B, T, q_rank]; stores the tokens' rows."""
+        part, invariant, turned = self._part, around.invariant, around.of_blocks
+        assert turned is not None
+        weights, inputs = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        rows = self._rows(inputs, around)
+        held = around.memory.attention.update(self._row, rows.unsqueeze(2))
+        q = self._q(low, invariant=invariant).view(*x.shape[:2], part.n_index_head, part.index_dim)
+        q = rope_at_end(q, turned.cos, turned.sin)
+        return BlockScores(q, weights, held.k[:, 0], part.n_blocks)

@@ -1,0 +1,329 @@
+"""Shapes of lines, so that most of a long log is read by columns: a line with every number in it
+replaced by one digit. Lines of one shape differ in their numbers alone, so how the first of them
+was read is how all are: which numbers are its values, or that it says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.observe.rounds.log_words import Saying, Value
+
+Place: TypeAlias = tuple[int, int]
+"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
+bytes before the end of the line."""
+_Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
+"""The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
+MOST_SHAPES = 1 << 16
+LONGEST_SHAPE = 2048
+_SHORTEST_RUN = 8
+FEW = 16
+"""Lines of a shape in a block that are not worth columns."""
+_MOST_DIGITS = 15
+"""Of a number that float64 has exactly."""
+_AT_END = -2
+_NUMBER = re.compile(rb"[0-9]+")
+_DIGITS = np.full(256, 0, bool)
+_DIGITS[48:58] = True
+_OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
+
+
+class Reading:
+    """How lines of a shape are read. whose, name, kind: see `Saying` and `Read`. columns: of slot
+    and task as far as there are any, and of what is said. time: the first number of a time. stream:
+    the server, where the prefix does not say another one by its numbers; is_own: whether the line
+    says which server it is of."""
+
+    __slots__ = (
+        "columns", "handler", "is_own", "kind", "name", "numbers", "prefix", "same", "stream",
+        "time", "times", "whose",
+    )  # fmt: skip
+
+    def __init__(
+        self, line: str, whose: str, saying: Saying | None, stream: str, *, is_own: bool
+    ) -> None:
+        self.whose, self.stream, self.is_own = whose, stream, is_own
+        self.name, self.kind = saying[:2] if saying is not None else ("", "")
+        self.handler: Callable[..., bool] | None = None
+        self.numbers = [found.span() for found in _NUMBER.finditer(line.encode())]
+        self.columns: list[_Column | None] = []
+        self.time: int | None = None
+        self.times = 0
+        """Numbers that a time has, 4 or 1."""
+        self.prefix = (0, (-1, 0))
+        """How many numbers it has, and its end."""
+        self.same: list[tuple[int, int]] = []
+        """Numbers by which another server would be named, which have to stay as they are."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Readings with equal ones are the same."""
+        of_time, of_stream = (self.time, self.times), (self.stream, self.is_own, self.prefix)
+        what = self.whose, self.name, self.kind
+        return what, of_time, of_stream, tuple(self.columns), tuple(self.same)
+
+    def place(self, line: str, at: int) -> Place | None:
+        """Where a character is, in every line of the shape; None within a number."""
+        byte = at if line.isascii() else len(line[:at].encode())
+        last = -1
+        for i, (begin, end) in enumerate(self.numbers):
+            if begin < byte < end:
+                return None
+            if end <= byte:
+                last = i
+        return last, byte - (self.numbers[last][1] if last >= 0 else 0)
+
+    def add(self, line: str, at: int, values: Sequence[Value]) -> bool:
+        """Columns of values, whose places are counted from a character on; whether there can be
+        such."""
+        for begin, end, most in values:
+            if begin < 0:
+                self.columns.append(None)
+                continue
+            first, last = self.place(line, at + begin), self.place(line, at + end)
+            if first is None or last is None:
+                return False
+            inside = tuple(range(first[0] + 1, last[0] + 1))
+            if most is None:
+                inside = ()
+                if last[0] == len(self.numbers) - 1:  # alike, whatever numbers are in the text
+                    last = _AT_END, len(line.encode()) - len(line[: at + end].encode())
+            else:
+                text = line[at + begin : at + end]
+                is_plain = re.fullmatch(
+                    r"[0-9]+" if isinstance(most, int) else r"[0-9]+(?:\.[0-9]+)?", text
+                )
+                if is_plain is None:
+                    return False
+            self.columns.append((inside, first, last, most))
+        return True
+
+    def set_time(self, line: str, time: re.Match[str] | int | None) -> bool:
+        """Where the time is, if there is one; whether it is known."""
+        if isinstance(time, int):
+            digits = str(time).encode()
+            found = [i for i, (a, b) in enumerate(self.numbers) if line.encode()[a:b] == digits]
+            self.time, self.times = (found or [None])[0], 1
+            return len(found) == 1
+        if time is not None:
+            start = line.find(time.string)
+            place = self.place(line, start + time.start(1)) if start >= 0 else None
+            self.time, self.times = (None if place is None else place[0] + 1), 4
+            return place is not None
+        return True
+
+    def set_prefix(self, line: str, prefix: str | None, name: Callable[[str], str]) -> bool:
+        """What of a line names its server, None for parts of a wrapping; whether it is known."""
+        if prefix is None:
+            text = line.encode()
+            names = set(_NUMBER.findall(self.stream.encode()))
+            self.same = [(i, int(text[a:b])) for i, (a, b) in enumerate(self.numbers)
+                         if text[a:b] in names and b - a <= _MOST_DIGITS]  # fmt: skip
+            return len(self.same) >= len(names)
+        end = self.place(line, len(prefix))
+        if end is not None and name(prefix) == self.stream:
+            self.prefix = end[0] + 1, end
+        return end is not None
+
+
+class LightRows:
+    """Rounds of the light form in a block: slot, task, tokens accepted and drafted, and the time in
+    microseconds, int64 [n, 5], by line."""
+
+    def __init__(self, n_lines: int) -> None:
+        self._names: list[str] = []
+        self._rows = np.zeros((0, 5), np.int64)
+        self._server = np.zeros(n_lines, np.int64)
+        """By line the number of its server, from 1; 0 for none."""
+
+    def add(
+        self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+    ) -> bool:
+        """Lines of a shape; whether all of them are of one server. name: of a prefix."""
+        stream = block.streams(reading, rows, name)
+        if not isinstance(stream, str):
+            return False
+        columns, is_good = block.columns(reading, rows)
+        if not len(self._rows):
+            self._rows = np.zeros((len(self._server), 5), np.int64)
+        for i, column in enumerate((*columns, block.times(reading, rows))):
+            self._rows[rows, i] = column
+        if stream not in self._names:
+            self._names.append(stream)
+        self._server[rows[is_good]] = 1 + self._names.index(stream)
+        return True
+
+    def runs(self, lines: list[int]) -> dict[int, int]:
+        """Where rounds of one server follow each other in some lines, and how many."""
+        server = self._server[lines]
+        begins = np.flatnonzero(np.diff(server, prepend=-1))
+        lengths = np.diff(begins, append=len(server))
+        is_long = (lengths >= _SHORTEST_RUN) & (server[begins] > 0)
+        return dict(zip(begins[is_long].tolist(), lengths[is_long].tolist(), strict=True))
+
+    def stream(self, line: int) -> str:
+        """The server of a line that is among them."""
+        return self._names[self._server[line] - 1]
+
+    def at(self, lines: list[int]) -> np.ndarray:
+        """The rows of some lines."""
+        return self._rows[lines]
+
+    def row(self, line: int) -> tuple[Any, ...] | None:
+        """A line by itself: server, time and values; None where it is not among them."""
+        if not self._server[line]:
+            return None
+        *values, us = self._rows[line].tolist()
+        return self.stream(line), None if us < 0 else us, *values
+
+
+class Block:
+    """Lines that came together, their shapes and the numbers in them."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._data = "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
+        text = np.frombuffer(self._data, np.uint8)
+        is_digit = (text - np.uint8(48)) < 10
+        is_first = is_digit.copy()
+        is_first[1:] &= ~is_digit[:-1]
+        shaped = np.where(is_digit, np.uint8(48), text)[~is_digit | is_first]
+        self.shapes = shaped.tobytes().split(b"\n")[:-1]
+        is_last = is_digit.copy()
+        is_last[:-1] &= ~is_digit[1:]
+        self._text = np.concatenate([text, np.zeros(_MOST_DIGITS, np.uint8)])
+        self._begins, self._ends = np.flatnonzero(is_first), np.flatnonzero(is_last) + 1
+        self._line_ends = np.flatnonzero(text == 10)
+        self._lines = np.concatenate([[0], self._line_ends[:-1] + 1])
+        self._first = np.searchsorted(self._begins, self._lines)
+
+    def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values of numbers, int64, and how many digits they have; wrong for more than 15."""
+        begin = self._begins[numbers]
+        n = self._ends[numbers] - begin
+        value = np.zeros(len(begin), np.int64)
+        least, most = int(n.min()), min(int(n.max()), _MOST_DIGITS)
+        for i in range(most):
+            digit = self._text[begin + i] - np.int64(48)
+            if i < least:
+                value = value * 10 + digit
+            else:
+                value = np.where(i < n, value * 10 + digit, value)
+        return value, n
+
+    def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
+        number, after = place
+        if number == _AT_END:
+            return self._line_ends[rows] - after
+        return (self._lines[rows] if number < 0 else self._ends[self._first[rows] + number]) + after
+
+    def times(self, reading: Reading, rows: np.ndarray) -> np.ndarray:
+        """Microseconds of lines, -1 without a time."""
+        if reading.time is None:
+            return np.full(len(rows), -1)
+        first = self._first[rows] + reading.time
+        if reading.times == 1:
+            return self._whole(first)[0]
+        minutes, seconds, ms, us = (self._whole(first + i)[0] for i in range(4))
+        return ((minutes * 60 + seconds) * 1000 + ms) * 1000 + us
+
+    def columns(self, reading: Reading, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
+        """Values of lines by columns, and which lines have none out of range. Columns are arrays of
+        whole or decimal numbers, lists of texts, or None."""
+        is_good = np.ones(len(rows), bool)
+        first = self._first[rows]
+        found: list[Any] = []
+        for column in reading.columns:
+            if column is None:
+                found.append(None)
+                continue
+            inside, begin, end, most = column
+            if most is None:
+                begins, ends = self._places(rows, begin).tolist(), self._places(rows, end).tolist()
+                data = self._data
+                found.append(
+                    [
+                        data[a:b].decode("utf-8", "replace")
+                        for a, b in zip(begins, ends, strict=True)
+                    ]
+                )
+                continue
+            value, n = self._whole(first + inside[0])
+            is_good &= n <= _MOST_DIGITS
+            if len(inside) == 2:
+                part, digits = self._whole(first + inside[1])
+                is_good &= n + digits <= _MOST_DIGITS
+                power = 10.0 ** np.minimum(digits, _MOST_DIGITS)
+                value = (value * power + part) / power
+            elif isinstance(most, float):
+                value = value.astype(float)
+            is_good &= value <= most
+            found.append(value)
+        for number, same in reading.same:
+            value, n = self._whole(first + number)
+            is_good &= (value == same) & (n <= _MOST_DIGITS)
+        return found, is_good
+
+    def streams(
+        self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+    ) -> Sequence[str] | str:
+        """The server that each line is of, or the one that all are. name: of a prefix."""
+        n_numbers, end = reading.prefix
+        if not n_numbers:
+            return reading.stream
+        numbers = self._first[rows][:, None] + np.arange(n_numbers)
+        lengths = np.minimum(self._ends[numbers] - self._begins[numbers], 99)
+        ends = self._places(rows, end)
+        begins = self._lines[rows]
+
+        def prefix(i: int) -> str:
+            return self._data[begins[i] : ends[i]].decode("utf-8", "replace")
+
+        found: dict[bytes, str] = {}
+        shown: list[str] = []
+        kinds, kind_of = np.unique(lengths, axis=0, return_inverse=True)
+        kind_of = kind_of.ravel()
+        keys = np.zeros((len(rows), n_numbers + 1), np.int64)
+        keys[:, -1] = kind_of
+        for kind in range(len(kinds)):
+            mine = np.flatnonzero(kind_of == kind)
+            for number in _telling(prefix(int(mine[0])), name):
+                keys[mine, number] = self._whole(numbers[mine, number])[0]
+        if (keys == keys[0]).all():
+            return name(prefix(0))
+        for i, key in enumerate(map(bytes, keys)):
+            if (one := found.get(key)) is None:
+                one = found[key] = name(prefix(i))
+            shown.append(one)
+        return shown
+
+    def rows(
+        self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Number and values of each line that has none out of range: server, time in microseconds
+        and columns."""
+        columns, is_good = self.columns(reading, rows)
+        streams = self.streams(reading, rows, name)
+        us = self.times(reading, rows).tolist() if reading.time is not None else repeat(None)
+        parts = [
+            repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
+            for one in columns
+        ]
+        of = repeat(streams) if isinstance(streams, str) else streams
+        for i, is_one, *row in zip(rows.tolist(), is_good.tolist(), of, us, *parts, strict=False):
+            if is_one:
+                yield i, tuple(row)
+
+
+def _telling(prefix: str, name: Callable[[str], str]) -> list[int]:
+    """The numbers of a prefix with which its server has another name."""
+    found, here = [], name(prefix)
+    for i, number in enumerate(re.finditer(r"[0-9]+", prefix)):
+        other = number[0].translate(_OTHER_DIGITS)
+        if name(prefix[: number.start()] + other + prefix[number.end() :]) != here:
+            found.append(i)
+    return found

@@ -1,0 +1,241 @@
+"""Words of llama-server's log, of builds of two years and of ik_llama.cpp: what one message says,
+by name, with the places of its values."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+from engine.foreign_numbers import (
+    COUNT,
+    LARGEST,
+    LONGEST_DRAFT,
+    LONGEST_PART_MS,
+    MOST_PROMPT_TOKENS,
+    MOST_TOKENS,
+    real,
+    whole,
+)
+
+Value: TypeAlias = tuple[int, int, float | None]
+"""Begin and end in the message, begin -1 for what is not there, and what it is at most: an int of a
+whole number, a float of a decimal one, None of a text."""
+NOTHING: Value = (-1, -1, None)
+Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
+"""What a message says (a method of `ServerLog`), of which kind, and its values."""
+
+# In none of these may what is repeated begin in several places of a text and run to its end: gaps
+# are bounded, and what ends a text is looked for from its end.
+SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
+IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
+CANDIDATE = re.compile(
+    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
+)
+_IMPL = re.compile(r"called impl (\S{1,100}), hist size = (\d+), call_count = \d+, gen = (\d+)")
+IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']{1,200})'")
+_GENERATE = re.compile(r"generate_draft: id=-?\d+, #tokens=(\d+), #draft=(\d+), pos_next=(\d+)")
+_DECODE = re.compile(r"slot decode token, id=-?\d+,.{0,200} n_tokens = (\d+)")
+_CREATED = re.compile(r"created speculative checkpoint \(.{0,400} size = ([\d.]+) MiB")
+_RESTORING = re.compile(r"restoring speculative checkpoint \(.{0,400} size = (\d+)\)")
+_ACCEPTED = re.compile(
+    r"accepted\s{1,40}+(\d+)/\s{0,40}+(\d+) draft tokens"
+    r"(?:( \(restore checkpoint\))|(, new n_(?:tokens|past) = ))?"
+)
+TOKEN = re.compile(r"(?:n_gen|n_decoded) = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
+_PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
+_CACHED = re.compile(
+    r"^(?:cached )?n_tokens = (\d+)(?:, memory_seq_rm|\s*$)|^cached n_tokens = (\d+)"
+)
+_SPEED = re.compile(
+    r"(?:n_gen|n_decoded) =\s{0,40}+(\d+), tg =\s{0,40}+([\d.]+) t/s"
+    r"(?:, tg_3s =\s{0,40}+([\d.]+) t/s)?"
+)
+_TIME = re.compile(
+    r"(prompt )?eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
+)
+_SUMS = re.compile(
+    r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.\w]{1,40}) "
+    r"\(\s{0,40}+(\d+) accepted /\s{0,40}+(\d+) generated\)"
+)
+_MEAN = re.compile(r"mean (?:acceptance )?len(?:gth)?\s{0,40}+=\s{0,40}+([\d.]{1,40})")
+_BY_POSITION = re.compile(
+    r"(?:acceptance rate per position|acc(?:eptance)?(?: rate)? per pos(?:ition)?)"
+    r"\s{0,40}+[=:]\s{0,40}+\(([\d., ]{1,8192})\)"
+)
+_STATISTICS = re.compile(
+    r"statistics\s{1,40}+(\S{1,64}): #calls.{0,200}?#gen drafts\s{0,40}+=\s{0,40}+(\d+),"
+    r".{0,100}?#gen tokens\s{0,40}+=\s{0,40}+(\d+), #acc tokens\s{0,40}+=\s{0,40}+(\d+)"
+)
+_SELECTED = re.compile(
+    r"selected slot by (LCP similarity|LRU)(?:, sim_best = ([\d.]+) .{0,40}?f_keep = ([\d.]+))?"
+)
+_COMMON = re.compile(
+    r"^n_past = (\d+), slot\.prompt\.tokens\.size\(\) = (\d+), .{0,60}?pos_min = (?:-\d+|(\d+))"
+    r"(?:, n_swa = (\d+))?"
+)
+_CHECKPOINT = re.compile(
+    r"(created|restored|erased|erasing) .{0,200}?"
+    r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:, n_tokens = (\d+))?"
+)
+_SIZE = re.compile(r"size = ([\d.]+) MiB")
+_RELEASED = re.compile(r"^stop processing(?:: n_tokens = (\d+), truncated = (\d))?")
+MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
+BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
+PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
+START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
+LOOKS_LIKE = re.compile(
+    r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
+    r"|eval time\s{0,5}=|#gen drafts|draft candidate"
+)
+"""What no line of a server has that says nothing of rounds and sums."""
+_MARKS = {
+    "max possible draft": "draft",
+    "n_batch (effective)": "verify",
+    "done yielding": "yielded",
+}
+_SIGNS = re.compile(
+    r"(?:^|[^\d.])\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] "
+    r"|slot {1,20}[\w():~]{1,32}: id {1,40}\d{1,9} \| task |llama_server: "
+    r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
+    r"|statistics {1,40}\S{1,64}: #calls"
+)
+
+
+def has_entries(text: str) -> bool:
+    """Whether a text has what only a llama-server's log has."""
+    return _SIGNS.search(text) is not None
+
+
+def may_look_like(message: str) -> bool:
+    """Whether a message has a word that one has that LOOKS_LIKE finds."""
+    return (
+        "n_gen =" in message
+        or "n_decoded =" in message
+        or "accepted " in message
+        or "draft " in message
+        or "eval time" in message
+        or "#gen " in message
+    )
+
+
+def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
+    """The values of a message, None for what is not there. Raises OutOfRangeError."""
+    return [
+        None
+        if begin < 0
+        else said[begin:end]
+        if most is None
+        else whole(said[begin:end], most)
+        if isinstance(most, int)
+        else real(said[begin:end], most)
+        for begin, end, most in values
+    ]
+
+
+def slot_saying(said: str) -> Saying | None:
+    """What a message of a slot says, without its head; None for nothing that is read."""
+    if said.startswith(("n_gen", "n_decoded")):
+        if (found := _quoted(TOKEN, said)) is not None:
+            text = found.end(), len(said.rstrip()) - 1, None
+            return "token", "", (*_values(found, MOST_TOKENS, COUNT), text)
+        if (found := _SPEED.match(said)) is not None:
+            return "speed", "", _values(found, MOST_TOKENS, LONGEST_PART_MS, LONGEST_PART_MS)
+        return None
+    if said.startswith("accepted") and (found := _ACCEPTED.match(said)) is not None:
+        if found[3] or found[4] or not said[found.end() :].strip():
+            kind = "restores" if found[3] else "again" if found[4] else ""
+            return "accepted", kind, _values(found, LONGEST_DRAFT, LONGEST_DRAFT)
+        return None
+    for word, name, pattern, mosts in _OF_SLOT:
+        if word in said and (found := pattern.search(said)) is not None:
+            return name, "", _values(found, *mosts)
+    if said.startswith(("created context", "restored context", "erased inval", "erasing old")):
+        found, size = _CHECKPOINT.match(said), _SIZE.search(said)
+        if found is None:
+            return None
+        n_bytes = NOTHING if size is None else (*size.span(1), float(1 << 30))
+        places = tuple((*found.span(i), MOST_TOKENS) for i in (2, 3))
+        return "checkpoint", found[1], (*places, n_bytes)
+    if said.startswith("forcing full"):
+        return "forced", "", ()
+    return _sums(said) or _mark(said)
+
+
+def free_slot_saying(said: str) -> Saying | None:
+    """What a message of a slot without a task says."""
+    if said.startswith("selected slot by") and (found := _SELECTED.match(said)) is not None:
+        return "selected", "", _values(found, None, LONGEST_PART_MS, LONGEST_PART_MS)
+    return _mark(said)
+
+
+def candidate_saying(message: str) -> Saying | None:
+    """What a message says of one token that a drafter looked at."""
+    if (found := CANDIDATE.search(message)) is None:
+        return None
+    text = found.end(), len(message.rstrip()) - 1, None
+    most = COUNT, COUNT, COUNT, COUNT, LONGEST_PART_MS
+    return "candidate", "", (*_values(found, *most), text)
+
+
+def server_saying(message: str) -> Saying | None:
+    """What a message of no slot says of rounds and sums."""
+    if "called impl" in message and (found := _IMPL.search(message)) is not None:
+        return "impl", "", _values(found, None, COUNT, COUNT)
+    if "statistics" in message and "#calls" in message:
+        found = _STATISTICS.search(message)
+        return ("statistics", "", _values(found, None, COUNT, COUNT, COUNT)) if found else None
+    if (saying := _sums(message)) is not None:
+        return "bare", saying[0], saying[2]
+    return _mark(message)
+
+
+def is_open(message: str) -> bool:
+    """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
+    begin with."""
+    found = TOKEN.search(message) or CANDIDATE.search(message)
+    text = message[found.end() :].rstrip() if found is not None else "'"
+    return found is not None and (text == "'" or not text.endswith("'"))
+
+
+def _values(found: re.Match[str], *mosts: float | None) -> tuple[Value, ...]:
+    return tuple((*found.span(i), most) for i, most in enumerate(mosts, 1))
+
+
+_OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...] = (
+    ("generate_draft", "generated", _GENERATE, (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
+    ("slot decode", "decoded", _DECODE, (MOST_TOKENS,)),
+    ("created spec", "saved", _CREATED, (float(LARGEST >> 20),)),
+    ("restoring", "restoring", _RESTORING, (LARGEST,)),
+    ("new prompt", "prompt", _PROMPT, (MOST_PROMPT_TOKENS,)),
+    ("n_past =", "common", _COMMON, (MOST_TOKENS, MOST_TOKENS, COUNT, COUNT)),
+    ("n_tokens", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
+    ("stop processing", "released", _RELEASED, (MOST_TOKENS, 9)),
+)
+
+
+def _sums(said: str) -> Saying | None:
+    if "eval time" in said and (found := _TIME.search(said)) is not None:
+        kind = "prompt_time" if found[1] else "eval_time"
+        most = MOST_PROMPT_TOKENS if found[1] else MOST_TOKENS
+        return kind, "", ((*found.span(2), LONGEST_PART_MS), (*found.span(3), most))
+    if not ("draft acceptance" in said or " per pos" in said or "mean " in said):
+        return None
+    counts, mean, rates = _SUMS.search(said), _MEAN.search(said), _BY_POSITION.search(said)
+    if counts is None and (mean is None or "draft acceptance" not in said) and rates is None:
+        return None
+    of_counts = _values(counts, None, COUNT, MOST_TOKENS) if counts else (NOTHING,) * 3
+    texts = ((*one.span(1), None) if one else NOTHING for one in (mean, rates))
+    return "sums", "", (*of_counts, *texts)
+
+
+def _mark(message: str) -> Saying | None:
+    """An entry that begins or ends a phase."""
+    if message.endswith("update slots"):
+        return "mark", "update", ()
+    return next((("mark", name, ()) for word, name in _MARKS.items() if word in message), None)
+
+
+def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The head of a text that goes on to a quote at its end; None unless both are there."""
+    found = head.search(text)
+    return found if found and text[found.end() :].rstrip().endswith("'") else None

@@ -1,0 +1,147 @@
+"""A gate over check-rollback: what is new since a baseline, as JUnit XML and as Markdown.
+
+A baseline is what `draftscope check-rollback --json` printed for an earlier build. A check that
+failed there too, by whatever outcome, is not new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from engine.compare.rollback_check import BAD, KNOWN, CheckedLane
+from engine.errors import OptionError
+from engine.files import user_text
+from engine.foreign_json import JsonError, parse_json
+from engine.terminal_text import terminal_text
+
+_MOST_BYTES = 1 << 24
+_MOST_NAMED = 3
+_LONGEST = 300
+_REMEDY = "Write one with draftscope check-rollback MODEL --llama-cpp BUILD --json > FILE."
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Checks against a baseline (None: there is none). library: the build's version; settings: in
+    words."""
+
+    lanes: Sequence[CheckedLane]
+    baseline: Mapping[str, str] | None
+    library: str
+    model: str
+    settings: str
+    strict: bool = False
+
+    @property
+    def failures(self) -> list[CheckedLane]:
+        """What fails the gate: without a baseline everything that a build must not do (strict:
+        known defects too), with one what is bad now and was not there."""
+        return [lane for lane in self.lanes if self._fails(lane)]
+
+    @property
+    def fixed(self) -> list[str]:
+        """Names of checks that were bad in the baseline and are not now."""
+        return [
+            lane.name
+            for lane in self.lanes
+            if lane.outcome not in BAD and (self.baseline or {}).get(lane.name) in BAD
+        ]
+
+    def _fails(self, lane: CheckedLane) -> bool:
+        known = (self.baseline or {}).get(lane.name)
+        if lane.outcome not in BAD or known in BAD:
+            return False
+        return lane.outcome != KNOWN or self.strict or known is not None
+
+
+def read_baseline(path: Path) -> dict[str, str]:
+    """Outcomes by the names of checks. Raises OptionError for what is not a result of
+    check-rollback."""
+    try:
+        found = parse_json(user_text(path, _MOST_BYTES))
+    except JsonError as error:
+        raise OptionError(f"{path} is not JSON: {error}.", _REMEDY) from error
+    lanes = found.get("lanes") if isinstance(found, dict) else None
+    names = [
+        (lane.get("name"), lane.get("outcome"))
+        for lane in (lanes if isinstance(lanes, list) else [])
+        if isinstance(lane, dict)
+    ]
+    if not names or not all(isinstance(word, str) for pair in names for word in pair):
+        raise OptionError(f"{path} is not a result of check-rollback.", _REMEDY)
+    return {str(name): str(outcome) for name, outcome in names}
+
+
+def junit(gate: Gate) -> str:
+    """The checks as JUnit XML: failures are those of the gate, and what fails as it did before or
+    was not judged is skipped."""
+    failing = {lane.name for lane in gate.failures}
+    suite = ElementTree.Element("testsuite", name="draftscope check-rollback")
+    skipped = 0
+    for lane in gate.lanes:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"rollback.{lane.scenario}", name=lane.name
+        )
+        message = _clean(f"{lane.outcome}: {lane.about}" if lane.about else lane.outcome)
+        if lane.name in failing:
+            ElementTree.SubElement(
+                case, "failure", message=message, type=lane.outcome
+            ).text = _measured(lane)
+        elif lane.outcome != "right":
+            skipped += 1
+            ElementTree.SubElement(case, "skipped", message=message)
+    suite.set("tests", str(len(gate.lanes)))
+    suite.set("failures", str(len(failing)))
+    suite.set("skipped", str(skipped))
+    properties = ElementTree.Element("properties")
+    suite.insert(0, properties)
+    for name in ("library", "model", "settings"):
+        ElementTree.SubElement(properties, "property", name=name, value=_clean(getattr(gate, name)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, "unicode", xml_declaration=True) + "\n"
+
+
+def markdown(gate: Gate) -> str:
+    """Five lines for a reviewer."""
+    failures, outcomes = gate.failures, Counter(lane.outcome for lane in gate.lanes)
+    verdict = f"{len(failures)} new failures" if failures else "no new failures"
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
+    others = sum(lane.outcome in BAD for lane in gate.lanes) - len(failures)
+    known = "bad in the baseline too" if gate.baseline is not None else "known defects"
+    return (
+        f"**Rollback of {_code(gate.library)} on {_code(gate.model)}: {verdict}**\n\n"
+        f"- {len(gate.lanes)} checks: {counts}\n"
+        f"- New: {_named(f'{lane.name} ({lane.outcome}; {lane.about})' for lane in failures)}\n"
+        f"- Not counted: {others} {known}; fixed: {_named(gate.fixed)}\n"
+        f"- Settings: {_code(gate.settings)}\n"
+    )
+
+
+def _named(names: Iterable[str]) -> str:
+    every = [_code(name) for name in names]
+    if not every:
+        return "none"
+    more = len(every) - _MOST_NAMED
+    return "; ".join(every[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _code(text: str) -> str:
+    return f"`{_clean(text).replace('`', chr(39))}`"
+
+
+def _clean(text: str) -> str:
+    """Without control characters, which a library's messages may have, and not too long."""
+    return terminal_text(" ".join(text.split()))[:_LONGEST]
+
+
+def _measured(lane: CheckedLane) -> str:
+    verdict: Any = lane.verdict
+    if verdict is None or not verdict.n_positions or not math.isfinite(verdict.worst_nmse):
+        return ""
+    return f"max NMSE {verdict.worst_nmse:.1e}, bound {verdict.bound:.1e}, round {lane.round}"

@@ -1,0 +1,242 @@
+"""Runs as a trace of Perfetto, written by its package (the extra `perfetto`): a process per run, a
+track per sequence with its rounds, one below it for each phase, counters, and a flow from each
+draft to its verdict.
+
+A row of `rounds` says when its round ended and how long each phase took for its sequence; it does
+not say when a phase began. So phases are laid one after another in the order of a round, the last
+one ending with the round, and a round is as long as its phases, or `total_ms` where those are not
+known. Of sequences side by side each has its share of a phase. A round that would begin before the
+end of the one before it begins there; its columns are in its arguments, unchanged. Rows of which no
+time is known have no place, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import OptionError, TraceFileError
+from engine.files import written_whole
+from engine.trace.records import MISSING, TABLES
+from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunRef
+
+_ORDER = ("draft", "save", "verify", "sample", "rollback", "restore", "replay")
+"""Phases in the order of a round."""
+_SEQUENCE_ID = 1
+_CLEARED = 1
+"""TracePacket.SEQ_INCREMENTAL_STATE_CLEARED."""
+_IN_USE = ("live", "fresh", "carried", "pending")
+"""Of a snapshot plane: it holds a state that may be read."""
+_COUNTERS = {
+    "rollback depth": ("rollback_depth", "tokens"),
+    "kv cells": ("kv_cells_used", "cells"),
+    "memory held": ("memory_bytes_held", "bytes"),
+}
+
+
+def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
+    """Write the file, in place of an earlier one; how many events it has.
+
+    Raises OptionError without the package perfetto and where the system does not let us write,
+    TraceFileError where no round has a time.
+    """
+    try:
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+    except ImportError as error:
+        raise OptionError(
+            "Traces of Perfetto are written by its package, which is not installed.",
+            "Install it: pip install 'draftscope[perfetto]'.",
+        ) from error
+    events = _Events()
+    for run in runs:
+        _add_run(events, run)
+    if not events.timed:
+        raise TraceFileError(
+            "No round of these runs has a time.",
+            "Name the trace of a run whose engine reports when its rounds end.",
+        )
+    builder = TraceProtoBuilder()
+    for described in events.tracks:
+        packet = builder.add_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE_ID
+        _set(packet.track_descriptor, described)
+    for number, event in enumerate(sorted(events.timed, key=lambda one: one.at_ns)):
+        packet = builder.add_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE_ID
+        if not number:
+            packet.sequence_flags = _CLEARED
+        packet.timestamp = event.at_ns
+        _set_event(packet.track_event, event)
+    with written_whole(path) as part:
+        part.write_bytes(builder.serialize())
+    return len(events.timed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """The beginning (with a name) or the end of a slice, or the value of a counter."""
+
+    at_ns: int
+    track: int
+    name: str = ""
+    value: float | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    begins: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    """Flows that go on from here, and those that end here."""
+
+
+class _Events:
+    """Tracks and what happens on them; `track` numbers them from 1."""
+
+    def __init__(self) -> None:
+        self.tracks: list[dict[str, Any]] = []
+        self.timed: list[_Event] = []
+        self.n_flows = 0
+
+    def track(self, name: str, parent: int | None = None, **more: Any) -> int:
+        number = len(self.tracks) + 1
+        above = {} if parent is None else {"parent_uuid": parent}
+        self.tracks.append({"uuid": number, "name": name, **above, **more})
+        return number
+
+    def slice(self, track: int, start_ns: int, end_ns: int, name: str, **more: Any) -> None:
+        self.timed.append(_Event(start_ns, track, name, **more))
+        self.timed.append(_Event(end_ns, track))
+
+    def count(self, track: int, at_ns: int, value: float) -> None:
+        self.timed.append(_Event(at_ns, track, value=value))
+
+
+def _set(message: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            getattr(message, name).SetInParent()
+            _set(getattr(message, name), value)
+        else:
+            setattr(message, name, value)
+
+
+def _set_event(message: Any, event: _Event) -> None:
+    message.track_uuid = event.track
+    if event.value is not None:
+        message.type = message.TYPE_COUNTER
+        message.double_counter_value = event.value
+        return
+    message.type = message.TYPE_SLICE_BEGIN if event.name else message.TYPE_SLICE_END
+    if event.name:
+        message.name = event.name
+    message.flow_ids.extend(event.begins)
+    message.terminating_flow_ids.extend(event.ends)
+    for name, value in event.arguments.items():
+        argument = message.debug_annotations.add()
+        argument.name = name
+        if isinstance(value, str):
+            argument.string_value = value
+        elif isinstance(value, int):
+            argument.int_value = value
+        else:
+            argument.double_value = value
+
+
+def _add_run(events: _Events, run: RunRef) -> None:
+    table = RunColumns(run.store, "rounds", run.run_id)
+    drafters = ", ".join(run.facts.options.spec.types) if run.facts.options else ""
+    name = " · ".join(filter(None, (str(run), run.facts.lane, drafters)))
+    process = events.track("", process={"pid": run.run_id + 1, "process_name": name})
+    for seq_id, rows in table.by_sequence(np.isfinite(table["t_ms"])):
+        occupancy = _planes_in_use(run, seq_id)
+        _Sequence(events, process, seq_id).add(list(_rows(table, rows)), occupancy)
+
+
+def _rows(table: RunColumns, rows: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Rows as Python values, without what was not observed."""
+    columns = {}
+    for column in TABLES["rounds"]:
+        if column.kind == "text":
+            columns[column.name] = table.texts(column.name, rows)
+        else:
+            columns[column.name] = table[column.name][rows].tolist()
+    for i in range(len(rows)):
+        row = {name: values[i] for name, values in columns.items()}
+        yield {
+            name: value
+            for name, value in row.items()
+            if value not in ("", MISSING) and value == value
+        }
+
+
+def _planes_in_use(run: RunRef, seq_id: int) -> dict[int, int]:
+    """By round: snapshot planes of a sequence that hold a state."""
+    table = RunColumns(run.store, "memory", run.run_id)
+    mine = table["seq_id"] == seq_id
+    rounds, numbers = np.unique(table["round"][mine], return_inverse=True)
+    used = np.bincount(numbers, table.is_text("state", *_IN_USE)[mine], len(rounds))
+    return dict(zip(rounds.tolist(), used.astype(int).tolist(), strict=True))
+
+
+class _Sequence:
+    """The tracks of one sequence."""
+
+    def __init__(self, events: _Events, process: int, seq_id: int) -> None:
+        self._events, self._name = events, f"sequence {seq_id}"
+        self._rounds = events.track(self._name, process)
+        self._below: dict[str, int] = {}
+
+    def _phase(self, phase: str) -> int:
+        if phase not in self._below:
+            self._below[phase] = self._events.track(phase, self._rounds)
+        return self._below[phase]
+
+    def _counter(self, name: str, unit: str) -> int:
+        if name not in self._below:
+            counter = {"unit_name": unit}
+            self._below[name] = self._events.track(name, self._rounds, counter=counter)
+        return self._below[name]
+
+    def add(self, rows: Sequence[Mapping[str, Any]], occupancy: Mapping[int, int]) -> None:
+        """rows: of `rounds`, in order, each with its t_ms."""
+        before, drafted, accepted = 0, 0, 0
+        for row in rows:
+            end = max(round(row["t_ms"] * 1e6), before)
+            self._add_round(row, end, before)
+            before = end
+            for name, (column, unit) in _COUNTERS.items():
+                if column in row:
+                    self._events.count(self._counter(name, unit), end, row[column])
+            if row["round"] in occupancy:
+                track = self._counter("planes in use", "planes")
+                self._events.count(track, end, occupancy[row["round"]])
+            if row.get("num_draft_tokens") and "num_accepted_draft_tokens" in row:
+                drafted += row["num_draft_tokens"]
+                accepted += row["num_accepted_draft_tokens"]
+                self._events.count(self._counter("acceptance", "rate"), end, accepted / drafted)
+
+    def _add_round(self, row: Mapping[str, Any], end: int, before: int) -> None:
+        """end, before: of this round and of the one before it, ns."""
+        phases = {one: round(row[f"{one}_ms"] * 1e6) for one in _ORDER if row.get(f"{one}_ms")}
+        length = sum(phases.values()) or round(row.get("total_ms", 0.0) * 1e6)
+        start = max(end - length, before)
+        shown = {name: value for name, value in row.items() if name not in ("run_id", "seq_id")}
+        n, good = row.get("num_draft_tokens"), row.get("num_accepted_draft_tokens")
+        verdict = f": {good} of {n} accepted" if n and good is not None else ""
+        self._events.slice(
+            self._rounds, start, end, f"round {row['round']}{verdict}", arguments=shown
+        )
+        flow = ()
+        if n and "draft" in phases and {"verify", "sample"} & set(phases):
+            self._events.n_flows += 1
+            flow = (self._events.n_flows,)
+        last = "sample" if "sample" in phases else "verify"
+        at = start
+        for phase, ns in phases.items():
+            stop = min(at + ns, end)
+            goes_on = flow if phase in ("draft", "verify") and phase != last else ()
+            ends = flow if phase == last else ()
+            self._events.slice(self._phase(phase), at, stop, phase, begins=goes_on, ends=ends)
+            at = stop

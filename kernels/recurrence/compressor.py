@@ -1,0 +1,540 @@
+"""Compressed attention rows (DeepSeek-V4): inputs of a block of tokens become one row, and the last
+inputs of a sequence lie in a ring whose slots go by position."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernels.dispatch import pick, runs_llvm
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import exp, rows, run, start, vectors
+from kernels.llvm.values import I64
+
+
+class Compressor(NamedTuple):
+    """ratio: tokens of a block. width: numbers of a row. overlaps: a row is made of its block and
+    the one before it, of which each gives half of the channels of its tokens."""
+
+    ratio: int
+    width: int
+    overlaps: bool
+
+    @property
+    def n_slots(self) -> int:
+        """Tokens that a row is made of, and rows of a ring."""
+        return self.ratio * (2 if self.overlaps else 1)
+
+    @property
+    def n_channels(self) -> int:
+        """Values of a token, and as many scores."""
+        return self.width * (2 if self.overlaps else 1)
+
+
+def add_at_places(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """x + table[positions mod len(table)].
+
+    x: f32 [B, T, C], any strides; table: f32 [n, C]; positions: int64 [B, T], not looked at by the
+    host. Returns [B, T, C].
+    """
+    return _add(x, table, positions)
+
+
+def first_of_block(positions: torch.Tensor, ratio: int) -> torch.Tensor:
+    """positions // ratio * ratio, int64."""
+    run = first_of_block_with_llvm if runs_llvm(positions) else first_of_block_with_torch
+    return run(positions, ratio)
+
+
+def ring_places(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
+    """Slots of a ring that tokens at positions int64 [B, T] belong to, f32 [B, T, 1]."""
+    run = ring_places_with_llvm if runs_llvm(positions) else ring_places_with_torch
+    return run(positions, n_slots)
+
+
+def compress(
+    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
+) -> torch.Tensor:
+    """The row of the block that ends at a token; zeros at tokens that end none.
+
+    x: f32 [B, T, 2 n_channels], per token values and then scores, at consecutive positions int64
+    [B, T]; ring: f32 [B, n_slots, 2 n_channels], the tokens before them by position mod n_slots. A
+    row is the sum of its tokens' values by the softmax over them of the scores, channel by channel;
+    the first block has none before it. Returns [B, T, width]. A token has the same bits whatever
+    comes with it, but for the naive version.
+    """
+    return _compress(x, positions, ring, part)
+
+
+def compress_slots(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    part: Compressor,
+) -> torch.Tensor:
+    """compress from and to rings in a pool f32 [n_rows, n_slots, 2 n_channels], each contiguous.
+
+    read: int64 [B], the row with the ring of sequence b. write: int64 [B, n], 1 <= n <= T; row
+    write[b, i] receives the ring i tokens before the last one. What b writes no other b' reads or
+    writes; one of its rows may be read[b]. The host looks at no number.
+    """
+    return _slots(x, positions, pool, read, write, part)
+
+
+def fold_ring(
+    ring: torch.Tensor,
+    x: torch.Tensor,
+    places: torch.Tensor,
+    n_tokens: torch.Tensor,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Rings after some of the tokens that follow them.
+
+    ring: f32 [B, n_slots, C]; x: [B, T, C]; places: [B, T, 1] of ring_places; n_tokens: int64 [B],
+    0 .. T, to which the host does not look. out: filled and returned; may be `ring` itself.
+    """
+    return _fold(ring, x, places, n_tokens, out)
+
+
+# Row by row, slot by slot.
+
+
+def add_at_places_naive(
+    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """See add_at_places."""
+    added = [table[p % len(table)] for p in positions.flatten().tolist()]
+    return x + torch.stack(added).view(x.shape)
+
+
+def compress_naive(
+    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
+) -> torch.Tensor:
+    """See compress."""
+    y = x.new_zeros(*x.shape[:2], part.width)
+    for b in range(len(x)):
+        held = ring[b].clone()
+        for t, position in enumerate(positions[b].tolist()):
+            held[position % part.n_slots] = x[b, t]
+            if position % part.ratio == part.ratio - 1:
+                y[b, t] = _row(held, position, part)
+    return y
+
+
+def _row(ring: torch.Tensor, position: int, part: Compressor) -> torch.Tensor:
+    def of(block: int, columns: slice) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = range(block * part.ratio, (block + 1) * part.ratio)
+        halves = (ring[token % part.n_slots].chunk(2) for token in tokens)
+        return [(values[columns], scores[columns]) for values, scores in halves]
+
+    block, d = position // part.ratio, part.width
+    found = of(block, slice(part.n_channels - d, None))
+    if part.overlaps and block:
+        found = of(block - 1, slice(d)) + found
+    values, scores = (torch.stack(numbers) for numbers in zip(*found, strict=True))
+    weights = torch.exp(scores - scores.amax(0))
+    return (weights * values).sum(0) / weights.sum(0)
+
+
+def compress_slots_naive(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    part: Compressor,
+) -> torch.Tensor:
+    """See compress_slots."""
+    rings = torch.stack([pool[i] for i in read.tolist()])
+    y = compress_naive(x, positions, rings, part)
+    for b, numbers in enumerate(write.tolist()):
+        for back, number in reversed(list(enumerate(numbers))):
+            ring = rings[b].clone()
+            for t in range(x.shape[1] - back):
+                ring[int(positions[b, t]) % part.n_slots] = x[b, t]
+            pool[number] = ring
+    return y
+
+
+def fold_ring_naive(
+    ring: torch.Tensor,
+    x: torch.Tensor,
+    places: torch.Tensor,
+    n_tokens: torch.Tensor,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """See fold_ring."""
+    for b, n in enumerate(n_tokens.tolist()):
+        held = ring[b].clone()
+        for t in range(n):
+            held[int(places[b, t, 0])] = x[b, t]
+        out[b] = held
+    return out
+
+
+# All slots at once.
+
+
+def add_at_places_with_torch(
+    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """See add_at_places."""
+    return x + table[positions % len(table)]
+
+
+def ring_places_with_torch(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
+    """See ring_places."""
+    return (positions % n_slots).to(torch.float32)[..., None]
+
+
+def first_of_block_with_torch(positions: torch.Tensor, ratio: int) -> torch.Tensor:
+    """See first_of_block."""
+    return positions // ratio * ratio
+
+
+def compress_with_torch(
+    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
+) -> torch.Tensor:
+    """See compress. The host looks at positions."""
+    y = x.new_zeros(*x.shape[:2], part.width)
+    span, first = part.n_slots, positions[:, 0].tolist()
+    for b, position in enumerate(first):
+        before = torch.arange(position - span, position, device=x.device) % span
+        history = torch.cat((ring[b, before], x[b]))
+        ends = range((part.ratio - 1 - position) % part.ratio, x.shape[1], part.ratio)
+        for t in ends:
+            # in an order of its own, whatever else ends here
+            y[b, t] = _weighed(history[t + 1 : t + 1 + span], position + t, part)
+    return y
+
+
+def _weighed(held: torch.Tensor, position: int, part: Compressor) -> torch.Tensor:
+    """held: [n_slots, 2 n_channels], oldest first."""
+    values, scores = held.chunk(2, -1)
+    if part.overlaps:
+        d, r = part.width, part.ratio
+        values, scores = (torch.cat((x[:r, :d], x[r:, d:])) for x in (values, scores))
+        if position < r:
+            values, scores = values[r:], scores[r:]
+    weights = torch.exp(scores - scores.amax(0))
+    return (weights * values).sum(0) / weights.sum(0)
+
+
+def rings_after(
+    ring: torch.Tensor, x: torch.Tensor, last: torch.Tensor, n_tokens: torch.Tensor | int
+) -> torch.Tensor:
+    """Rings [B, n_slots, C] after the first n_tokens of x [B, T, C], int or int64 [B], the last of
+    which has slot last int64 [B]."""
+    n_slots = ring.shape[1]
+    slots = torch.arange(n_slots, device=ring.device)
+    newest = n_tokens[:, None] if isinstance(n_tokens, torch.Tensor) else n_tokens
+    token = newest - 1 - (last[:, None] - slots) % n_slots
+    new = x.gather(1, token.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
+    return torch.where((token >= 0)[..., None], new, ring)
+
+
+def compress_slots_with_torch(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    part: Compressor,
+) -> torch.Tensor:
+    """See compress_slots."""
+    rings, n = pool[read], x.shape[1]
+    y = compress_with_torch(x, positions, rings, part)
+    for back, numbers in enumerate(write.unbind(1)):
+        pool[numbers] = rings_after(rings, x, positions[:, n - 1 - back], n - back)
+    return y
+
+
+def fold_ring_with_torch(
+    ring: torch.Tensor,
+    x: torch.Tensor,
+    places: torch.Tensor,
+    n_tokens: torch.Tensor,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """See fold_ring."""
+    at = (n_tokens - 1).clamp(min=0)[:, None]
+    last = places[..., 0].gather(1, at)[:, 0].to(torch.int64)
+    return out.copy_(rings_after(ring, x, last, n_tokens))
+
+
+# On a CPU: rings are read where they are.
+
+
+def add_at_places_with_llvm(
+    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """See add_at_places."""
+    y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
+    x, places = rows(x)
+    addresses = table.data_ptr(), positions.data_ptr(), y.data_ptr()
+    width = y.shape[-1]
+    run(_add_program(len(table), width), y.numel() // width, width, *places, *addresses)
+    return y
+
+
+@functools.cache
+def _add_program(n: int, width: int) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one row. Arguments: x in RowPlaces, the table, positions, the sums."""
+        table, positions, y = args[4:]
+        with code.loop(first, last) as row:
+            source, target = start(args[:4], row), y + row * (4 * width)
+            place = code.load(positions + row * 8, I64) % n
+            for at, count in vectors(code, width):
+                added = code.load_first(table + place * (4 * width) + at, F32X16, count)
+                total = code.load_first(source + at, F32X16, count) + added
+                code.store_first(total, target + at, count)
+
+    return Program(body, 7)
+
+
+def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tensor:
+    """See first_of_block."""
+    first, positions = torch.empty_like(positions), positions.contiguous()
+    program = _of_positions(ratio, is_place=False)
+    program.alone(positions.numel(), positions.data_ptr(), first.data_ptr())
+    return first
+
+
+def ring_places_with_llvm(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
+    """See ring_places."""
+    places, positions = torch.empty(*positions.shape, 1), positions.contiguous()
+    program = _of_positions(n_slots, is_place=True)
+    program.alone(positions.numel(), positions.data_ptr(), places.data_ptr())
+    return places
+
+
+@functools.cache
+def _of_positions(n: int, *, is_place: bool) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one token. Arguments: positions; of each the number within n as f32, or the
+        first of its n."""
+        positions, out = args
+        with code.loop(first, last) as token:
+            position = code.load(positions + token * 8, I64)
+            if is_place:
+                code.store((position % n).to_float(signed=True), out + token * 4)
+            else:
+                code.store(position // n * n, out + token * 8)
+
+    return Program(body, 2)
+
+
+def compress_with_llvm(
+    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
+) -> torch.Tensor:
+    """See compress."""
+    return _compress_llvm(x, positions, ring, None, part)
+
+
+def compress_slots_with_llvm(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    part: Compressor,
+) -> torch.Tensor:
+    """See compress_slots. Raises ValueError for rings with gaps."""
+    x, positions = x.contiguous(), positions.contiguous()
+    read, write = read.contiguous(), write.contiguous()
+    y = _compress_llvm(x, positions, pool, read, part)
+    (n_seqs, n_new), width = write.shape, 2 * part.n_channels
+    if not pool[:1].is_contiguous():
+        raise ValueError("the numbers of a ring do not lie side by side")
+    run(
+        _keep_program(part.n_slots, width),
+        n_seqs * part.n_slots,
+        width * n_new,
+        x.shape[1],
+        n_new,
+        x.data_ptr(),
+        positions.data_ptr(),
+        pool.data_ptr(),
+        4 * pool.stride(0),
+        read.data_ptr(),
+        write.data_ptr(),
+    )
+    return y
+
+
+def _compress_llvm(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    ring: torch.Tensor,
+    read: torch.Tensor | None,
+    part: Compressor,
+) -> torch.Tensor:
+    """read: numbers of the rings that are those of the sequences; None for 0, 1, …"""
+    n_seqs, n_tokens = x.shape[:2]
+    y = x.new_empty(n_seqs, n_tokens, part.width)
+    x, positions = x.contiguous(), positions.contiguous()
+    if not ring[:1].is_contiguous():
+        ring = ring.contiguous()
+    run(
+        _compress_program(part, read is not None),
+        n_seqs * n_tokens,
+        2 * x.shape[2],
+        n_tokens,
+        x.data_ptr(),
+        positions.data_ptr(),
+        ring.data_ptr(),
+        4 * ring.stride(0),
+        0 if read is None else read.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+@functools.cache
+def _compress_program(part: Compressor, numbered: bool) -> Program:
+    return Program(functools.partial(_compress_body, part, numbered), 7)
+
+
+def _compress_body(
+    part: Compressor, numbered: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    """A task is one token. Arguments: tokens, x, positions; rings, the bytes of one, their numbers
+    if they are not those of the sequences; the rows."""
+    n_tokens, x, positions, rings, ring_bytes, numbers, y = args
+    span, ratio, d = part.n_slots, part.ratio, part.width
+    row_bytes, scores = 8 * part.n_channels, 4 * part.n_channels
+    newer = 4 * (part.n_channels - d)
+    with code.loop(first, last) as task:
+        b, t = task // n_tokens, task % n_tokens
+        position = code.load(positions + task * 8, I64)
+        target = y + task * (4 * d)
+        ends = (position % ratio).equal(ratio - 1)
+        number = code.load(numbers + b * 8, I64) if numbered else b
+        ring, own = rings + number * ring_bytes, x + b * n_tokens * row_bytes
+        # the first block has none before it
+        skipped = code.choose(position.less(ratio), code.integer(span - ratio), code.integer(0))
+
+        def token(i: Value) -> Value:
+            """Address of the i-th of the span tokens, oldest first, at the channels it gives."""
+            back = code.integer(span - 1) - i
+            at = t - back
+            # not looked at where it would be before the first token
+            slot = ring + (position + span - back) % span * row_bytes
+            place = code.choose(at.less(0), slot, own + at * row_bytes)
+            return place + code.choose(i.less(span - ratio), code.integer(0), code.integer(newer))
+
+        for at, count in vectors(code, d):
+            with code.when(ends):
+                best = code.variable(code.constant(F32X16, -float("inf")))
+                with code.loop(skipped, code.integer(span)) as i:
+                    score = code.load_first(token(i) + scores + at, F32X16, count)
+                    best.set(code.larger(score, best.value))
+                zero = code.constant(F32X16, 0.0)
+                total, weight = code.variable(zero), code.variable(zero)
+                with code.loop(skipped, code.integer(span)) as i:
+                    place = token(i) + at
+                    score = code.load_first(place + scores, F32X16, count)
+                    one = exp(code, score - best.value)
+                    weight.set(weight.value + one)
+                    value = code.load_first(place, F32X16, count)
+                    total.set(code.fma(one, value, total.value))
+                code.store_first(total.value / weight.value, target + at, count)
+            with code.when(ends ^ 1):
+                code.store_first(code.constant(F32X16, 0.0), target + at, count)
+
+
+@functools.cache
+def _keep_program(n_slots: int, width: int) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one slot of a sequence's rings. Arguments: tokens, rings to write of each; x,
+        positions; the pool, the bytes of a ring, numbers of rings that are read and written."""
+        n_tokens, n_new, x, positions, pool, ring_bytes, read, write = args
+        with code.loop(first, last) as task:
+            b, slot = task // n_slots, task % n_slots
+            place = slot * (4 * width)
+            old = pool + code.load(read + b * 8, I64) * ring_bytes + place
+            own = x + b * n_tokens * (4 * width)
+            for at, count in vectors(code, width):
+                # before anything is written, as this may be one of the rings that are
+                before = code.load_first(old + at, F32X16, count)
+                with code.loop(0, n_new) as back:
+                    newest = n_tokens - back - 1
+                    position = code.load(positions + (b * n_tokens + newest) * 8, I64)
+                    token = newest - (position + n_slots - slot) % n_slots
+                    to = code.load(write + (b * n_new + back) * 8, I64)
+                    target = pool + to * ring_bytes + place + at
+                    is_old = token.less(0)
+                    with code.when(is_old):
+                        code.store_first(before, target, count)
+                    with code.when(is_old ^ 1):
+                        row = own + token * (4 * width) + at
+                        code.store_first(code.load_first(row, F32X16, count), target, count)
+
+    return Program(body, 8)
+
+
+def fold_ring_with_llvm(
+    ring: torch.Tensor,
+    x: torch.Tensor,
+    places: torch.Tensor,
+    n_tokens: torch.Tensor,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """See fold_ring. Raises ValueError for rings to fill with gaps."""
+    n_seqs, n_slots, width = ring.shape
+    if not ring[:1].is_contiguous():
+        ring = ring.contiguous()
+    if x.stride(2) != 1 or x.stride(1) != width:
+        x = x.contiguous()
+    if places.stride(1) != 1:
+        places = places.contiguous()
+    if not out[:1].is_contiguous():
+        raise ValueError("the numbers of a ring do not lie side by side")
+    n_tokens = n_tokens.contiguous()
+    run(
+        _fold_program(n_slots, width),
+        n_seqs * n_slots,
+        width,
+        *(
+            number
+            for one in (ring, x, places, out)
+            for number in (one.data_ptr(), 4 * one.stride(0))
+        ),
+        n_tokens.data_ptr(),
+    )
+    return out
+
+
+@functools.cache
+def _fold_program(n_slots: int, width: int) -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        """A task is one slot of a ring. Arguments: rings, rows, slots and results, each with the
+        bytes of a sequence; how many of the rows count."""
+        ring, ring_bytes, x, x_bytes, places, place_bytes, out, out_bytes, counts = args
+        with code.loop(first, last) as task:
+            b, slot = task // n_slots, task % n_slots
+            n, place = code.load(counts + b * 8, I64), slot * (4 * width)
+            at_last = code.larger(n - 1, code.integer(0))
+            newest = code.load(places + b * place_bytes + at_last * 4, F32).to_integer(I64)
+            token = n - 1 - (newest + n_slots - slot) % n_slots
+            # of no rows there may be no slot to look at
+            token = code.choose(n.less(1), n - 1, token)
+            old = ring + b * ring_bytes + place
+            source = code.choose(token.less(0), old, x + b * x_bytes + token * (4 * width))
+            for at, count in vectors(code, width):
+                row = code.load_first(source + at, F32X16, count)
+                code.store_first(row, out + b * out_bytes + place + at, count)
+
+    return Program(body, 9)
+
+
+_add = pick(add_at_places_naive, add_at_places_with_torch, None, add_at_places_with_llvm)
+_compress = pick(compress_naive, compress_with_torch, None, compress_with_llvm)
+_slots = pick(compress_slots_naive, compress_slots_with_torch, None, compress_slots_with_llvm)
+_fold = pick(fold_ring_naive, fold_ring_with_torch, None, fold_ring_with_llvm)

@@ -1,0 +1,288 @@
+"""Streams mixed by doubly stochastic matrices (mHC, arXiv 2512.24880), as glm5-next and deepseek4
+have them: gates of four streams, one row out of these, and their mixture with another row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernels.dispatch import pick, pick_invariant
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import exp, rows, run, sigmoid, start, vectors
+from kernels.whole_vectors import pointwise
+
+N_STREAMS = 4
+"""Streams of a token; a matrix between them then fills a vector of 16 numbers."""
+N_GATES = N_STREAMS * (N_STREAMS + 2)
+
+
+class Sinkhorn(NamedTuple):
+    """n_rounds: how often columns are divided by their sums; rows are, one time fewer, after a
+    softmax. eps: added to gates and sums."""
+
+    n_rounds: int
+    eps: float
+
+
+def stream_gates(
+    m: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn: Sinkhorn,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """What streams are weighed with, from a product of all of them.
+
+    m: f32 [..., N_GATES], any strides; base: f32 [N_GATES]; scale: f32 [3]. Returns [..., N_GATES]:
+    what a stream weighs in the row that is read, sigmoid(m scale[0] + base) + eps; what a stream
+    gains of the row that is written, 2 sigmoid(m scale[1] + base); and row by row the matrix from
+    streams to streams, m scale[2] + base made doubly stochastic. With N_STREAMS columns and [1]
+    scale only the first. Differentiable, as are the other two.
+
+    invariant: each result has the same bits whatever its neighbours are.
+    """
+    return (_gates_invariant if invariant else _gates)(m, scale, base, sinkhorn)
+
+
+def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """The sum of the streams, each times its gate.
+
+    x: f32 [..., N_STREAMS, d], the last two axes contiguous; gates: [..., n], any strides, of which
+    the first N_STREAMS count. Returns [..., d].
+    """
+    return _weigh(x, gates)
+
+
+def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """The streams mixed by their matrix, with y times its gain added to each.
+
+    x: f32 [..., N_STREAMS, d], the last two axes contiguous; y: [..., d]; gates: [..., N_GATES] of
+    stream_gates. Returns the shape of x.
+    """
+    return _advance(x, y, gates)
+
+
+# The formulas as they read.
+
+
+def stream_gates_naive(
+    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sinkhorn: Sinkhorn
+) -> torch.Tensor:
+    """See stream_gates."""
+    n, (n_rounds, eps) = N_STREAMS, sinkhorn
+    read = 1 / (1 + torch.exp(-(m[..., :n] * scale[0] + base[:n]))) + eps
+    if m.shape[-1] == n:
+        return read
+    gain = 2 / (1 + torch.exp(-(m[..., n : 2 * n] * scale[1] + base[n : 2 * n])))
+    c = (m[..., 2 * n :] * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
+    c = c.softmax(-1) + eps
+    c = c / (c.sum(-2, keepdim=True) + eps)
+    for _ in range(n_rounds - 1):
+        c = c / (c.sum(-1, keepdim=True) + eps)
+        c = c / (c.sum(-2, keepdim=True) + eps)
+    return torch.cat((read, gain, c.flatten(-2)), -1)
+
+
+def weigh_streams_naive(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """See weigh_streams."""
+    return (x * gates[..., :N_STREAMS, None]).sum(-2)
+
+
+def advance_streams_naive(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """See advance_streams."""
+    n = N_STREAMS
+    matrix = gates[..., 2 * n :].unflatten(-1, (n, n))
+    return gates[..., n : 2 * n, None] * y[..., None, :] + matrix.transpose(-1, -2) @ x
+
+
+# The formulas with sums in one order, whatever the batch.
+
+
+def stream_gates_with_torch(
+    m: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn: Sinkhorn,
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """See stream_gates."""
+    n, (n_rounds, eps) = N_STREAMS, sinkhorn
+
+    def opened(part: slice, factor: torch.Tensor) -> torch.Tensor:
+        return pointwise(torch.sigmoid, m[..., part] * factor + base[part], invariant=invariant)
+
+    read = opened(slice(n), scale[0]) + eps
+    if m.shape[-1] == n:
+        return read
+    gain = 2 * opened(slice(n, 2 * n), scale[1])
+    c = (m[..., 2 * n :] * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
+    c = pointwise(torch.exp, c - c.amax(-1, keepdim=True), invariant=invariant)
+    c = c / _sum(c, -1) + eps
+    c = c / (_sum(c, -2) + eps)
+    for _ in range(n_rounds - 1):
+        c = c / (_sum(c, -1) + eps)
+        c = c / (_sum(c, -2) + eps)
+    return torch.cat((read, gain, c.flatten(-2)), -1)
+
+
+def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    a, b, c, d = x.unbind(dim)
+    return ((a + b) + (c + d)).unsqueeze(dim)
+
+
+def weigh_streams_with_torch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """See weigh_streams."""
+    return _sum(x * gates[..., :N_STREAMS, None], -2).squeeze(-2)
+
+
+def advance_streams_with_torch(
+    x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """See advance_streams."""
+    n = N_STREAMS
+    total = gates[..., n : 2 * n, None] * y[..., None, :]
+    for source in range(n):
+        to = gates[..., (2 + source) * n : (3 + source) * n]
+        total = total + to[..., None] * x[..., source : source + 1, :]
+    return total
+
+
+# The formulas on a CPU: every number of the streams read once.
+
+
+def stream_gates_with_llvm(
+    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sinkhorn: Sinkhorn
+) -> torch.Tensor:
+    """See stream_gates."""
+    n, y = m.shape[-1], m.new_empty(*m.shape)
+    m, places = rows(m)
+    scale, base = scale.contiguous(), base.contiguous()
+    program = _gates_program(n > N_STREAMS, sinkhorn)
+    # some hundred operations a token
+    run(program, y.numel() // n, 16 * n, *places, scale.data_ptr(), base.data_ptr(), y.data_ptr())
+    return y
+
+
+def weigh_streams_with_llvm(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """See weigh_streams."""
+    *outer, n, d = x.shape
+    y = x.new_empty(*outer, d)
+    x, x_rows = rows(x.flatten(-2))
+    gates, gate_rows = rows(gates)
+    run(_weigh_program(d), y.numel() // d, d * n, *x_rows, *gate_rows, y.data_ptr())
+    return y
+
+
+def advance_streams_with_llvm(
+    x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """See advance_streams."""
+    (n, d), total = x.shape[-2:], x.new_empty(*x.shape)
+    x, x_rows = rows(x.flatten(-2))
+    y, y_rows = rows(y)
+    gates, gate_rows = rows(gates)
+    places = *x_rows, *y_rows, *gate_rows, total.data_ptr()
+    run(_advance_program(d), total.numel() // (n * d), n * d, *places)
+    return total
+
+
+@functools.cache
+def _gates_program(with_matrix: bool, sinkhorn: Sinkhorn) -> Program:
+    return Program(functools.partial(_gates_body, with_matrix, sinkhorn), 7)
+
+
+def _gates_body(
+    with_matrix: bool,
+    sinkhorn: Sinkhorn,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    """A task is one token. Arguments: products in RowPlaces, scale, base, gates."""
+    scale, base, gates = args[4:]
+    n, eps = N_STREAMS, sinkhorn.eps
+    count = 2 * n if with_matrix else n
+    zeros, ones = [0.0] * (16 - n), [1.0] * n
+
+    def across(x: Value, join: str, *steps: int) -> Value:
+        """In every lane the sum, or the maximum, of the lanes apart from it by these bits."""
+        for step in steps:
+            other = x.take([lane ^ step for lane in range(16)])
+            x = x + other if join == "sum" else code.larger(x, other)
+        return x
+
+    with code.loop(first, last) as row:
+        source, target = start(args[:4], row), gates + row * (4 * (N_GATES if with_matrix else n))
+        factor = code.splat(code.load(scale, F32))
+        if with_matrix:
+            second = code.splat(code.load(scale + 4, F32))
+            factor = factor.take([*range(n), *range(16, 32 - n)], second)
+        x = code.load_first(source, F32X16, count) * factor
+        opened = sigmoid(code, x + code.load_first(base, F32X16, count))
+        doubled = code.constants(F32X16, [*ones, *[2.0] * (16 - n)])
+        added = code.constants(F32X16, [eps] * n + zeros)
+        code.store_first(opened * doubled + added, target, count)
+        if with_matrix:
+            x = code.load(source + 8 * n, F32X16) * code.splat(code.load(scale + 8, F32))
+            x = x + code.load(base + 8 * n, F32X16)
+            e = exp(code, x - across(x, "maximum", 1, 2))
+            c = e / across(e, "sum", 1, 2) + eps
+            matrix = code.variable(c / (across(c, "sum", 4, 8) + eps))
+            with code.loop(1, code.integer(sinkhorn.n_rounds)):
+                c = matrix.value / (across(matrix.value, "sum", 1, 2) + eps)
+                matrix.set(c / (across(c, "sum", 4, 8) + eps))
+            code.store(matrix.value, target + 8 * n)
+
+
+@functools.cache
+def _weigh_program(d: int) -> Program:
+    return Program(functools.partial(_weigh_body, d), 9)
+
+
+def _weigh_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """A task is one token. Arguments: streams and gates in RowPlaces, the sums."""
+    with code.loop(first, last) as row:
+        x, gates, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
+        factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(N_STREAMS)]
+        for at, count in vectors(code, d):
+            total = code.constant(F32X16, 0.0)
+            for i, factor in enumerate(factors):
+                total = code.fma(code.load_first(x + at + 4 * d * i, F32X16, count), factor, total)
+            code.store_first(total, y + at, count)
+
+
+@functools.cache
+def _advance_program(d: int) -> Program:
+    return Program(functools.partial(_advance_body, d), 13)
+
+
+def _advance_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """A task is one token. Arguments: streams, rows and gates in RowPlaces, the streams after."""
+    n = N_STREAMS
+    with code.loop(first, last) as row:
+        x, y, gates = (start(args[4 * i : 4 * i + 4], row) for i in range(3))
+        target = args[12] + row * (4 * d * n)
+        factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(n, N_GATES)]
+        for at, count in vectors(code, d):
+            added = code.load_first(y + at, F32X16, count)
+            streams = [code.load_first(x + at + 4 * d * i, F32X16, count) for i in range(n)]
+            for to in range(n):
+                total = added * factors[to]
+                for source, stream in enumerate(streams):
+                    total = code.fma(stream, factors[n * (1 + source) + to], total)
+                code.store_first(total, target + at + 4 * d * to, count)
+
+
+_TRITON = "kernels.rows.with_triton"
+_gates = pick(stream_gates_naive, stream_gates_with_torch, _TRITON, stream_gates_with_llvm)
+_gates_invariant = pick_invariant(stream_gates_with_torch, stream_gates_with_llvm)
+_weigh = pick(weigh_streams_naive, weigh_streams_with_torch, _TRITON, weigh_streams_with_llvm)
+_advance = pick(
+    advance_streams_naive, advance_streams_with_torch, _TRITON, advance_streams_with_llvm
+)

@@ -1,0 +1,85 @@
+"""Kernel checks in the window: a wrong adapter is found, its error drawn, its command copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog
+from pytestqt.qtbot import QtBot
+
+from app.panels.conform import ConformView
+from app.window.window import MainWindow
+from engine.conform.checks import CHECKS
+from tests.engine.conform.test_runner import ADAPTER
+from tests.support.window_acts import messages
+
+
+def shown(window: MainWindow, qtbot: QtBot) -> ConformView:
+    window.actions_by_id["view.panel_conform"].trigger()
+    view = window.findChild(ConformView)
+    assert view is not None
+    qtbot.waitUntil(view.isVisible)
+    return view
+
+
+def cells(view: ConformView) -> list[str]:
+    items = [view.grid.item(0, i) for i in range(view.grid.columnCount())]
+    return [item.text() if item else "" for item in items]
+
+
+def test_a_wrong_kernel_is_found_and_its_error_drawn(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_kernel.py"
+    path.write_text(ADAPTER.replace("[n - 1]", "[max(0, n - 2)]").replace("BODY", "pass"))
+    view = shown(window, qtbot)
+    assert not view.button.isEnabled()
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_a, **_k: (str(path), ""))
+    qtbot.mouseClick(view.browse, Qt.MouseButton.LeftButton)
+    assert view.target.text() == f"{path}:adapter"
+    qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
+    assert view.button.text() == "Stop"
+    qtbot.waitUntil(lambda: view.button.text() != "Stop", timeout=60_000)
+    assert len(cells(view)) == len(CHECKS)
+    assert cells(view)[0] == "FAIL"
+    assert cells(view)[CHECKS.index("repeat")] == "ok"
+    view.grid.setCurrentCell(0, 0)
+    assert "stale-column" in view.words.text()
+    assert view.plot.isVisible()
+    qtbot.mouseClick(view.copy, Qt.MouseButton.LeftButton)
+    copied = QGuiApplication.clipboard().text()
+    assert copied.startswith("draftscope conform ")
+    assert copied.endswith("--checks depths --seed 1")
+    view.grid.setCurrentCell(0, CHECKS.index("repeat"))
+    assert "passed" in view.words.text()
+    assert not view.plot.isVisible()
+
+
+def test_stop_ends_the_checks_and_an_error_is_shown(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    view = shown(window, qtbot)
+    path = tmp_path / "slow.py"
+    path.write_text(ADAPTER.replace("BODY", "time.sleep(600)"))
+    view.target.setText(f"{path}:adapter")
+    qtbot.keyClick(view.target, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: view.button.text() == "Stop")
+    qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: view.button.text() != "Stop", timeout=60_000)
+    view.target.setText("nothing.whl")
+    qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: view.button.text() != "Stop")
+    assert "nothing.whl" in view.headline.text()
+    assert any("nothing.whl" in text for text in messages(window))
+
+
+def test_infinite_errors_are_drawn_as_high_as_the_plot(window: MainWindow, qtbot: QtBot) -> None:
+    view = shown(window, qtbot)
+    view.plot.show_errors((0.5, float("inf")), ())
+    assert np.allclose(view.plot._bars.opts["height"], [0.5, 0.55])
+    assert "inf" in view.plot.tip(1.0, 0.1)
+    assert view.plot.tip(7.0, 0.1) == ""

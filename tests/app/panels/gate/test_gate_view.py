@@ -1,0 +1,88 @@
+"""The Gate view: cells by facts of runs, what a click selects, and how far a bisect is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from app.looks.theme import Theme, load_theme
+from app.panels.gate import GateView
+from engine.experiments.bisect import progress_file
+from engine.trace.facts import GateFacts
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter, this_engine
+
+CHECKS = (
+    ("mixed", "planes", 3, "right", ""),
+    ("mixed", "checkpoint", 3, "WRONG", "state-wrong: layer 2"),
+    ("all rejected", "planes", 1, "known defect", "stale-plane"),
+)
+
+
+@pytest.fixture
+def view(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GateView:
+    monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path))
+    made = GateView(load_theme("light"))
+    qtbot.addWidget(made)
+    made.resize(700, 400)
+    made.show()
+    qtbot.waitExposed(made)
+    return made
+
+
+def checked() -> TraceStore:
+    store = TraceStore()
+    TraceWriter.begin(store, this_engine(), {"lane": "reference"})
+    for check in CHECKS:
+        facts = {"lane": "llama.cpp,x", "compute": "llama.cpp 1.2"}
+        run = TraceWriter.begin(store, this_engine(), facts)
+        store.runs[run.run_id].gate = GateFacts(*check)
+    return store
+
+
+def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: QtBot) -> None:
+    store = checked()
+    view.show_run(RunRef(store, 0))
+    qtbot.waitUntil(lambda: view.has_rounds)
+    shown = view.grid.shown
+    assert shown is not None
+    assert shown.y_labels == ("all rejected, 1", "mixed, 3")
+    assert shown.x_labels == ("planes", "checkpoint")
+    assert shown.texts == (("known defect", ""), ("right", "WRONG"))
+    assert shown.grounds[1] == ("accepted.tint", "status.error_tint")
+    assert view.headline.text() == "llama.cpp 1.2: 1 right, 1 WRONG, 1 known defect"
+    assert view.grid.tip(1, 1) == "mixed, 3, checkpoint: WRONG: state-wrong: layer 2"
+    assert view.grid.tip(0, 1) == ""
+    with qtbot.waitSignal(view.run_selected) as selected:
+        place = view.grid.cell_box(1, 1).center().toPoint()
+        qtbot.mouseClick(view.grid, Qt.MouseButton.LeftButton, pos=place)
+    assert selected.args == [RunRef(store, 2)]
+    assert [row[3] for row in view.table()[1]] == ["right", "WRONG", "known defect"]
+    for name in ("light", "dark"):
+        theme: Theme = load_theme(name)
+        view.retheme(theme)
+        view.grab()
+
+
+def test_a_trace_without_checks_is_empty(view: GateView, qtbot: QtBot) -> None:
+    store = TraceStore()
+    TraceWriter.begin(store, this_engine(), {})
+    view.show_run(RunRef(store, 0))
+    qtbot.wait(10)
+    assert not view.has_rounds
+
+
+def test_how_far_a_bisect_is(view: GateView, qtbot: QtBot) -> None:
+    path = progress_file()
+    path.parent.mkdir(parents=True)
+    path.write_text("Bisect a to b: c is built\n1 right\u202e\n" + "x" * 9000)
+    view.look()
+    assert view.bisect.text().splitlines()[:2] == ["Bisect a to b: c is built", "1 right⟨U+202E⟩"]
+    assert len(view.bisect.text()) < 300
+    view.show_run(RunRef(checked(), 0))
+    qtbot.waitUntil(lambda: view.has_rounds)
+    assert view.bisect.isVisibleTo(view)

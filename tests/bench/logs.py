@@ -1,0 +1,289 @@
+"""Processor seconds and memory of importing long logs: `python -m tests.bench.logs [KIND ...]`.
+
+Logs of every kind are made with numbers that go on, as a server would have written them, each into
+a file, which is imported by a process of its own. `--keep FOLDER` leaves the files there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.support.captures import load
+
+_SLOT = "slot {:>12}: id {:2} | task {} | "
+
+
+class _Clock:
+    """A server's time, as its log writes it."""
+
+    def __init__(self) -> None:
+        self.us = 212_220
+
+    def __call__(self, us: int, level: str = "I") -> str:
+        self.us += us
+        rest, part = divmod(self.us, 1000)
+        rest, ms = divmod(rest, 1000)
+        return f"{rest // 60}.{rest % 60:02}.{ms:03}.{part:03} {level} "
+
+
+def _sums(
+    clock: _Clock, slot: int, task: int, chance: random.Random, n: int, drafts: tuple[int, int]
+) -> Iterator[str]:
+    head = f"slot print_timing: id {slot:2} | task {task} | "
+    ms, (accepted, drafted) = 30.5 * n, drafts
+    prompt = chance.randrange(20, 4000)
+    yield (
+        f"{clock(20)}{head}prompt eval time = {prompt * 1.5:10.2f} ms / {prompt:5} tokens "
+        f"({1.5:8.2f} ms per token, {666.67:8.2f} tokens per second)"
+    )
+    yield (
+        f"{clock(18)}{head}       eval time = {ms:10.2f} ms / {n:5} tokens "
+        f"({ms / n:8.2f} ms per token, {1e3 * n / ms:8.2f} tokens per second)"
+    )
+    yield f"{clock(1)}{head}      total time = {ms + prompt:10.2f} ms / {n + prompt:5} tokens"
+    yield f"{clock(10)}{head}   graphs reused = {task:10}"
+    yield (
+        f"{clock(6)}{head}draft acceptance = {accepted / drafted:.5f} ({accepted:5} accepted / "
+        f"{drafted:5} generated), mean acceptance length = {1 + accepted / (drafted / 2):5.2f}, "
+        f"acceptance rate per position = ({accepted / drafted:.3f}, {accepted / drafted:.3f})"
+    )
+    yield (
+        f"{clock(100)}slot      release: id {slot:2} | task {task} | stop processing: n_tokens = "
+        f"{n + prompt - 1}, truncated = 0"
+    )
+
+
+_START = (
+    "0.00.001.342 I srv  llama_server: initializing ...",
+    "0.00.005.103 I srv    load_model: loading model '/models/model.gguf'",
+    "0.00.193.102 I srv  llama_server: model loaded",
+)
+
+
+def _light(chance: random.Random) -> Iterator[str]:
+    """Rounds with a draft, of two slots that work at the same time."""
+    clock, task = _Clock(), 0
+    yield from _START
+    while True:
+        for slot in (0, 1):
+            yield (
+                f"{clock(10)}slot get_availabl: id {slot:2} | task -1 | selected slot by LRU, "
+                f"t_last = {clock.us}"
+            )
+            yield (
+                f"{clock(10)}slot launch_slot_: id {slot:2} | task {task + slot} | processing "
+                "task, is_child = 0"
+            )
+        sums = [[1, 0, 0], [1, 0, 0]]
+        for _ in range(600):
+            slot, drafted = chance.randrange(2), chance.choice((3, 3, 3, 2, 16))
+            accepted = chance.randrange(drafted + 1)
+            sums[slot] = [
+                a + b for a, b in zip(sums[slot], (accepted + 1, accepted, drafted), strict=True)
+            ]
+            yield (
+                f"{clock(3000)}slot   operator(): id {slot:2} | task {task + slot} | accepted "
+                f"{accepted:2}/{drafted:2} draft tokens"
+            )
+        for slot, (n, *drafts) in enumerate(sums):
+            yield from _sums(clock, slot, task + slot, chance, n, (drafts[0], drafts[1]))
+        task += 2
+
+
+def _default(chance: random.Random) -> Iterator[str]:
+    """A server at its default verbosity."""
+    clock, task = _Clock(), 0
+    yield from _START
+    while True:
+        n = chance.randrange(50, 700)
+        yield (f"{clock(90)}srv  params_from_: Chat format: peg-native")
+        yield (
+            f"{clock(10)}slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, "
+            f"sim_best = 0.{chance.randrange(100, 999)} (> 0.100 thold), f_keep = 0.912"
+        )
+        yield f"{clock(10)}slot launch_slot_: id  0 | task {task} | processing task, is_child = 0"
+        for part in range(100, n, 100):
+            yield (
+                f"{clock(3_000_000)}slot print_timing: id  0 | task {task} | n_gen = {part:6}, tg "
+                f"= {31.44:6.2f} t/s, tg_3s = {31.75:6.2f} t/s"
+            )
+        drafted = 2 * (n // 4)
+        drafts = chance.randrange(drafted // 4, drafted), drafted
+        yield from _sums(clock, 0, task, chance, n, drafts)
+        yield f"{clock(10)}srv  update_slots: all slots are idle"
+        yield (
+            f"{clock(50)}srv  log_server_r: done request: POST /v1/chat/completions 127.0.0.1 200"
+        )
+        task += n + 3
+
+
+def _verbose(chance: random.Random) -> Iterator[str]:
+    """A captured log with -lv 5, its requests again and again."""
+    clock, lines = _Clock(), load("mtp").log.split("\n")
+    n = 0
+    while True:
+        for line in lines:
+            head, mark, rest = line.partition(" | task ")
+            if mark and rest[:1].isdigit():
+                number, bar, rest = rest.partition(" ")
+                line = f"{head}{mark}{int(number) + n * 1000}{bar}{rest}"
+            stamp, _, said = line.partition(" ")
+            is_whole = stamp.count(".") == 3 and "initializing" not in said[:60]
+            yield f"{clock(120, said[:1])}{said[2:]}" if is_whole else line
+        if not n:  # what a server says when it starts is not said again
+            lines = lines[next(i for i, one in enumerate(lines) if "launch_slot_" in one) :]
+        n += 1
+
+
+def _filtered(chance: random.Random) -> Iterator[str]:
+    """Of the same log what rounds are read from."""
+    words = (" | task ", "draft candidate", "called impl")
+    return (one for one in _verbose(chance) if any(word in one for word in words))
+
+
+def _vllm(chance: random.Random) -> Iterator[str]:
+    at = 0
+    while True:
+        at += 10
+        day, second = divmod(at, 86400)
+        steps = chance.randrange(100, 900)
+        counts = sorted((chance.randrange(steps) for _ in range(3)), reverse=True)
+        a, d = sum(counts), 3 * steps
+        rates = ", ".join(f"{one / steps:.3f}" for one in counts)
+        when = f"{1 + day // 28 % 12:02}-{1 + day % 28:02} {second // 3600:02}:"
+        yield (
+            f"(APIServer pid=4411) INFO {when}{second // 60 % 60:02}:{second % 60:02} "
+            f"[metrics.py:101] SpecDecoding metrics: Mean acceptance length: {1 + a / steps:.2f}, "
+            f"Accepted throughput: {a / 10:.2f} tokens/s, Drafted throughput: {d / 10:.2f} "
+            f"tokens/s, Accepted: {a} tokens, Drafted: {d} tokens, Per-position acceptance rate: "
+            f"{rates}, Avg Draft acceptance rate: {100 * a / d:.1f}%"
+        )
+
+
+def _sglang(chance: random.Random) -> Iterator[str]:
+    at = 0
+    while True:
+        at += 1
+        when = f"2026-06-{1 + at // 86400 % 28:02} {at // 3600 % 24:02}:{at // 60 % 60:02}"
+        yield (
+            f"[{when}:{at % 60:02}] Decode batch, #running-req: {chance.randrange(1, 9)}, #token: "
+            f"{chance.randrange(9000)}, token usage: 0.01, accept len: "
+            f"{1 + 3 * chance.random():.2f}, accept rate: {chance.random():.2f}, cuda graph: True, "
+            f"gen throughput (token/s): {100 * chance.random():.2f}, #queue-req: 0"
+        )
+
+
+def _old(chance: random.Random) -> Iterator[str]:
+    """A build of 2025: sums are lines without a slot."""
+    task = 0
+    while True:
+        n, prompt = chance.randrange(50, 700), chance.randrange(9, 4000)
+        accepted = chance.randrange(n // 4, n)
+        yield f"slot launch_slot_: id  0 | task {task} | processing task"
+        yield (
+            f"slot update_slots: id  0 | task {task} | new prompt, n_ctx_slot = 8192, n_keep = 0, "
+            f"n_prompt_tokens = {prompt}"
+        )
+        yield f"slot update_slots: id  0 | task {task} | n_past = 0, memory_seq_rm [0, end)"
+        yield f"slot print_timing: id  0 | task {task} | "
+        yield (
+            f"prompt eval time = {prompt * 1.5:10.2f} ms / {prompt:5} tokens ({1.5:8.2f} ms per "
+            f"token, {666.67:8.2f} tokens per second)"
+        )
+        yield (
+            f"       eval time = {n * 30.5:10.2f} ms / {n:5} tokens ({30.5:8.2f} ms per token, "
+            f"{32.79:8.2f} tokens per second)"
+        )
+        yield f"      total time = {n * 30.5:10.2f} ms / {n + prompt:5} tokens"
+        rate = accepted / n
+        yield f"draft acceptance rate = {rate:.5f} ({accepted:5} accepted / {n:5} generated)"
+        yield f"slot      release: id  0 | task {task} | stop processing: n_past = 20"
+        yield "srv  update_slots: all slots are idle"
+        task += n + 3
+
+
+def _prefixed(make: Callable[[int], str]) -> Callable[[random.Random], Iterator[str]]:
+    def lines(chance: random.Random) -> Iterator[str]:
+        return (make(i) + line for i, line in enumerate(_light(chance)))
+
+    return lines
+
+
+def _docker_json(chance: random.Random) -> Iterator[str]:
+    for i, line in enumerate(_light(chance)):
+        when = f"2026-08-15T{i // 3600 % 24:02}:{i // 60 % 60:02}:{i % 60:02}.{i % 997 * 1001}Z"
+        yield json.dumps({"log": f"{line}\n", "stream": "stderr", "time": when})
+
+
+KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
+    "light": _light,
+    "default": _default,
+    "verbose": _verbose,
+    "filtered": _filtered,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "old": _old,
+    "compose": _prefixed(lambda i: "llama-1  | "),
+    "docker": _prefixed(
+        lambda i: f"2026-08-15T{i // 3600 % 24:02}:{i // 60 % 60:02}:{i % 60:02}.{i % 997:03}Z "
+    ),
+    "journald": _prefixed(
+        lambda i: (
+            f"Aug {1 + i // 86400 % 28:2} {i // 3600 % 24:02}:{i // 60 % 60:02}:{i % 60:02} "
+            "box llama-server[2211]: "
+        )
+    ),
+    "json": _docker_json,
+}
+
+
+def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
+    """A log of a kind, of a size."""
+    n, chance = 0, random.Random(seed)
+    with path.open("w") as file:
+        for line in KINDS[kind](chance):
+            file.write(f"{line}\n")
+            n += len(line) + 1
+            if n >= n_bytes:
+                return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--mb", type=int, default=100, help="size of each, 10^6 bytes")
+    parser.add_argument("--keep", type=Path, help="folder that the files are left in")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        for kind in args.kinds or KINDS:
+            path = folder / f"{kind}-{args.mb}.log"
+            if not path.exists():
+                write_log(path, kind, args.mb * 10**6)
+            before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-m", "app", "import", str(path)],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - begin
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print(
+                f"{kind:10} {args.mb} MB  {cpu:6.2f} CPU s  {wall:6.2f} s  most memory so far "
+                f"{after.ru_maxrss / 1024:.0f} MiB  {(done.stdout or done.stderr).strip()[:200]}",
+                flush=True,
+            )  # fmt: skip
+            if args.keep is None:
+                path.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Settings of a server, measured on a program that computes how long it would have taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from engine.errors import OptionError, PeerLibraryError, ServerError
+from engine.experiments.bench.llama_programs import free_port, started
+from engine.experiments.bench.request import PLAIN
+from engine.experiments.tune.on_server import ServerPlan, tune_server
+from engine.experiments.tune.server_speed import TimedServer
+from tests.support.fake_llama_server import tokens_per_round
+
+PROGRAM = Path(__file__).parents[3] / "support" / "fake_llama_server.py"
+
+
+def command(*words: object) -> str:
+    return " ".join(map(str, [sys.executable, PROGRAM, *words]))
+
+
+def plan(*words: object, **more: object) -> ServerPlan:
+    known = {"drafters": ("draft-mtp",), "n_predict": 16} | more
+    return ServerPlan(["a", "b"], command(*words), **known)  # type: ignore[arg-type]
+
+
+def best_length(rate: float, width_ms: float, lengths: tuple[int, ...]) -> int:
+    return max(lengths, key=lambda n: tokens_per_round(rate, n) / (20.0 + width_ms * n))
+
+
+@pytest.mark.parametrize(("rate", "width_ms"), [(0.8, 1.0), (0.5, 3.0)])
+def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None:
+    asked = plan("--rate", rate, "--width-ms", width_ms)
+    found = tune_server(asked)
+    best = best_length(rate, width_ms, tuple(asked.lengths))
+    chosen = next(one for one in found.confirmed if one.name == found.verdict.chosen)
+    expected = 1e3 * tokens_per_round(rate, best) / (20.0 + width_ms * best)
+    assert chosen.median >= 0.97 * expected
+    assert found.flags is not None
+    assert found.flags.flags.startswith("--spec-type draft-mtp --spec-draft-n-max ")
+    assert all(one.same == one.n_prompts == 2 for one in found.confirmed)
+
+
+def test_where_drafts_do_not_pay_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(
+        [
+            *("tune", "--server", command("--rate", 0.1, "--width-ms", 8)),
+            *("--spec-type", "draft-mtp", "--lengths", "1,2", "-n", "16", "--limit", "2"),
+        ]
+    )
+    out = capsys.readouterr().out
+    assert status == 0
+    assert "do not speculate" in out
+    assert "flags for llama-server: --spec-type none" in out
+    assert "acceptance 0.1" in out
+
+
+def test_it_goes_on_from_what_was_kept(tmp_path: Path) -> None:
+    kept, starts = tmp_path / "kept.jsonl", tmp_path / "starts"
+    asked = plan("--started", starts, lengths=(1, 2), floors=(), kept=kept)
+    first = tune_server(asked)
+    n_starts = len(starts.read_text().splitlines())
+    again = tune_server(asked)
+    assert len(starts.read_text().splitlines()) == n_starts, "nothing is measured again"
+    assert [one.speeds for one in again.confirmed] == [one.speeds for one in first.confirmed]
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join(lines[:-3]) + '\n{"pair": 5, "na')  # killed while writing
+    again = tune_server(asked)
+    assert [one.speeds[:4] for one in again.confirmed] == [o.speeds[:4] for o in first.confirmed]
+    assert len(starts.read_text().splitlines()) > n_starts
+    with pytest.raises(OptionError, match="another command"):
+        tune_server(plan("--rate", 0.5, kept=kept))
+
+
+def test_rates_of_synthetic_acceptance_are_as_long_as_the_draft(tmp_path: Path) -> None:
+    starts = tmp_path / "started"
+    asked = plan("--started", starts, lengths=(1, 3), rates=(0.8, 0.6, 0.4))
+    tune_server(asked)
+    assert {line.split()[2] for line in starts.read_text().splitlines()} == {"0"}, "no floors"
+
+
+def test_servers_that_run_are_compared() -> None:
+    ports = free_port(), free_port()
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    more = ["--spec-type", "draft-mtp", "--rate", 0.9]
+    program = Path(sys.executable)
+    with (
+        started(program, [PROGRAM, "--port", ports[0]], subprocess.DEVNULL),
+        started(program, [PROGRAM, "--port", ports[1], *more], subprocess.DEVNULL),
+    ):
+        running = {PLAIN: urls[0], "mtp": urls[1]}
+        found = tune_server(ServerPlan(["a"], running=running, n_predict=16))
+        with pytest.raises(OptionError, match="None of the servers is called plain"):
+            tune_server(ServerPlan(["a"], running={"mtp": urls[1]}, n_predict=16))
+    assert found.verdict.chosen == "mtp"
+    assert found.flags is None
+
+
+def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no program 'nowhere"):
+        tune_server(ServerPlan(["a"], "nowhere -m x", drafters=("draft-mtp",)))
+    with pytest.raises(OptionError, match="quotation"):
+        tune_server(ServerPlan(["a"], "python 'x", drafters=("draft-mtp",)))
+    with pytest.raises(PeerLibraryError, match="unrecognized arguments"):
+        tune_server(plan("--unknown"))
+    with pytest.raises(ServerError, match="did not answer"):
+        TimedServer("http://127.0.0.1:9").ask(["a"], 16, ignore_eos=False)
+    with pytest.raises(ServerError, match="not the address"):
+        TimedServer("ftp://x")
+    assert main(["tune", "--server", "x", "--running", "plain=http://x"]) == 2
+
+
+def test_no_server_outlives_a_killed_tune(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    asked = command("--started", starts)
+    words = ["tune", "--server", asked, "--spec-type", "draft-mtp", "--prompts", "demo"]
+    running = subprocess.Popen([sys.executable, "-m", "app", *words], stderr=subprocess.PIPE)
+    assert running.stderr is not None
+    running.stderr.readline()  # the first server is up
+    running.kill()
+    running.wait()
+    running.stderr.close()
+    pattern = str(starts)
+    for _ in range(100):
+        left = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
+        if not left.stdout.strip():
+            break
+    assert not left.stdout.strip()

@@ -1,0 +1,188 @@
+"""Runs that go on from a round of another one: as that one did with the same options, with the text
+of plain decoding whatever drafts and undoes, and with a text of their own after another token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import OptionError, TraceFileError
+from engine.fork import Fork, fork_lines
+from engine.options import (
+    KV_MODES,
+    ROLLBACK_POLICIES,
+    SPLITS,
+    Prompt,
+    RunOptions,
+    SamplerOptions,
+    SpecOptions,
+)
+from engine.run import Run
+from engine.session import Session
+from engine.trace.run_ref import RunRef
+from tests.support import clean_settings
+from tests.support.clean_settings import opened, pick, prompt_for
+from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
+from tests.support.recorded_runs import assert_same
+
+MTP = "qwen35-c-v2x-mtp-f32"
+
+
+def ref(run: Run) -> RunRef:
+    return RunRef(run.trace, run.run_id)
+
+
+def forked(open_: Session, fork: Fork, options: RunOptions, *, beside: bool = False) -> Run:
+    """The fork, decoded to its end. beside: in the trace of its parent."""
+    store = fork.parent.store if beside else None
+    run = open_.start(fork.prompts(), options, store, fork=fork)
+    while run.step():
+        pass
+    return run
+
+
+def rounds_of(run: Run) -> int:
+    return int(
+        run.trace.rounds.column("round")[run.trace.rounds.column("run_id") == run.run_id].max()
+    )
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**31), share=st.floats(0, 1))
+def test_with_equal_options_it_is_the_rest_of_its_parent(seed: int, share: float) -> None:
+    """Any family, drafter, policy, sampler and grammar: every number that is recorded is equal."""
+    random = np.random.default_rng(seed)
+    name = pick(random, clean_settings.models())
+    drafted = pick(random, clean_settings.drafters_of(name))
+    open_ = opened(name, "f32", drafted.file)
+    prompts = [prompt_for(open_, name, random) for _ in range(int(pick(random, (1, 1, 2, 3))))]
+    options = replace(
+        clean_settings.options(random, drafted),
+        rollback=str(pick(random, list(ROLLBACK_POLICIES))),
+        split=str(pick(random, SPLITS)),
+        kv=str(pick(random, KV_MODES)),
+        parallel=int(random.integers(1, 4)),
+    )
+    parent = decode(open_, prompts, options)
+    last = rounds_of(parent)
+    if last < 1:
+        return
+    fork = Fork(ref(parent), 1 + round(share * (last - 1)))
+    assert_same(forked(open_, fork, options), parent)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    at=st.integers(1, 8),
+    policy=st.sampled_from(list(ROLLBACK_POLICIES)),
+    drafter=st.sampled_from(["draft-mtp", "ngram-simple", "ngram-mod", "none"]),
+    n_max=st.integers(1, 5),
+    temp=st.sampled_from([0.0, 0.8]),
+)
+def test_another_drafter_or_policy_changes_no_token(
+    at: int, policy: str, drafter: str, n_max: int, temp: float
+) -> None:
+    """A drafter that was not there before knows the text; a memory has what the first one held."""
+    sampler = SamplerOptions(temp=temp, seed=5, repeat_penalty=1.2)
+    options = replace(options_of(24, "draft-mtp"), sampler=sampler)
+    parent = decode(session(MTP), [prompt_of(MTP)], options)
+    types = () if drafter == "none" else (drafter,)
+    later = replace(options, rollback=policy, spec=SpecOptions(types=types, n_max=n_max))
+    fork = Fork(ref(parent), min(at, rounds_of(parent)))
+    run = forked(session(MTP), fork, later)
+    assert tokens_of(run) == tokens_of(parent)
+    drafters = run.trace.rounds.texts("drafter")
+    numbers = run.trace.rounds.column("round")
+    used = {name for name, round_ in zip(drafters, numbers, strict=True) if round_ >= fork.round}
+    assert used <= {"", drafter}
+
+
+def test_drafts_of_a_drafter_that_followed_are_those_of_one_that_was_asked() -> None:
+    """Both know the same text, so that the next draft is the same one."""
+    name, options = MTP, options_of(24, "draft-mtp", n_max=3)
+    parent = decode(session(name), [prompt_of(name)], options)
+    at = rounds_of(parent) // 2
+    later = replace(options, spec=replace(options.spec, n_max=2))
+    run = forked(session(name), Fork(ref(parent), at), later)
+
+    def drafted(of: Run) -> list[int]:
+        table = of.trace.tokens
+        chosen = (table.column("round") == at) & (table.column("draft_index") >= 0)
+        return table.column("token_id")[chosen].tolist()
+
+    assert drafted(run) == drafted(parent)[:2]
+
+
+@pytest.mark.parametrize("temp", [0.0, 0.8])
+def test_a_forced_token_is_followed_by_what_plain_decoding_says(temp: float) -> None:
+    """At every position, also in the middle of an accepted draft."""
+    sampler = SamplerOptions(temp=temp, seed=3, repeat_penalty=1.3)
+    options = replace(options_of(14, "draft-simple", n_max=4), sampler=sampler)
+    open_, prompt = session(MTP, MTP), prompt_of(MTP)
+    parent = decode(open_, [prompt], options)
+    (text,) = tokens_of(parent)
+    n = len(prompt.tokens)
+    for at in range(0, 12, 2):
+        token = (text[at] + 7) % open_.config.n_vocab
+        fork = Fork.after(ref(parent), n + at, token=token)
+        run = forked(open_, fork, options)
+        (found,) = tokens_of(run)
+        assert found[: at + 1] == [*text[:at], token]
+        if temp == 0:
+            start = Prompt((*prompt.tokens, *text[:at], token))
+            plain = decode(open_, [start], replace(options_of(14 - at - 1), sampler=sampler))
+            assert found[at + 1 :] == tokens_of(plain)[0]
+
+
+def test_another_seed_parts_from_the_text_and_only_there() -> None:
+    options = replace(options_of(30, "draft-mtp"), sampler=SamplerOptions(temp=1.5, seed=1))
+    parent = decode(session(MTP), [prompt_of(MTP)], options)
+    later = replace(options, sampler=replace(options.sampler, seed=2))
+    fork = Fork(ref(parent), 6)
+    run = forked(session(MTP), fork, later, beside=True)
+    assert run.trace is parent.trace and run.trace.runs[1].fork is not None
+    tokens = run.trace.tokens
+    before = int(
+        (
+            np.isin(tokens.texts("kind"), ("accepted", "replacement", "bonus", "target"))
+            & (tokens.column("run_id") == 0)
+            & (tokens.column("round") < 6)
+        ).sum()
+    )
+    (ours,), (theirs,) = tokens_of(run), tokens_of(parent)
+    assert ours[:before] == theirs[:before] and ours != theirs
+    lines = list(fork_lines(RunRef(run.trace, 1)))
+    assert "rounds 0 to 5 decoded again" in lines[0]
+    position = len(prompt_of(MTP).tokens) + next(
+        i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b
+    )
+    assert lines[-1].endswith(f"part at position {position}")
+
+
+def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:
+    parent = decode(session(MTP), [prompt_of(MTP)], options_of(6, "draft-mtp"))
+    with pytest.raises(OptionError, match="no round 0"):
+        Fork(ref(parent), 0)
+    with pytest.raises(OptionError, match="no round 99"):
+        Fork(ref(parent), 99)
+    with pytest.raises(OptionError, match="position 1 "):
+        Fork.after(ref(parent), 1)
+    with pytest.raises(OptionError, match="had another model"):
+        Fork(ref(parent), 1).check_model(session("qwen35-a-f32").identity, "f32")
+    with pytest.raises(OptionError, match="computed in f32"):
+        Fork(ref(parent), 1).check_model(session(MTP).identity, "bf16")
+    with pytest.raises(OptionError, match="--parallel"):
+        forked(session(MTP), Fork(ref(parent), 1), replace(options_of(6), parallel=2))
+    tokens = parent.trace.tokens
+    at = int(np.flatnonzero(np.array(tokens.texts("kind")) != "prompt")[0])
+    tokens._arrays["token_id"].flags.writeable = True
+    tokens._arrays["token_id"][at] += 1  # another text is not what was recorded
+    with pytest.raises(OptionError, match="Decoded again"):
+        forked(session(MTP), Fork(ref(parent), rounds_of(parent)), options_of(6, "draft-mtp"))
+    parent.trace.runs[0]["source"] = {"engine": "llama.cpp"}
+    with pytest.raises(TraceFileError, match="llama"):
+        Fork(ref(parent), 1)
