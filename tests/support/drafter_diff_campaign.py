@@ -37,7 +37,7 @@ _GOLDEN = {
     "dflash-d2t": ("dflash-b-swa-d2t", "draft-dflash"),
 }
 _TRIES, _LEAST_APART = 6, 5
-"""Of prompts, until a bug shows in this many rounds: on a text that is easy it may change nothing."""
+"""Prompts tried until a bug shows in this many rounds: on easy text it may change nothing."""
 _TYPES = {"mtp": "draft-mtp", "simple": "draft-simple", "eagle3": "draft-eagle3"}
 
 
