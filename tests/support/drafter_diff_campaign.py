@@ -132,9 +132,9 @@ def play_planted(name: str, seed: int, *, blind: bool = False) -> Played:
     random = np.random.default_rng(seed)
     bug = BUGS[name]
     able = [kind for kind in bug.kinds if kind in kinds()]
-    kind = able[int(random.integers(len(able)))]
-    session = opened(kind)
     for _ in range(_TRIES):
+        kind = able[int(random.integers(len(able)))]
+        session = opened(kind)
         prompt, options = _prompt(kind, random), _options(kind, random)
         right = bug.good_prompt(session, prompt) if bug.good_prompt else prompt
         good, bad = _run(session, right, options), _run(session, prompt, options, bug)

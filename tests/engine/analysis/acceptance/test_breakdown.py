@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,12 +15,16 @@ from engine.analysis.acceptance.breakdown import (
     ENTROPY,
     INDEX,
     breakdown,
+    by_words,
     token_class,
 )
 from engine.analysis.acceptance.significance import logistic
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.acceptance_campaign import Records
+from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session
+
+MODEL = "qwen35-c-v2x-mtp-f32"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +94,32 @@ def test_judged_tokens_are_counted_in_every_group() -> None:
     for by in BY:
         rows = found.by(by)
         assert not rows or sum(row.a.n for row in rows) == 5
+
+
+def test_what_the_rule_expects_is_that_of_p_and_q() -> None:
+    store = TraceStore()
+    store.begin_run({})
+    store.rounds.append(run_id=0, round=0, seq_id=0, num_emitted=1, pos0=0)
+    numbers = {"num_draft_tokens": 2, "num_accepted_draft_tokens": 1, "num_emitted": 2}
+    store.rounds.append(run_id=0, round=1, seq_id=0, pos0=5, **numbers)
+    for i, (p, q, kind) in enumerate(((0.3, 0.6, "accepted"), (0.5, 0.2, "rejected"))):
+        more = {"kind": kind, "draft_index": i, "rule_p": p, "rule_q": q}
+        store.tokens.append(run_id=0, round=1, seq_id=0, pos=6 + i, token_id=i, **more)
+    found = breakdown(RunRef(store, 0))
+    assert [row.a.expected for row in found.by(INDEX)] == pytest.approx([0.5, 1.0])
+    assert found.total.a.expected == pytest.approx(0.75)
+    assert breakdown(RunRef(_store(), 0)).total.a.expected is None
+
+
+def test_rejection_accepts_as_often_as_expected() -> None:
+    opened, options = session(MODEL), options_of(60, "draft-mtp", n_max=3, sampler=SAMPLED)
+    options = replace(options, spec=replace(options.spec, accept="rejection"))
+    run = decode(opened, [prompt_of(MODEL)] * 2, replace(options, parallel=2))
+    found = breakdown(RunRef(run.trace, run.run_id))
+    share = found.total.a
+    assert share.expected is not None
+    assert share.low < share.expected < share.high
+    assert by_words(found).startswith("token class")
 
 
 def test_two_runs_differ_where_they_do() -> None:
