@@ -124,7 +124,7 @@ def _options(kind: str, random: np.random.Generator) -> RunOptions:
     drafter = _TYPES.get(kind) or _GOLDEN[kind][1]
     n = 40 if kind in _GOLDEN else 96
     spec = SpecOptions(types=(drafter,), n_max=int(random.integers(3, 5)))
-    return RunOptions(n_predict=n, n_ctx=256, spec=spec, ignore_eos=True)
+    return RunOptions(n_predict=n, n_ctx=640, spec=spec, ignore_eos=True)
 
 
 def play_planted(name: str, seed: int, *, blind: bool = False) -> Played:

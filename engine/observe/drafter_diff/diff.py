@@ -22,7 +22,7 @@ from engine.observe.drafter_diff.records import (
     same_contexts,
     sampler_cause,
 )
-from engine.observe.drafter_diff.sides import DraftSide, paired, sides_of
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, sides_of
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _pair(
     missing: list[Missing] = []
     if session is not None:
         for side in (a, b):
-            if side.prompt is not None and side.has_ids:
+            if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
                 from engine.observe.drafter_diff.redraft import Redrafter
 
                 redrafter = Redrafter(session, side, cancelled)

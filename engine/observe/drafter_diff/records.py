@@ -292,11 +292,13 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    other = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
-    whole = [pair for pair in other if not _is_last(a, pair[0]) and not _is_last(b, pair[1])]
+    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
+    # near its end the limit of tokens may keep a draft short
+    end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
+    whole = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
+    whole = [pair for pair in whole if pair[0].pos0 < end]
     if len(whole) < FEW or len(whole) < _SHARE * len(pairs):
         return
-    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
     if longest[0] != longest[1]:
         about = f"The longest draft of A has {longest[0]} tokens, of B {longest[1]}: another n_max."
     else:
@@ -324,11 +326,6 @@ def length_causes(
 def _next_p(draft: RecordedDraft, at: int) -> float | None:
     top = draft.tops[at] if at < len(draft.tops) else {}
     return top.get(draft.tokens[at]) if top else None
-
-
-def _is_last(side: DraftSide, draft: RecordedDraft) -> bool:
-    """Whether the limit of tokens may have kept a draft short."""
-    return len(side.text) - draft.pos0 <= 2 + max(one.n_drafted for one in side.drafts)
 
 
 def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
@@ -407,7 +404,8 @@ def counting_cause(side: DraftSide) -> Cause | None:
     mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
     if len(again) >= FEW:
-        kept = [one for one in side.drafts if all(one is not two for _, two in again)]
+        replays = {id(two) for _, two in again}
+        kept = [one for one in side.drafts if id(one) not in replays]
         return Cause(
             COUNTING,
             side.name,

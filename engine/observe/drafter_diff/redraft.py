@@ -38,7 +38,8 @@ from engine.observe.drafter_diff.records import (
     Counts,
     Missing,
 )
-from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
+from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from kernels.norm import rms_norm
@@ -46,9 +47,10 @@ from kernels.norm import rms_norm
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
 _SHARE, _SHARE_AFTER = 0.05, 0.25
 """Of drafts that have to be wrong: of all, or of those after a rejection."""
-_TIE, _LARGEST_TIE = 0.05, 0.5
+_TIE, _EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
-in all."""
+in all; of runs of this engine in modes that round alike, less."""
+_EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
 _LEAST_OWN = 0.8
@@ -82,9 +84,14 @@ class Redrafter:
     def __init__(
         self, session: Session, side: DraftSide, cancelled: Callable[[], bool] = never
     ) -> None:
-        self._session, self._side, self._cancelled = session, side, cancelled
+        self._session, self._cancelled = session, cancelled
         self.drafter = drafter_for(session, side)
-        longest = max(draft.n_drafted for draft in side.drafts)
+        facts = side.run.facts
+        is_exact = not is_observed(facts) and {facts.compute, session.compute} <= {*_EXACT}
+        self._tie = _EXACT_TIE if is_exact else _TIE
+        side = replace(side, text=side.text[:LONGEST_TEXT])
+        self._side = side
+        longest = min(64, max(draft.n_drafted for draft in side.drafts))
         recorded = side.run.facts.options
         n_max = max(longest, recorded.spec.n_max if recorded else 0)
         self._options = RunOptions(spec=SpecOptions(types=(self.drafter,), n_max=min(n_max, 64)))
@@ -101,7 +108,7 @@ class Redrafter:
         self._text = DraftedText(
             side.seq_id,
             side.text,
-            [d.pos0 for d in side.drafts],
+            [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt],
             self._model.table(self._rows),
             self._drafts,
         )
@@ -176,7 +183,7 @@ class Redrafter:
             stop = min(start + _PASS, len(side.text) - 1)
             rows = candidates(self._session.model.logits_of(self._rows.hidden[start:stop]))
             found += [
-                not _gap(row, token)[1] if is_greedy else token in row
+                not _gap(row, token, _TIE)[1] if is_greedy else token in row
                 for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True)
             ]
         return found
@@ -295,10 +302,10 @@ class Redrafter:
                 if not row:
                     found += 1
                     continue
-                best, gap = _gap(row, draft.tokens[i])
+                best, gap = _gap(row, draft.tokens[i], self._tie)
                 if i < n_known:
                     found += gap
-                elif best == draft.tokens[i] and _lead(row) > 0:
+                elif best == draft.tokens[i] and _lead(row, self._tie) > 0:
                     found += 1  # it would have drafted the token that was not drafted
             if change is None and any(len(top) > 1 for top in draft.tops):
                 found += max(0.0, shares_apart(draft, rows) - _ROUNDED)
@@ -329,14 +336,14 @@ class Redrafter:
         self._model.clear()
         rows, _ = self._right(draft, 0, draft.tokens, len(draft.tokens))
         for i, row in enumerate(rows):
-            if i >= len(draft.tokens) or _gap(row, draft.tokens[i])[1]:
+            if i >= len(draft.tokens) or _gap(row, draft.tokens[i], self._tie)[1]:
                 return i
         return 0
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
         the same length limit in rounds that begin where these would."""
-        text, drafts = self._side.text, [d for d in self._side.drafts if d.pos0 >= pos0]
+        text, drafts = self._side.text, [d for d in self._drafts if d.pos0 >= pos0]
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
         stop = stretch[-1].pos0 + stretch[-1].n_accepted + 1
@@ -608,23 +615,23 @@ def _mapped(
     return TargetRows(change(rows.hidden), taps)
 
 
-def _gap(row: Candidates, token: int) -> tuple[int, float]:
+def _gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
     """The best token, and 0 where `token` is as good but for rounding, else 1."""
     values = list(row.values())
     best = next(iter(row))
     if token == best:
         return best, 0.0
     spread = values[0] - values[min(9, len(values) - 1)]
-    return best, float(values[0] - row.get(token, -torch.inf) > min(_TIE * spread, _LARGEST_TIE))
+    return best, float(values[0] - row.get(token, -torch.inf) > min(tie[0] * spread, tie[1]))
 
 
-def _lead(row: Candidates) -> float:
+def _lead(row: Candidates, tie: tuple[float, float]) -> float:
     """1 where the best token is clear of the second, else 0."""
     values = list(row.values())
     if len(values) < 2:
         return 1.0
     spread = values[0] - values[min(9, len(values) - 1)]
-    return float(values[0] - values[1] > min(_TIE * spread, _LARGEST_TIE))
+    return float(values[0] - values[1] > min(tie[0] * spread, tie[1]))
 
 
 def _renamed(names: dict[int, int], row: Candidates) -> Candidates:
