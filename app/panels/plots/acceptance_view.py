@@ -134,7 +134,7 @@ class AcceptanceView(OverlaidView):
         for line, y in zip(lines, rates, strict=True):
             line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
 
-    def _by_words(self) -> str:
+    def _by_words(self, _x: float, _y: float) -> str:
         """Acceptance by more than the index, with what is clear of two runs."""
         if self._run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
             return ""

@@ -3,7 +3,6 @@ rates by index in the draft that are easily taken for each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.number_text import significant
-from app.trace_models.plain_tip import plain_tip
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_bar, draw_diamond, draw_triangle, overlay_pen, plot_pen
 from app.widgets.plot_surface import PlotSurface
@@ -197,12 +195,7 @@ SWATCHES = (
 
 
 class PositionRates(PlotSurface):
-    """Three lines over the index in the draft; an index never reached has no point.
-
-    tip: gives what is shown where the pointer rests.
-    """
-
-    tip: Callable[[], str] = staticmethod(lambda: "")
+    """Three lines over the index in the draft; an index never reached has no point."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__("0.5 0 ", parent)
@@ -232,12 +225,6 @@ class PositionRates(PlotSurface):
         """Show the rates of a second run with hollow marks and thin dashes; None removes them."""
         self._n_over = _show(self.curves_over, rates or {name: [] for name in RATES})
         self._label_indices()
-
-    def viewportEvent(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            QToolTip.showText(event.globalPos(), plain_tip(self.tip()), self)
-            return True
-        return super().viewportEvent(event)
 
     def _label_indices(self) -> None:
         n = max(self._n, self._n_over)

@@ -58,13 +58,13 @@ def token_class(text: str) -> str:
 
 
 class Judged(NamedTuple):
-    """Drafted tokens that were judged, [n] each: index in the draft, position in the text, whether
+    """Drafted tokens that were judged, [n] each: place in the draft, position in the text, whether
     it was accepted, sequence, the round before (index into what AFTER names), id of the token that
     the target chose there (MISSING where unknown), the target's entropy and the probability that
     its rule accepts the token, NaN where unknown: min(1, p / q), whose mean over what a drafter
     draws is the sum of min(p, q); p alone where the drafter drew nothing."""
 
-    index: np.ndarray
+    place: np.ndarray
     pos: np.ndarray
     accepted: np.ndarray
     seq: np.ndarray
@@ -214,9 +214,9 @@ def breakdown(run: RunRef, other: RunRef | None = None) -> Breakdown:
             for name in names
         ]
         groups += [row for row in rows if row.a.n or (row.b and row.b.n)]
-    every = [np.ones(len(one.index), bool) for one in judged]
+    every = [np.ones(len(one.place), bool) for one in judged]
     decay = {
-        INDEX: tuple(_fit(one, one.index.astype(float)) for one in judged),
+        INDEX: tuple(_fit(one, one.place.astype(float)) for one in judged),
         DEPTH: tuple(_fit(one, np.log2(np.maximum(one.pos, 1))) for one in judged),
     }
     return Breakdown(_group("all", "all", judged, every, 1), tuple(groups), decay)
@@ -262,7 +262,7 @@ def _tables(
     runs: Sequence[RunRef], judged: Sequence[Judged]
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """What tokens are grouped by: a label of each, of each run."""
-    yield INDEX, [[str(i) for i in one.index.tolist()] for one in judged]
+    yield INDEX, [[str(i) for i in one.place.tolist()] for one in judged]
     yield DEPTH, [[_depth(pos) for pos in one.pos.tolist()] for one in judged]
     yield CATEGORY, [_categories(run, one) for run, one in zip(runs, judged, strict=True)]
     yield CLASS, [_class_of(run, one) for run, one in zip(runs, judged, strict=True)]

@@ -120,7 +120,7 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     """The same where the ids of a prompt are not known."""
     texts = [side.asked.prompt for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
-        at = _n_same(*texts)
+        at = _n_same(texts[0], texts[1])
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
         stage = SPECIAL if len(bare) == 2 and bare[0] == bare[1] else TEXT
         shown = [repr((text or "")[at : at + _SHOWN]) for text in texts]
