@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.foreign_numbers import is_real
