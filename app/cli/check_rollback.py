@@ -111,6 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of each sequence (default %(default)s)",
     )
+    test.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="play this scenario or script alone; repeat it for several",
+    )
     test.add_argument("--strict", action="store_true", help="fail for known defects too")
     test.add_argument(
         "--baseline",
@@ -134,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
     for path in filter(None, (args.junit, args.markdown)):
         check_writable(path)
-    from engine.compare.rollback_check import KNOWN, check_rollback
+    from engine.compare.rollback_check import check_rollback
+    from engine.compare.rollback_outcomes import KNOWN
     from engine.model.threads import use_threads
     from engine.report.rollback_gate import Gate, junit, markdown, read_baseline
     from engine.session import Session
@@ -157,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
             settings=settings,
             n_slots=args.parallel,
             n_ubatch=args.ubatch_size,
+            only=args.only,
         ):
             checked.append(lane)
             if not args.json:

@@ -21,6 +21,7 @@ import numpy as np
 
 from engine.compare.llama_cpp import NODE, CommandError, TokenSpan
 from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
+from engine.compare.llama_transcript import Transcript, transcript
 from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
 from engine.errors import (
     ContextFullError,
@@ -248,20 +249,7 @@ class LlamaEngine(ABC):
         """Decode one batch in a traced context: its logits, and every node of its graphs in the
         order in which they were computed, each alone. most_values: of a node that are kept."""
         logits, found = self._decode(number, spans, most_values)
-        table, values = found
-        if len(table) % NODE.itemsize or len(values) % 4:
-            raise self._wrong("trace")
-        nodes, floats, at = [], np.frombuffer(values, "<f4"), 0
-        for row in np.frombuffer(table, NODE):
-            n = int(row["n_values"])
-            if not 0 <= n <= floats.size - at:
-                raise self._wrong("trace")
-            shape = tuple(int(size) for size in row["ne"])
-            name, op = (row[key].decode("utf-8", "replace") for key in ("name", "op"))
-            numbers = int(row["stride"]), float(row["norm"]), float(row["sum"])
-            nodes.append(GraphNode(name, op, shape, floats[at : at + n], *numbers))
-            at += n
-        return logits, nodes
+        return logits, graph_nodes(*found)
 
     def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool:
         """Remove positions p0 <= pos < p1 (negative: no bound). False: refused."""
@@ -373,6 +361,7 @@ class LlamaProcess(LlamaEngine):
         self, path: Path, library: Path | None = None, settings: LlamaSettings | None = None
     ) -> None:
         self._child: subprocess.Popen[bytes] | None = None
+        self._transcript: Transcript | None = None
         build = find_build(library)
         words = start_words(build)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
@@ -383,6 +372,7 @@ class LlamaProcess(LlamaEngine):
             stderr=self._stderr,
             env=environment(build.library.parent),
         )
+        self._transcript = transcript()
         try:
             super().__init__(path, settings)
         except BaseException:
@@ -393,6 +383,8 @@ class LlamaProcess(LlamaEngine):
         if self._child is None:
             return
         child, self._child = self._child, None
+        if self._transcript is not None:
+            self._transcript.close()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
                 with suppress(OSError):  # it has ended with something unsent
@@ -418,6 +410,8 @@ class LlamaProcess(LlamaEngine):
         if failed:
             kind, message = (_text(one) for one in (*found, b"", b"")[:2])
             raise CommandError(kind, message)
+        if self._transcript is not None:
+            self._transcript.add(name, values, found)
         return found
 
     def _ended(self, name: str) -> PeerLibraryError:
@@ -433,6 +427,26 @@ class LlamaProcess(LlamaEngine):
             f"The llama.cpp library ended its process in {name}: {why}.",
             "Look at that place of the build, or use another one.",
         )
+
+
+def graph_nodes(table: bytes, values: bytes) -> list[GraphNode]:
+    """The nodes of a traced decode's reply. Raises PeerLibraryError."""
+    wrong = PeerLibraryError(
+        "The llama.cpp process sent a wrong reply to trace.", "Use another build."
+    )
+    if len(table) % NODE.itemsize or len(values) % 4:
+        raise wrong
+    nodes, floats, at = [], np.frombuffer(values, "<f4"), 0
+    for row in np.frombuffer(table, NODE):
+        n = int(row["n_values"])
+        if not 0 <= n <= floats.size - at:
+            raise wrong
+        shape = tuple(int(size) for size in row["ne"])
+        name, op = (row[key].decode("utf-8", "replace") for key in ("name", "op"))
+        numbers = int(row["stride"]), float(row["norm"]), float(row["sum"])
+        nodes.append(GraphNode(name, op, shape, floats[at : at + n], *numbers))
+        at += n
+    return nodes
 
 
 def last_words(stderr: IO[bytes]) -> str:

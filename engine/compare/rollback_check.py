@@ -11,10 +11,11 @@ no bound of a script is below ten times that.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -29,6 +30,7 @@ from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaEngine, LlamaSet
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts, parse_script
+from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
 from engine.errors import (
     DraftscopeError,
     OptionError,
@@ -42,16 +44,6 @@ from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
-RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
-    "right",
-    "WRONG",
-    "FAILED",
-    "refused",
-    "known defect",
-    "no planes",
-    "not judged",
-)
-BAD = (WRONG, FAILED, KNOWN)
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
 _N_PROMPT = 16
@@ -132,13 +124,21 @@ def check_rollback(
     settings: LlamaSettings = DEFAULT_SETTINGS,
     n_slots: int = 2,
     n_ubatch: int = 512,
+    only: Collection[str] = (),
 ) -> Generator[CheckedLane, None, None]:
     """Play every scenario with drafts of this many tokens, over planes as many, then every script;
     lanes in order.
 
-    trace: takes all lanes. n_slots: sequences of the scenario with several. Raises what Comparison
-    raises.
+    trace: takes all lanes. n_slots: sequences of the scenario with several. only: names of
+    scenarios and scripts, empty for all. Raises what Comparison raises, and OptionError for an
+    unknown name.
     """
+    scripts = memory_scripts(ROLLBACK_SCRIPTS)
+    names = [*(one.name for one in _scenarios(1, n_slots)), *(one.name for one in scripts)]
+    if unknown := [name for name in only if name not in names]:
+        raise OptionError(
+            f"There is no scenario {unknown[0][:80]!r}.", f"Choose from {', '.join(names)}."
+        )
     for n_draft in depths:
         options = RunOptions(
             n_predict=n_tokens,
@@ -148,9 +148,14 @@ def check_rollback(
             spec=SpecOptions(n_max=n_draft),
         )
         for scenario in _scenarios(n_draft, n_slots):
-            yield from _played(session, library, settings, scenario, options, trace)
-    yield from play_scripts(session, library, settings=settings)
-    if settings.load_mtp:
+            if not only or scenario.name in only:
+                yield from _played(session, library, settings, scenario, options, trace)
+    chosen = [script for script in scripts if not only or script.name in only]
+    for lane in play_scripts(session, library, chosen, settings=settings):
+        if trace is not None and trace.runs:  # a script has no run of its own
+            trace.runs[0].add_to("gate_scripts", msgspec.to_builtins(_gate_facts(lane)))
+        yield lane
+    if settings.load_mtp and not only:
         yield _checked_sidecar(session, library, settings)
 
 
@@ -400,8 +405,7 @@ def _checked(
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG
-    facts.gate = GateFacts(scenario, policy, n_draft, outcome, about)
-    return CheckedLane(
+    lane = CheckedLane(
         scenario,
         policy,
         n_draft,
@@ -412,3 +416,9 @@ def _checked(
         number,
         about,
     )
+    facts.gate = _gate_facts(lane)
+    return lane
+
+
+def _gate_facts(lane: CheckedLane) -> GateFacts:
+    return GateFacts(lane.scenario, lane.policy, lane.n_draft, lane.outcome, lane.about)

@@ -28,7 +28,8 @@ from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.peer_lane import StateHistory
-from engine.compare.rollback_check import KNOWN, check_rollback
+from engine.compare.rollback_check import check_rollback
+from engine.compare.rollback_outcomes import KNOWN
 from engine.compare.scenario import find_scenario
 from engine.compare.state_blob import decode_state, relative_errors
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
