@@ -89,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences of the scenario with several (default %(default)s)",
     )
+    model.add_argument(
+        "--mtp",
+        action="store_true",
+        help="load the MTP block too, and check a context with an MTP context at its side",
+    )
     add_threads(model)
     test = parser.add_argument_group("test")
     test.add_argument(
@@ -143,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.session import Session
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
-    settings = llama_settings(args, args.batch_size)
+    settings = llama_settings(args, args.batch_size, load_mtp=args.mtp)
     session = Session.open(target, compute="f32", device="cpu")
     use_threads(args.threads, session.info)
     trace = TraceStore()

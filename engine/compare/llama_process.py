@@ -57,7 +57,7 @@ class LlamaSettings:
 
     devices: names as `llama-cli --list-devices` has them, separated by commas, "" = the library's
     choice. n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of
-    the file, and have an MTP context at the side of every context.
+    the file too.
     """
 
     n_gpu_layers: int = 0
@@ -72,10 +72,11 @@ class LlamaSettings:
     def words(self) -> str:
         """The settings as options of llama.cpp."""
         batch = f" -b {self.n_batch}" if self.n_batch else ""
+        mtp = " with an MTP context" if self.load_mtp else ""
         device = f" --device {self.devices}" if self.devices else ""
         return (
             f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "
-            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}"
+            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}{mtp}"
         )
 
     def __post_init__(self) -> None:
@@ -229,6 +230,19 @@ class LlamaEngine(ABC):
                 rows.append(self._decode(number, [one], 0)[0])
         return np.concatenate(rows)
 
+    def decode_mtp(self, number: int, span: TokenSpan, rows: np.ndarray) -> np.ndarray:
+        """Decode a span in an MTP context: logits float32 [n, n_vocab] of the rows asked for.
+
+        rows: float32 [n, n_embd], of the token before each; see `nextn`.
+        """
+        return self._decode(number, [span], 0, np.ascontiguousarray(rows, "<f4").tobytes())[0]
+
+    def nextn(self, number: int, n: int) -> np.ndarray:
+        """What an MTP block reads of the last n tokens of the last batch: float32 [n, n_embd]. The
+        context has to have an MTP context at its side."""
+        (raw,) = self._ask("nextn", number, n)
+        return np.frombuffer(_bytes(raw), "<f4").reshape(n, -1)
+
     def trace(
         self, number: int, spans: Sequence[TokenSpan], most_values: int = 4096
     ) -> tuple[np.ndarray, list[GraphNode]]:
@@ -283,9 +297,9 @@ class LlamaEngine(ABC):
         return found
 
     def _decode(
-        self, number: int, spans: Sequence[TokenSpan], most_values: int
+        self, number: int, spans: Sequence[TokenSpan], most_values: int, rows_in: bytes = b""
     ) -> tuple[np.ndarray, list[bytes]]:
-        rows_in = np.array(
+        table = np.array(
             [
                 (token, span.pos0 + i, span.seq, i >= len(span.tokens) - span.outputs)
                 for span in spans
@@ -293,10 +307,10 @@ class LlamaEngine(ABC):
             ],
             "<i4",
         )
-        raw = [column.tobytes() for column in rows_in[:, :3].T]
-        outputs = rows_in[:, 3].astype("i1")
+        raw = [column.tobytes() for column in table[:, :3].T]
+        outputs = table[:, 3].astype("i1")
         raw.append(outputs.tobytes())
-        status, logits, *found = self._ask("decode", number, *raw, most_values)
+        status, logits, *found = self._ask("decode", number, *raw, rows_in, most_values)
         if status:
             where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
             raise ContextFullError(

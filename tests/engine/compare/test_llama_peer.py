@@ -357,7 +357,7 @@ def test_the_driver_and_ctypes_say_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         plain, _ = engine.open_context(2, 64, 32, 3, 1)
         logits, nodes = engine.trace(traced, spans, 100)
         assert np.array_equal(logits, engine.decode(plain, spans)) and planes == 3
-        assert engine.seq_rm(plain, 0, 3) and engine.positions(plain, 0) == (0, 2)
+        assert engine.seq_rm(plain, 0, 3) and engine.positions(plain, 0) == (2, 2)
         states = engine.save(plain, 0, PARTIAL)
         engine.close_context(traced)
         with pytest.raises(OptionError, match="closed"):
@@ -373,7 +373,7 @@ def test_the_driver_and_ctypes_say_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert np.array_equal(mine.values, other.values, equal_nan=True)
         assert mine.values.size <= 100
-    logits_node = driver[1][-1]
-    assert logits_node.shape[0] == driver[0].shape[1]
+    # the two sequences may be in ubatches of their own
+    norms = [node.norm for node in driver[1] if node.name == "result_output"]
     exact = float(np.linalg.norm(driver[0].astype(np.float64)))
-    assert logits_node.norm == pytest.approx(exact, rel=1e-6)
+    assert np.linalg.norm(norms) == pytest.approx(exact, rel=1e-6)
