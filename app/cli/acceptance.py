@@ -4,18 +4,24 @@ two laid over each other."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from app.cli.output import print_json, print_lines
 from app.cli.rescore import finite, opened_trace
-from engine.analysis.acceptance.breakdown import BY, Breakdown, Group, Share, breakdown
+from engine.analysis.acceptance.breakdown import (
+    BY,
+    CLEAR,
+    INDEX,
+    Breakdown,
+    Group,
+    Share,
+    breakdown,
+)
 from engine.analysis.acceptance.significance import Logistic
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
-
-_CLEAR = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +89,8 @@ def _lines(found: Breakdown) -> Iterator[str]:
         yield ""
         yield f"by {by}" if by != "after" else "after a round with"
         yield from map(_row, rows)
+        if by == INDEX:
+            yield from _expected(rows)
         if by in found.decay:
             yield from _decay(by, found.decay[by])
 
@@ -96,7 +104,7 @@ def _row(group: Group) -> str:
     line = f"  {group.label[:22]:<22}{_share(group.a)}"
     if group.b is None or group.p is None:
         return line
-    return f"{line}{_share(group.b)}{group.p:>10.2g}{' *' if group.p < _CLEAR else ''}"
+    return f"{line}{_share(group.b)}{group.p:>10.2g}{' *' if group.p < CLEAR else ''}"
 
 
 def _share(share: Share) -> str:
@@ -104,6 +112,15 @@ def _share(share: Share) -> str:
         return f"{0:>8}{'-':>10}{'-':>8}{'':>15}"
     bounds = f"{share.low:.3f}-{share.high:.3f}"
     return f"{share.n:>8}{share.accepted:>10}{share.rate:>8.3f}{bounds:>15}"
+
+
+def _expected(rows: Sequence[Group]) -> Iterator[str]:
+    """What the rule is expected to accept, where it draws and that is known."""
+    for name, shares in (("A", [row.a for row in rows]), ("B", [row.b for row in rows])):
+        known = [one.expected for one in shares if one is not None]
+        if any(one is not None and 0 < one < 1 for one in known):
+            said = ", ".join("-" if one is None else f"{one:.3f}" for one in known)
+            yield f"  expected of {name}, the sum of min(p, q): {said}"
 
 
 def _decay(by: str, fits: tuple[Logistic | None, ...]) -> Iterator[str]:

@@ -173,7 +173,7 @@ class _Stepwise(DraftModel):
             ubatch = _ubatch([position], [token], seq, n_outputs=1)
             logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
             row = row if self._steady and i else own_row
-            found += _candidates(logits, self.ids)
+            found += candidates(logits, self.ids)
             position, token = first + i, next(iter(found[-1])) if tokens is None else tokens[i]
             written.append(token)
             own += [] if row is None else [row]
@@ -204,7 +204,7 @@ class SimpleModel(_Stepwise):
             return super()._draft(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
-        return _candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)
+        return candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         self._forward(ubatch)
@@ -330,7 +330,7 @@ class BlockModel(DraftModel):
         block = [last, *[last if self.mask < 0 else self.mask] * (m - 1)]
         out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
         if model.selector is None:
-            rows = _candidates(out.logits[0, self.first :], model.ids)
+            rows = candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:
                 return rows[:n]
             # each row goes on from the best token of the one before
@@ -404,7 +404,7 @@ def _ubatch(
     return UBatch(np.array([tokens]), np.array([positions]), (seq,), outputs)
 
 
-def _candidates(logits: torch.Tensor, ids: torch.Tensor | None) -> list[Candidates]:
+def candidates(logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Candidates]:
     """The best of rows [n, n_drafted]. ids: the target's, by the drafter's."""
     values, best = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
     found = read(values, best if ids is None else ids[best])

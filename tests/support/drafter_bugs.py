@@ -473,7 +473,7 @@ BUGS: dict[str, Bug] = {
     "before the norm": Bug("target rows", "before the target's final norm", ("mtp",), _before_norm),
     "rolled rows": Bug("target rows", "moved around", _ROW, _rolled_rows),
     "zero rows": Bug("target rows", "zeros", (*_ROW, "dflash", "dflash2", "dspark"), _zero_rows),
-    "next layers": Bug("target rows", "layers one on", ("eagle3", "dflash"), _next_layers(1)),
+    "next layers": Bug("target rows", "layers one on", ("eagle3-d2t", "dflash"), _next_layers(1)),
     "layers before": Bug("target rows", "layers one before", ("eagle3",), _next_layers(-1)),
     "reversed layers": Bug(
         "target rows", "Rows of layers", ("eagle3", "dflash", "dflash2"), _reversed_layers

@@ -27,6 +27,7 @@ from app.widgets.line_styles import (
     plot_pen,
 )
 from app.widgets.plot_surface import draw_nothing
+from engine.analysis.acceptance.breakdown import breakdown, by_words
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import StepSums, per_position
 
@@ -36,6 +37,8 @@ _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _PLOT_CHARACTERS = 24
 """Least width of the lines: where a long legend would leave them less, their neighbours go."""
 _WINDOWED, _LIFETIME = range(2)
+_MOST_GROUPED = 50_000
+"""Steps that are grouped while the pointer rests: a tenth of a second or so."""
 
 
 class AcceptanceView(OverlaidView):
@@ -58,6 +61,7 @@ class AcceptanceView(OverlaidView):
         )
         self._stacked = False
         self.rates = PositionRates(theme)
+        self.rates.tip = self._by_words
         self.histogram = DraftHistogram(theme)
         sides: tuple[QWidget, ...] = (self.rates, self.histogram)
         for place, widget in enumerate(sides, start=1):
@@ -129,6 +133,12 @@ class AcceptanceView(OverlaidView):
         rates = curves.windowed(start, stop), curves.lifetime(start, stop)
         for line, y in zip(lines, rates, strict=True):
             line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
+
+    def _by_words(self, _x: float, _y: float) -> str:
+        """Acceptance by more than the index, with what is clear of two runs."""
+        if self._run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
+            return ""
+        return by_words(breakdown(self._run, self._overlay.run if self._overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
         """The rates of the second run by now."""

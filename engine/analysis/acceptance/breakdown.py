@@ -32,6 +32,8 @@ _LONGEST = 1024
 _ENTROPIES = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0)
 _AFTER = ("no draft", "none accepted", "part accepted", "all accepted")
 _Z = 1.96
+CLEAR = 0.01
+"""Probability by chance below which two shares differ."""
 _MOST_SEQUENCES = 64
 _CLASSES = (
     ("white space", re.compile(r"\s+")),
@@ -56,17 +58,20 @@ def token_class(text: str) -> str:
 
 
 class Judged(NamedTuple):
-    """Drafted tokens that were judged, [n] each: index in the draft, position in the text, whether
+    """Drafted tokens that were judged, [n] each: place in the draft, position in the text, whether
     it was accepted, sequence, the round before (index into what AFTER names), id of the token that
-    the target chose there (MISSING where unknown) and the target's entropy, NaN where unknown."""
+    the target chose there (MISSING where unknown), the target's entropy and the probability that
+    its rule accepts the token, NaN where unknown: min(1, p / q), whose mean over what a drafter
+    draws is the sum of min(p, q); p alone where the drafter drew nothing."""
 
-    index: np.ndarray
+    place: np.ndarray
     pos: np.ndarray
     accepted: np.ndarray
     seq: np.ndarray
     after: np.ndarray
     token: np.ndarray
     entropy: np.ndarray
+    expected: np.ndarray
 
     @classmethod
     def of(cls, run: RunRef) -> Judged:
@@ -95,6 +100,7 @@ class Judged(NamedTuple):
             seq[source],
             before[source],
             *_at_places(run, seq[source], pos),
+            _expected(run, seq[source], rounds["round"][order][source], index),
         )
 
 
@@ -116,12 +122,43 @@ def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarra
     )
 
 
+def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Probability with which the rule accepts drafted tokens, by their rounds and indices."""
+    rows = RunColumns(run.store, "tokens", run.run_id)
+    drafted = (rows["draft_index"] >= 0) & ~rows.is_text("kind", "replayed")
+    mine = np.flatnonzero(drafted & np.isfinite(rows["rule_p"]))
+    keys = _keys(rows["seq_id"][mine], rows["round"][mine], rows["draft_index"][mine])
+    if not len(keys):
+        return np.full(len(seq), np.nan)
+    by_key, wanted = np.argsort(keys, kind="stable"), _keys(seq, round_, index)
+    at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
+    row = mine[by_key[at]]
+    p, q = rows["rule_p"][row], np.nan_to_num(rows["rule_q"][row], nan=1.0)
+    chance = np.minimum(1.0, p / np.maximum(q, 1e-30))
+    return np.where(keys[by_key[at]] == wanted, chance, np.nan)
+
+
+def _keys(seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """One number for each, int64 [n]."""
+    return (seq.astype(np.int64) << 42) + (round_.astype(np.int64) << 11) + np.minimum(index, 2047)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %."""
+    """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %. expected: the mean
+    probability with which the rule accepts them; None where it is not known of all."""
 
     n: int
     accepted: int
+    expected: float | None = None
+
+    @classmethod
+    def of(cls, judged: Judged, chosen: np.ndarray) -> Share:
+        """Some of the tokens, bool [n]."""
+        chance = judged.expected[chosen]
+        known = len(chance) and np.isfinite(chance).all()
+        expected = float(chance.mean()) if known else None
+        return cls(int(chosen.sum()), int(judged.accepted[chosen].sum()), expected)
 
     @property
     def rate(self) -> float | None:
@@ -177,12 +214,26 @@ def breakdown(run: RunRef, other: RunRef | None = None) -> Breakdown:
             for name in names
         ]
         groups += [row for row in rows if row.a.n or (row.b and row.b.n)]
-    every = [np.ones(len(one.index), bool) for one in judged]
+    every = [np.ones(len(one.place), bool) for one in judged]
     decay = {
-        INDEX: tuple(_fit(one, one.index.astype(float)) for one in judged),
+        INDEX: tuple(_fit(one, one.place.astype(float)) for one in judged),
         DEPTH: tuple(_fit(one, np.log2(np.maximum(one.pos, 1))) for one in judged),
     }
     return Breakdown(_group("all", "all", judged, every, 1), tuple(groups), decay)
+
+
+def by_words(found: Breakdown) -> str:
+    """Rates by all but the position, a line for each table; of two runs both, with a star where
+    they differ beyond chance."""
+    tables = {by: found.by(by) for by in (CATEGORY, CLASS, DEPTH, AFTER, ENTROPY)}
+    return "\n".join(f"{by}: {', '.join(map(_rates, rows))}" for by, rows in tables.items() if rows)
+
+
+def _rates(group: Group) -> str:
+    shares = [group.a] if group.b is None else [group.a, group.b]
+    rates = " / ".join("-" if one.rate is None else f"{one.rate:.2f}" for one in shares)
+    star = " *" if group.p is not None and group.p < CLEAR else ""
+    return f"{group.label} {rates} of {'/'.join(str(one.n) for one in shares)}{star}"
 
 
 def _fit(judged: Judged, x: np.ndarray) -> Logistic | None:
@@ -193,10 +244,7 @@ def _fit(judged: Judged, x: np.ndarray) -> Logistic | None:
 def _group(
     by: str, label: str, judged: Sequence[Judged], chosen: Sequence[np.ndarray], n_rows: int
 ) -> Group:
-    a, *rest = (
-        Share(int(rows.sum()), int(one.accepted[rows].sum()))
-        for one, rows in zip(judged, chosen, strict=True)
-    )
+    a, *rest = (Share.of(one, rows) for one, rows in zip(judged, chosen, strict=True))
     if not rest:
         return Group(by, label, a)
     (b,) = rest
@@ -214,7 +262,7 @@ def _tables(
     runs: Sequence[RunRef], judged: Sequence[Judged]
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """What tokens are grouped by: a label of each, of each run."""
-    yield INDEX, [[str(i) for i in one.index.tolist()] for one in judged]
+    yield INDEX, [[str(i) for i in one.place.tolist()] for one in judged]
     yield DEPTH, [[_depth(pos) for pos in one.pos.tolist()] for one in judged]
     yield CATEGORY, [_categories(run, one) for run, one in zip(runs, judged, strict=True)]
     yield CLASS, [_class_of(run, one) for run, one in zip(runs, judged, strict=True)]

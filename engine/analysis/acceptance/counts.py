@@ -69,7 +69,7 @@ class DraftCounts:
         )
 
     def by_sequence(self, least: int = 1) -> list[DraftCounts]:
-        """Each sequence by itself with that many rows."""
+        """Each sequence by itself that has at least this many rows."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
         bounds = np.concatenate([[0], starts, [len(order)]])

@@ -16,7 +16,8 @@ import numpy as np
 from engine.analysis.what_if.acceptance_probability import ConfidenceScale, SurvivalRates
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.positions import Positions
-from engine.draft.adaptive import ADAPT_RULES, AdaptRule, Setting
+from engine.draft.adaptive import ADAPT_RULES, AdaptRule
+from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column
 
 NO_DRAFTER = -1

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.errors import OptionError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.records import (
     Cause,
     Counts,
+    Missing,
     counting_cause,
     draft_causes,
     is_lower,
@@ -20,7 +22,7 @@ from engine.observe.drafter_diff.records import (
     same_contexts,
     sampler_cause,
 )
-from engine.observe.drafter_diff.sides import DraftSide, paired, sides_of
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, sides_of
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class PairDiff:
     n_contexts: int
     n_equal: int
     causes: tuple[Cause, ...]
-    missing: tuple[str, ...]
+    missing: tuple[Missing, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ def drafter_diff(
 ) -> DrafterDiff:
     """Compare two runs. session: the target with the drafter, to make drafts again. Raises
     OptionError for a run without rounds, and what the models' passes raise."""
+    if session is not None:
+        from engine.observe.rescoring.identity import identify
+        from engine.observe.rescoring.rescore import check_same
+
+        for run in (a, b):
+            check_same(identify(session, run.facts))
     sides = sides_of("A", a, session), sides_of("B", b, session)
     pairs = paired(*sides)[:_MOST_PAIRS]
     return DrafterDiff(
@@ -80,15 +88,19 @@ def _pair(
     contexts = same_contexts(a, b)
     if (prompt := prompt_cause(a, b)) is not None:
         causes.append(prompt)
-    judged = []
+    judged: list[str] = []
+    missing: list[Missing] = []
     if session is not None:
         for side in (a, b):
-            if side.prompt is not None and side.has_ids:
+            if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
                 from engine.observe.drafter_diff.redraft import Redrafter
 
+                redrafter = Redrafter(session, side, cancelled)
+                if (other := redrafter.other_model) is not None:
+                    missing.append(other)
+                    continue
                 judged.append(side.name)
-                if (cause := Redrafter(session, side, cancelled).cause()) is not None:
-                    causes.append(cause)
+                causes += filter(None, (redrafter.cause(), redrafter.lossy_rule()))
     if len(judged) < 2:
         found = list(draft_causes(a, b, contexts))
         causes += [one for one in found if not any(one.stage == known.stage for known in causes)]
@@ -97,6 +109,10 @@ def _pair(
         causes += length_causes(a, b, equal)
     causes += filter(None, (sampler_cause(a, b), rule_cause(a, b), rule_cause(b, a)))
     causes += filter(None, map(counting_cause, (a, b)))
+    missing += _missing(a, b, contexts, session)
+    if not (causes or contexts or len(judged) == 2):
+        fact = missing[0]
+        raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)
     counts = a.counts, b.counts
     return PairDiff(
         a.seq_id,
@@ -106,37 +122,43 @@ def _pair(
         len(contexts),
         sum(n_equal(*pair) is None for pair in contexts),
         tuple(sorted(causes, key=lambda cause: cause.rank)),
-        tuple(_missing(a, b, contexts, session)),
+        tuple(missing),
     )
 
 
 def _missing(
     a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
-) -> Iterator[str]:
-    """A sentence for each fact that would have said more."""
+) -> Iterator[Missing]:
+    """Each fact that would have shown more."""
     for side in (a, b):
         if not side.ids:
-            yield (
-                f"{side.name} has no token ids: drafts cannot be compared. Record it "
-                "through /completion (`draftscope observe URL -p TEXT --trace DIR`), or with a log "
-                "of -lv 5."
+            yield Missing(
+                f"{side.name} has no token ids, so drafts cannot be compared.",
+                "Record it through /completion (`draftscope observe URL -p TEXT --trace DIR`), or "
+                "with a log of -lv 5.",
             )
         elif not side.has_ids:
-            yield (
-                f"{side.name} has no ids of drafted tokens: start llama-server with -lv 5 and "
-                "LLAMA_TRACE=1 and join its log (--log)."
+            yield Missing(
+                f"{side.name} has no ids of drafted tokens.",
+                "Start llama-server with -lv 5 and LLAMA_TRACE=1 and join its log (--log).",
             )
         elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts):
-            yield (
-                f"{side.name} lacks the ids of rejected tokens, so only accepted ones are "
-                "compared; a llama-server log of -lv 5 with LLAMA_TRACE=1 has them."
+            yield Missing(
+                f"{side.name} lacks ids of rejected tokens, so only accepted ones are compared.",
+                "A llama-server log of -lv 5 with LLAMA_TRACE=1 has them.",
             )
         if side.prompt is None:
-            yield (
-                f"The prompt's ids are not known in {side.name}: give the model (--model), or send "
-                "the prompt as ids."
+            yield Missing(
+                f"The prompt's ids are not known in {side.name}.",
+                "Give the model (--model), or send the prompt as ids.",
             )
+    if not contexts:
+        yield Missing(
+            "The two never draft after the same text.",
+            "Send both the same prompt at temperature 0.",
+        )
     if session is None:
-        yield "Give the model and drafter (--model, -md) to make drafts again and test mistakes."
-    elif not contexts:
-        yield "The two never draft after the same text; each was held to the drafter by itself."
+        yield Missing(
+            "Without the model drafts cannot be made again.",
+            "Give it with --model, and the drafter with -md.",
+        )

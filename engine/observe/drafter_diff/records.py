@@ -3,11 +3,13 @@ contexts, counts. No torch."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from engine.analysis.acceptance.significance import fisher_less
 from engine.audit.recorded_drafts import RecordedDraft
@@ -64,6 +66,16 @@ class Cause:
         return STAGES.index(self.stage)
 
 
+class Missing(NamedTuple):
+    """A fact that would have shown more, and how to record it: a sentence each."""
+
+    fact: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.fact} {self.remedy}"
+
+
 # -- what was asked ----------------------------------------------------------------------------
 
 
@@ -108,7 +120,7 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     """The same where the ids of a prompt are not known."""
     texts = [side.asked.prompt for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
-        at = _n_same(*texts)
+        at = _n_same(texts[0], texts[1])
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
         stage = SPECIAL if len(bare) == 2 and bare[0] == bare[1] else TEXT
         shown = [repr((text or "")[at : at + _SHOWN]) for text in texts]
@@ -280,11 +292,13 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    other = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
-    whole = [pair for pair in other if not _is_last(a, pair[0]) and not _is_last(b, pair[1])]
+    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
+    # near its end the limit of tokens may keep a draft short
+    end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
+    whole = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
+    whole = [pair for pair in whole if pair[0].pos0 < end]
     if len(whole) < FEW or len(whole) < _SHARE * len(pairs):
         return
-    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
     if longest[0] != longest[1]:
         about = f"The longest draft of A has {longest[0]} tokens, of B {longest[1]}: another n_max."
     else:
@@ -312,11 +326,6 @@ def length_causes(
 def _next_p(draft: RecordedDraft, at: int) -> float | None:
     top = draft.tops[at] if at < len(draft.tops) else {}
     return top.get(draft.tokens[at]) if top else None
-
-
-def _is_last(side: DraftSide, draft: RecordedDraft) -> bool:
-    """Whether the limit of tokens may have kept a draft short."""
-    return len(side.text) - draft.pos0 <= 2 + max(one.n_drafted for one in side.drafts)
 
 
 def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
@@ -361,9 +370,9 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     settings = a.setting, b.setting
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
     if all(settings) and max(temps) > 0:
-        names = [n for n in settings[0] if n in settings[1] and settings[0][n] != settings[1][n]]
+        names = [n for n in settings[0] if n in settings[1] and _differ(n, *settings)]
     else:
-        names = ["temperature"] if all(settings) and temps[0] != temps[1] else []
+        names = []
     rules = [
         side.run.facts.options.spec.accept if side.run.facts.options else "" for side in (a, b)
     ]
@@ -377,6 +386,14 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
 
 
+def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two settings are other ones; servers keep them in single precision."""
+    try:
+        return not math.isclose(float(one[name]), float(other[name]), rel_tol=1e-6, abs_tol=1e-9)
+    except (TypeError, ValueError):
+        return bool(one[name] != other[name])
+
+
 def counting_cause(side: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
     the rounds."""
@@ -387,7 +404,8 @@ def counting_cause(side: DraftSide) -> Cause | None:
     mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
     if len(again) >= FEW:
-        kept = [one for one in side.drafts if all(one is not two for _, two in again)]
+        replays = {id(two) for _, two in again}
+        kept = [one for one in side.drafts if id(one) not in replays]
         return Cause(
             COUNTING,
             side.name,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine.audit.draft_models import BlockModel, Candidates, DraftModel, draft_model
+from engine.audit.draft_models import BlockModel, Candidates, DraftModel, candidates, draft_model
 from engine.audit.drafts import CLEAN, DEVIATIONS, Deviation, DraftedText, Replay, shares_apart
 from engine.audit.recorded_drafts import SHIFTED, RecordedDraft
 from engine.batch import Span
@@ -33,24 +33,30 @@ from engine.observe.drafter_diff.records import (
     FEW,
     POSITIONS,
     ROWS,
+    RULE,
     STATE,
     UNEXPLAINED,
     Cause,
     Counts,
+    Missing,
 )
-from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
+from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from kernels.norm import rms_norm
 
-_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 48
+_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
 _SHARE, _SHARE_AFTER = 0.05, 0.25
 """Of drafts that have to be wrong: of all, or of those after a rejection."""
-_TIE, _LARGEST_TIE = 0.05, 0.5
+_TIE, _EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
-in all."""
+in all; of runs of this engine in modes that round alike, less."""
+_EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
+_LEAST_OWN = 0.8
+"""Of the target's own tokens, those that have to be its choice for the text to be this model's."""
 _EXPLAINS = 0.34
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause."""
 _PASS = 256
@@ -80,9 +86,14 @@ class Redrafter:
     def __init__(
         self, session: Session, side: DraftSide, cancelled: Callable[[], bool] = never
     ) -> None:
-        self._session, self._side, self._cancelled = session, side, cancelled
+        self._session, self._cancelled = session, cancelled
         self.drafter = drafter_for(session, side)
-        longest = max(draft.n_drafted for draft in side.drafts)
+        facts = side.run.facts
+        is_exact = not is_observed(facts) and {facts.compute, session.compute} <= {*_EXACT}
+        self._tie = _EXACT_TIE if is_exact else _TIE
+        side = replace(side, text=side.text[:LONGEST_TEXT])
+        self._side = side
+        longest = min(64, max(draft.n_drafted for draft in side.drafts))
         recorded = side.run.facts.options
         n_max = max(longest, recorded.spec.n_max if recorded else 0)
         self._options = RunOptions(spec=SpecOptions(types=(self.drafter,), n_max=min(n_max, 64)))
@@ -92,16 +103,18 @@ class Redrafter:
         config: Any = getattr(loaded.model, "config", None) if loaded else None
         self._taps: tuple[int, ...] = tuple(getattr(config, "taps", ()) or ())
         self._n_layer = session.config.n_layer
-        self._rows = self._target_rows() if self._model.reads_rows else None
+        self._rows = self._target_rows()
         self._stood_in: set[int] = set()
+        self._best: dict[int, list[int]] = {}
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
         self._text = DraftedText(
             side.seq_id,
             side.text,
-            [d.pos0 for d in side.drafts],
+            [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt],
             self._model.table(self._rows),
             self._drafts,
         )
+        self._chosen = self._target_choices()
 
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
         """A draft with a stand-in for the token that was rejected where its id is not known: the
@@ -161,6 +174,62 @@ class Redrafter:
             rows = self._session.model.forward(ubatch, memory, taps=self._all_taps()).rows
             parts.append(rows[0])
         return join_rows(parts)
+
+    def _target_choices(self) -> list[bool]:
+        """Of each emitted token, whether the target may have chosen it: at temperature 0 the most
+        probable one but for rounding, else one of the most probable."""
+        side, n = self._side, self._side.n_prompt
+        is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
+        found: list[bool] = []
+        for start in range(n - 1, len(side.text) - 1, _PASS):
+            stop = min(start + _PASS, len(side.text) - 1)
+            rows = candidates(self._session.model.logits_of(self._rows.hidden[start:stop]))
+            found += [
+                not _gap(row, token, _TIE)[1] if is_greedy else token in row
+                for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True)
+            ]
+        return found
+
+    @property
+    def other_model(self) -> Missing | None:
+        """What to say where the text is not the target's; None where it may be."""
+        drafted = self._accepted_places()
+        own = [chosen for i, chosen in enumerate(self._chosen) if i not in drafted]
+        if len(own) < 8 or sum(own) >= _LEAST_OWN * len(own):
+            return None
+        return Missing(
+            f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
+            "target's own tokens are its choice.",
+            "Give the file that it was made with.",
+        )
+
+    def lossy_rule(self) -> Cause | None:
+        """Whether drafted tokens were accepted that the target does not choose."""
+        drafted = self._accepted_places()
+        places = sorted(i for i in drafted if i < len(self._chosen))
+        wrong = [i for i in places if not self._chosen[i]]
+        if len(wrong) < FEW or len(wrong) < _SHARE * len(places):
+            return None
+        pos = self._side.n_prompt + wrong[0]
+        drafts = self._side.drafts
+        first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
+        accepted, n_drafted = self._side.counts
+        return Cause(
+            RULE,
+            self._side.name,
+            "Drafted tokens are accepted that the target does not choose: a lossy rule.",
+            f"round {first.round} at position {pos}",
+            f"{len(wrong)} of {len(places)} accepted tokens",
+            (accepted, n_drafted),
+            (accepted - len(wrong), n_drafted),
+        )
+
+    def _accepted_places(self) -> set[int]:
+        """Indices of emitted tokens that were drafted."""
+        n = self._side.n_prompt
+        return {
+            draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
+        }
 
     # -- right drafts --------------------------------------------------------------------------
 
@@ -236,10 +305,10 @@ class Redrafter:
                 if not row:
                     found += 1
                     continue
-                best, gap = _gap(row, draft.tokens[i])
+                best, gap = _gap(row, draft.tokens[i], self._tie)
                 if i < n_known:
                     found += gap
-                elif best == draft.tokens[i] and _lead(row) > 0:
+                elif best == draft.tokens[i] and _lead(row, self._tie) > 0:
                     found += 1  # it would have drafted the token that was not drafted
             if change is None and any(len(top) > 1 for top in draft.tops):
                 found += max(0.0, shares_apart(draft, rows) - _ROUNDED)
@@ -255,6 +324,7 @@ class Redrafter:
             check_cancelled(self._cancelled)
             rows, n = self._right(draft, n, draft.tokens, len(draft.tokens))
             found[draft.round] = apart(draft, rows)
+            self._best[draft.round] = [next(iter(row)) for row in rows if row]
         return found
 
     def _right(
@@ -269,14 +339,14 @@ class Redrafter:
         self._model.clear()
         rows, _ = self._right(draft, 0, draft.tokens, len(draft.tokens))
         for i, row in enumerate(rows):
-            if i >= len(draft.tokens) or _gap(row, draft.tokens[i])[1]:
+            if i >= len(draft.tokens) or _gap(row, draft.tokens[i], self._tie)[1]:
                 return i
         return 0
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
         the same length limit in rounds that begin where these would."""
-        text, drafts = self._side.text, [d for d in self._side.drafts if d.pos0 >= pos0]
+        text, drafts = self._side.text, [d for d in self._drafts if d.pos0 >= pos0]
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
         stop = stretch[-1].pos0 + stretch[-1].n_accepted + 1
@@ -328,8 +398,7 @@ class Redrafter:
         yield from self._of_blocks()
         yield from self._of_state()
         yield from self._of_stale_rows(window)
-        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        yield self._guess(CANDIDATES, about, change=_any_of_ten)
+        yield from self._vague(window)
 
     def _of_state(self) -> Iterator[Guess]:
         missing = Deviation("", "the drafter has not seen the prompt", since_prompt=True)
@@ -360,7 +429,7 @@ class Redrafter:
         return replace(self._text, table=table)
 
     def _of_rows(self) -> Iterator[Guess]:
-        if self._rows is None:
+        if self._text.table is None:
             return
         table, model, rows = self._text.table, self._model, self._rows
         assert table is not None
@@ -398,7 +467,7 @@ class Redrafter:
 
     def _of_stale_rows(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         table = self._text.table
-        if table is None or self._rows is None:
+        if table is None:
             return
         model, first = self._model, self._drafts.index(window[0])
         drafts = self._drafts[max(0, first - 1) : first + len(window)]
@@ -514,11 +583,16 @@ class Redrafter:
         about = "the candidate of rank {} is drafted, not the best one"
         for rank in (1, 2):
             yield self._guess(CANDIDATES, about.format(rank + 1), change=partial(_from_rank, rank))
-        known = [t for draft in self._drafts for t in draft.tokens[: draft.n_accepted + 1]]
-        most = max(known, default=0)
-        if most < 0.9 * self._session.config.n_vocab:
+
+    def _vague(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+        """What explains a part of anything, after all else."""
+        most = max((token for draft in self._drafts for token in draft.tokens), default=0)
+        beyond = sum(any(i > most for i in self._best.get(draft.round, ())) for draft in window)
+        if beyond >= FEW:
             about = f"only ids up to {most} are ever drafted: the output head is cut"
             yield self._guess(CANDIDATES, about, change=partial(_cut_at, most))
+        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
+        yield self._guess(CANDIDATES, about, change=_any_of_ten)
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:
@@ -544,23 +618,23 @@ def _mapped(
     return TargetRows(change(rows.hidden), taps)
 
 
-def _gap(row: Candidates, token: int) -> tuple[int, float]:
+def _gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
     """The best token, and 0 where `token` is as good but for rounding, else 1."""
     values = list(row.values())
     best = next(iter(row))
     if token == best:
         return best, 0.0
     spread = values[0] - values[min(9, len(values) - 1)]
-    return best, float(values[0] - row.get(token, -torch.inf) > min(_TIE * spread, _LARGEST_TIE))
+    return best, float(values[0] - row.get(token, -torch.inf) > min(tie[0] * spread, tie[1]))
 
 
-def _lead(row: Candidates) -> float:
+def _lead(row: Candidates, tie: tuple[float, float]) -> float:
     """1 where the best token is clear of the second, else 0."""
     values = list(row.values())
     if len(values) < 2:
         return 1.0
     spread = values[0] - values[min(9, len(values) - 1)]
-    return float(values[0] - values[1] > min(_TIE * spread, _LARGEST_TIE))
+    return float(values[0] - values[1] > min(tie[0] * spread, tie[1]))
 
 
 def _renamed(names: dict[int, int], row: Candidates) -> Candidates:

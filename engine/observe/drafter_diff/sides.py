@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from engine.trace.run_ref import RunRef
 if TYPE_CHECKING:
     from engine.session import Session
 
-NAMES = "A", "B"
+_LONGEST_PROMPT = 1 << 20
+LONGEST_TEXT = 8192
+"""Tokens that are decoded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,16 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
         mine = prompts.get(seq_id)
         if mine is not None and len(mine) == pos[0]:
             prompt = tuple(table.column("token_id", 0, n)[mine].tolist())
-        text = texts.get(seq_id)
-        if text is not None and len(text.ids):
-            prompt, kept = text.prompt, text.ids.tolist()
+        if (text := texts.get(seq_id)) is not None:
+            prompt, kept = text.prompt if len(text.ids) else None, text.ids.tolist()
         if prompt is not None and MISSING in prompt:
             prompt = None
+        if pos[0] > _LONGEST_PROMPT:
+            raise OptionError(
+                f"Sequence {seq_id} of {name} begins at position {pos[0]:,}, after more tokens "
+                f"than the {_LONGEST_PROMPT:,} that are compared.",
+                "Record a shorter prompt.",
+            )
         found.append(
             DraftSide(
                 name,
@@ -154,23 +161,20 @@ def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:
 
 def paired(a: Sequence[DraftSide], b: Sequence[DraftSide]) -> list[tuple[DraftSide, DraftSide]]:
     """Sequences that belong together: of the same prompt, else in their order."""
-    left, pairs = list(b), []
-    alike: dict[int, DraftSide] = {}
-    for one in a:
-        same = [other for other in left if _same_prompt(one, other)]
-        if same:
-            alike[id(one)] = same[0]
-            left.remove(same[0])
-    for one in a:
-        if id(one) in alike:
-            pairs.append((one, alike[id(one)]))
-        elif left:
-            pairs.append((one, left.pop(0)))
-    return pairs
-
-
-def _same_prompt(a: DraftSide, b: DraftSide) -> bool:
-    if a.prompt is not None and b.prompt is not None:
-        return a.prompt == b.prompt
-    texts = a.asked.prompt, b.asked.prompt
-    return None not in texts and texts[0] == texts[1]
+    waiting: dict[Hashable, list[int]] = {}
+    for i, other in reversed(list(enumerate(b))):
+        for key in (other.prompt, other.asked.prompt):
+            waiting.setdefault(key, []).append(i)
+    partner: dict[int, int] = {}
+    taken: set[int] = set()
+    for i, one in enumerate(a):
+        for key in (one.prompt, one.asked.prompt):
+            left = waiting.get(key, []) if key is not None else []
+            while left and i not in partner:
+                if (at := left.pop()) not in taken:
+                    partner[i] = at
+                    taken.add(at)
+    rest = iter([i for i in range(len(b)) if i not in taken])
+    pairs = [(one, partner.get(i, -1)) for i, one in enumerate(a)]
+    found = [(one, at if at >= 0 else next(rest, -1)) for one, at in pairs]
+    return [(one, b[at]) for one, at in found if at >= 0]

@@ -155,7 +155,7 @@ def rescore(
     """
     facts, report = store.runs[run_id], progress or _silent
     identity = identity or identify(session, facts)
-    _check(identity)
+    check_same(identity)
     texts = TextReader(session, store, run_id).texts()
     known = [text for text in texts if len(text.ids)]
     if not known:
@@ -171,7 +171,7 @@ def rescore(
     if identity.verdict == UNKNOWN:
         shorts = [short for one in scores for short in one.shorts or ()]
         identity = by_text([0.0 if short <= (noise or 0.0) else short for short in shorts])
-        _check(identity)
+        check_same(identity)
     found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     if identity.verdict == UNKNOWN and not assume_same:
         raise SameModelUnknownError(
@@ -206,7 +206,8 @@ def _first_changed(session: Session, sequences: Iterable[RescoredSequence]) -> s
     return ""
 
 
-def _check(identity: Identity) -> None:
+def check_same(identity: Identity) -> None:
+    """Raises UnsupportedModelError for another model."""
     if identity.verdict == DIFFERENT:
         raise UnsupportedModelError(
             f"The run is of another model: {identity.reason}",

@@ -131,6 +131,8 @@ def test_acceptance_says_what_the_engine_says(make: Callable[[type[RoundView]], 
         assert y.tolist() == pytest.approx([rate for rate in rates if rate is not None])
     assert "conditional" in view.rates.accessibleDescription()
     assert "4 drafted" in view.histogram.accessibleDescription()
+    for table in ("token class", "context depth", "after"):
+        assert f"{table}: " in view.rates.tip(0.0, 0.5)
 
 
 def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], RoundView]) -> None:

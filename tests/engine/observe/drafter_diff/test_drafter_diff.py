@@ -1,0 +1,85 @@
+"""Planted mistakes are named first, runs without one are not accused, and what cannot be compared
+is refused. tests.support.drafter_diff_campaign plays all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.errors import OptionError, UnsupportedModelError
+from engine.observe.drafter_diff.diff import drafter_diff
+from engine.observe.drafter_diff.sides import sides_of
+from engine.observe.files.importing import import_file
+from engine.options import Prompt
+from engine.session import Session
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from tests.support.acceptance_campaign import Records
+from tests.support.captures import SHARED
+from tests.support.drafter_diff_campaign import kinds, opened, play_clean, play_planted
+from tests.support.golden_runs import decode, options_of, prompt_of, session
+from tests.support.observed_texts import CAPTURED_TARGET
+
+
+@pytest.mark.parametrize("name", ["before the norm", "stale row", "bonus counts", "other cut"])
+def test_a_planted_mistake_is_named_first(name: str) -> None:
+    played = play_planted(name, 1)
+    assert played.right, str(played)
+    assert played.says_which, str(played)
+    cause = played.found.first
+    assert cause is not None
+    if cause.mended is not None and cause.recorded is not None:
+        assert cause.mended[0] / cause.mended[1] != cause.recorded[0] / cause.recorded[1]
+
+
+@pytest.mark.skipif("dflash" not in kinds(), reason="the drafter is next to the tree")
+def test_a_mask_of_a_block_is_named() -> None:
+    played = play_planted("other mask", 5)
+    assert played.right and played.says_which, str(played)
+
+
+@pytest.mark.parametrize("name", ["n_max", "no first token", "never the last"])
+def test_some_are_seen_without_a_model(name: str) -> None:
+    played = play_planted(name, 3, blind=True)
+    assert played.right, str(played)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_runs_without_a_mistake_are_not_accused(blind: bool) -> None:
+    played = play_clean(2, blind=blind)
+    assert played.right, str(played)
+    (pair,) = played.found.pairs
+    assert pair.n_contexts > 5
+
+
+def test_runs_that_have_only_sums_are_refused() -> None:
+    records = Records(np.random.default_rng(1), 3)
+    known = RunRef(records.play(20, lambda *_: 0.5), 0)
+    empty = TraceStore()
+    empty.begin_run({})
+    for pair in ((known, known), (known, RunRef(empty, 0))):
+        with pytest.raises(OptionError) as error:
+            drafter_diff(*pair)
+        assert error.value.remedy
+
+
+def test_a_run_of_another_model_is_refused() -> None:
+    name = "qwen35-c-v2x-mtp-f32"
+    run = decode(session(name), [prompt_of(name)], options_of(6, "draft-mtp"))
+    ref = RunRef(run.trace, run.run_id)
+    with pytest.raises(UnsupportedModelError):
+        drafter_diff(ref, ref, opened("mtp"))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="captures are next to the tree")
+def test_a_server_and_this_engine_draft_alike() -> None:
+    target, store = Session.open(CAPTURED_TARGET, compute="f32"), TraceStore()
+    (run_id,) = import_file(store, SHARED / "mtp.json.gz")
+    theirs = RunRef(store, run_id)
+    side = sides_of("theirs", theirs, target)[0]
+    assert side.prompt is not None
+    options = options_of(len(side.ids), "draft-mtp")
+    run = decode(target, [Prompt(side.prompt)], options)
+    found = drafter_diff(theirs, RunRef(run.trace, run.run_id), target)
+    assert found.first is None
+    assert found.pairs[0].n_equal >= 45
