@@ -390,7 +390,7 @@ class Redrafter:
         return best, left
 
     def _guesses(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        yield from self._of_candidates(window)
+        yield from self._of_candidates()
         yield from self._of_rows()
         yield from self._of_blocks()
         yield from self._of_state()
@@ -553,14 +553,7 @@ class Redrafter:
         made.first = own.first if first is None else first
         return made
 
-    def _of_candidates(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        ids = {token for draft in window for token in draft.tokens}
-        if len(ids) == 1:
-            token = next(iter(ids))
-            about = (
-                f"all drafts are of token {self._side.shown(token)} alone: rows or logits are NaN"
-            )
-            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
+    def _of_candidates(self) -> Iterator[Guess]:
         drafted = self._model.drafted_ids
         if drafted is not None:
             own = drafted.tolist()
@@ -583,6 +576,13 @@ class Redrafter:
 
     def _vague(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         """What explains a part of anything, after all else."""
+        ids = {token for draft in window for token in draft.tokens}
+        if len(ids) == 1:
+            token = next(iter(ids))
+            about = (
+                f"all drafts are of token {self._side.shown(token)} alone: rows or logits are NaN"
+            )
+            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
         most = max((token for draft in self._drafts for token in draft.tokens), default=0)
         beyond = sum(any(i > most for i in self._best.get(draft.round, ())) for draft in window)
         if beyond >= FEW:
