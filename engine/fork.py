@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.errors import OptionError, TraceFileError
 from engine.options import Prompt, RunOptions
-from engine.trace.facts import RunFacts
+from engine.trace.facts import ForkOrigin, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef, same_model
@@ -42,6 +42,17 @@ class LaterParts:
     memory: HybridMemory
     drafters: Sequence[Drafter]
     grammar: Grammar | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What changes before a round of a run that is decoded again: see Fork for the rest."""
+
+    round: int
+    options: RunOptions
+    seq_id: int
+    token: int | None
+    n_kept: int | None
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,7 @@ class Fork:
                 f"{self.parent} has no sequence {self.seq_id}.",
                 f"Choose one from 0 to {len(self.prompts()) - 1}.",
             )
+        self.begins_with()
 
     def check_model(self, identity: Any, compute: str) -> None:
         """Raises OptionError where the parent had another model or compute mode: then its states
@@ -155,50 +167,99 @@ class Fork:
             found[seq_id] = ids[np.argsort(table["pos"][rows], kind="stable")].tolist()
         return found
 
+    def begins_with(self) -> RunOptions:
+        """Options of the first round: of the run at the root of the forks."""
+        *_, root = self._line()
+        assert root.facts.options is not None
+        return root.facts.options
+
+    def stages(self, options: RunOptions) -> list[Stage]:
+        """What changes at which round, in order: the forks that the parent comes of, as far as they
+        lie before this one, and this one with its options."""
+        found = [Stage(self.round, options, self.seq_id, self.token, self.n_kept)]
+        for run in self._line():
+            at, before = run.facts.fork, run.facts.options
+            if at is not None and before is not None and at.round <= self.round:
+                found.append(Stage(at.round, before, at.seq_id, at.token, at.n_kept))
+        return found[::-1]
+
+    def _line(self) -> Iterator[RunRef]:
+        """The parent, the run that it is a fork of, and so on to one that is none."""
+        run = self.parent
+        yield run
+        while (at := run.facts.fork) is not None:
+            known = at.parent < run.run_id and at.parent in run.store.runs  # a fork comes later
+            before = run.sibling(at.parent)
+            if not known or before.facts.options is None:
+                raise TraceFileError(
+                    f"{run} is a fork of run {at.parent}, which is not in its trace.", _REMEDY
+                )
+            run = before
+            yield run
+
     def attach(
         self,
         scheduler: Scheduler,
-        memory: HybridMemory,
+        parts: Sequence[LaterParts],
         chain: DrafterChain,
-        grammar: Grammar | None,
-        later: LaterParts,
+        stages: Sequence[Stage],
         facts: RunFacts,
     ) -> None:
-        """Have the scheduler go on with the later parts at the round. memory, chain, grammar: those
-        in use."""
-        from engine.draft.adaptive import adapted
-        from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
-
-        facts["fork"] = self._fact()
+        """Have the scheduler go on with the parts of each stage at its round. parts: those that it
+        begins with, and those of the stages. chain: the first one's."""
+        facts.fork = ForkOrigin(
+            parent=self.parent.run_id,
+            round=self.round,
+            rebuilt=f"rounds 0 to {self.round - 1} decoded again",
+            token=self.token,
+            seq_id=self.seq_id,
+            n_kept=self.n_kept,
+        )
+        in_use = chain
 
         def before(number: int) -> None:
-            if self.n_kept is not None and number == self.round - 1:
-                self._check(scheduler, number)
-                spec = replace(self.options.spec, verify_max=self.n_kept - 1)
-                options = replace(self.options, spec=spec)
-                scheduler.go_on_with(options, memory, chain, grammar)
-            if number != self.round:
-                return
-            scheduler.before_round = None
-            self._check(scheduler, number)
-            spec = later.options.spec
-            adapt = adapted(spec.adapt, spec.longest)
-            goes_on = DrafterChain(later.drafters, adapt=adapt)
-            goes_on.carry_on(chain)
-            facts.drafters = goes_on.statistics
-            scheduler.go_on_with(later.options, later.memory, goes_on, later.grammar)
-            if self.token is not None:
-                scheduler.replace_newest(self.seq_id, self.token)
+            nonlocal in_use
+            for i, (now, stage) in enumerate(zip(parts, stages, strict=False)):
+                if number == stage.round - 1:
+                    self._prepare(scheduler, stage, now, in_use)
+                elif number == stage.round:
+                    self._check(scheduler, number, stages[-1] if number == self.round else None)
+                    in_use = _chain_of(parts[i + 1 :], in_use)
+                    facts.drafters = in_use.statistics
+                    then = parts[i + 1]
+                    scheduler.go_on_with(then.options, then.memory, in_use, then.grammar)
+            if number >= self.round:
+                scheduler.before_round = None
 
         scheduler.before_round = before
 
-    def _check(self, scheduler: Scheduler, stop: int) -> None:
-        """Raises OptionError where a text is not the parent's before round `stop`."""
-        is_cut = self.n_kept is not None and stop == self.round
+    def _prepare(
+        self, scheduler: Scheduler, stage: Stage, now: LaterParts, chain: DrafterChain
+    ) -> None:
+        """Have the round before a stage end where the stage begins."""
+        if stage.n_kept is not None:
+            spec = replace(now.options.spec, verify_max=stage.n_kept - 1)
+            cut = replace(now.options, spec=spec)
+            scheduler.go_on_with(cut, now.memory, chain, now.grammar)
+        if stage.token is not None:
+            scheduler.force_newest(stage.seq_id, stage.token)
+
+    def _check(self, scheduler: Scheduler, stop: int, last: Stage | None) -> None:
+        """Raises OptionError where a text is not the parent's before round `stop`. last: the stage
+        that begins there, if it is the last one, whose cut and token the parent does not have."""
+        is_cut = last is not None and last.n_kept is not None
         texts = self._by_sequence(EMITTED_KINDS, stop)
         for sequence, text in zip(scheduler.sequences, texts, strict=True):
             found = sequence.emitted
             wanted = text[: len(found)] if is_cut else text
+            if last and last.token is not None and sequence.seq_id == last.seq_id:
+                if found[-1:] != [last.token]:
+                    raise OptionError(
+                        f"Sequence {last.seq_id} chose nothing in round {stop - 1} that could be "
+                        "another token.",
+                        "Choose a round after its prompt and before its end.",
+                    )
+                wanted = [*wanted[:-1], last.token]
             if found == wanted:
                 continue
             pairs = enumerate(zip(found, wanted, strict=False))
@@ -209,15 +270,24 @@ class Fork:
                 "Fork it with the same model, --compute, --device and --threads.",
             )
 
-    def _fact(self) -> dict[str, Any]:
-        return {
-            "parent": self.parent.run_id,
-            "round": self.round,
-            "rebuilt": f"rounds 0 to {self.round - 1} decoded again",
-            "seq_id": self.seq_id,
-            **({} if self.n_kept is None else {"n_kept": self.n_kept}),
-            **({} if self.token is None else {"token": self.token}),
-        }
+
+def _chain_of(parts: Sequence[LaterParts], before: DrafterChain) -> DrafterChain:
+    """The chain of the first of these parts, in the place of another one; drafters of the others
+    follow."""
+    from engine.draft.adaptive import adapted
+    from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
+
+    spec = parts[0].options.spec
+    found = DrafterChain(parts[0].drafters, followers_of(parts), adapted(spec.adapt, spec.longest))
+    found.carry_on(before)
+    return found
+
+
+def followers_of(parts: Sequence[LaterParts]) -> list[Drafter]:
+    """Drafters of later parts that the first of these parts does not have."""
+    every = {id(one): one for part in parts[1:] for one in part.drafters}
+    there = {id(one) for one in parts[0].drafters}
+    return [one for key, one in every.items() if key not in there]
 
 
 def fork_lines(run: RunRef) -> Iterator[str]:

@@ -134,9 +134,9 @@ def server_estimate(
     if info.window:  # each sequence has cells of its own, whatever -kvu says
         n_window = _whole(min(n_ctx, info.window + options.n_ubatch))
         of_tokens = info.cell[0] - sum(numbers for _, numbers in info.block_rows)
-        kept = [(n_window, of_tokens)]
-        kept += [(_whole(-(-n_ctx // ratio)), numbers) for ratio, numbers in info.block_rows]
-        sizes["KV"] = n_seqs * sum(n * _cell_bytes((row, 0), cell_types) for n, row in kept)
+        rows = [(n_window, of_tokens)]
+        rows += [(_whole(-(-n_ctx // ratio)), numbers) for ratio, numbers in info.block_rows]
+        sizes["KV"] = n_seqs * sum(n * _cell_bytes((row, 0), cell_types) for n, row in rows)
         n_cells = n_seqs * n_window
     if drafts_itself and info.mtp_kv_bytes_per_token:
         sizes["MTP KV"] = n_cells * _cell_bytes(info.mtp_cell, ("f16", "f16"))

@@ -25,7 +25,7 @@ from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.errors import ContextFullError, OptionError
-from engine.fork import Fork, LaterParts
+from engine.fork import Fork, LaterParts, Stage, followers_of
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
@@ -236,7 +236,7 @@ class Session:
         (rejection), the sampler. There are options.parallel slots then, even for fewer prompts.
         """
         trace = TraceStore() if trace is None else trace
-        first = fork.options if fork else options
+        first = fork.begins_with() if fork else options
         """Options that the run begins with."""
         n_ctx = self.context(prompts, first)
         n_slots = first.parallel if cache else min(first.parallel, len(prompts))
@@ -249,13 +249,15 @@ class Session:
         memory = kept.memory if kept else memories.take(_of_target(first, n_slots, n_ctx), make)
         if cache and not kept:
             kept = cache.keep(key, memory, drafters, first)
-        later = self._later(fork, options, memory, drafters, n_slots) if fork else None
-        followers = [one for one in later.drafters if one not in drafters] if later else ()
-        run_id = self.begin_run(
-            trace, options, later.memory if later else memory, options.snapshots
-        )
+        grammar = self.grammar(first)
+        parts = [LaterParts(first, memory, drafters, grammar)]
+        stages = fork.stages(options) if fork else []
+        parts += self._later(parts[0], stages, prompts, n_slots)
+        run_id = self.begin_run(trace, options, parts[-1].memory, options.snapshots)
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
-        chain = DrafterChain(drafters, followers, adapted(first.spec.adapt, first.spec.longest))
+        chain = DrafterChain(
+            drafters, followers_of(parts), adapted(first.spec.adapt, first.spec.longest)
+        )
         trace.runs[run_id].drafters = chain.statistics
         scheduler = Scheduler(
             self.model,
@@ -266,49 +268,45 @@ class Session:
             self.tokenizer.eog_ids,
             recorder,
             held=kept.held if kept else None,
-            grammar=self.grammar(first),
+            grammar=grammar,
             observer=audit or observer,
         )
-        if fork and later:
-            grammar = self.grammar(first)
-            fork.attach(scheduler, memory, chain, grammar, later, trace.runs[run_id])
+        if fork:
+            fork.attach(scheduler, parts, chain, stages, trace.runs[run_id])
         return Run(
             run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
         )
 
     def _later(
-        self,
-        fork: Fork,
-        options: RunOptions,
-        memory: HybridMemory,
-        drafters: Sequence[Drafter],
-        n_slots: int,
-    ) -> LaterParts:
-        """What a fork goes on with: of the parts that it begins with all those that its other
+        self, parts: LaterParts, stages: Sequence[Stage], prompts: Sequence[Prompt], n_slots: int
+    ) -> Iterator[LaterParts]:
+        """What each stage of a fork goes on with: of the parts before it all those that its other
         options do not change, since these are at the right place by then."""
-        first = fork.options
-        if fork.token is not None:
-            self._check_tokens([fork.token])
-        if options.parallel != first.parallel:
-            raise OptionError(
-                f"The run to go on from has --parallel {first.parallel}.", "Leave --parallel out."
+        for stage in stages:
+            before, options = parts.options, stage.options
+            if stage.token is not None:
+                self._check_tokens([stage.token])
+            if options.parallel != before.parallel:
+                raise OptionError(
+                    f"The run to go on from has --parallel {before.parallel}.",
+                    "Leave --parallel out.",
+                )
+            n_ctx, n_ctx_before = self.context(prompts, options), self.context(prompts, before)
+            same = {
+                one.name: one
+                for one in parts.drafters
+                if n_ctx == n_ctx_before
+                and _of_drafter(before, one.name) == _of_drafter(options, one.name)
+            }
+            sizes = n_slots, n_ctx
+            keeps = _of_memory(before, n_slots, n_ctx_before) == _of_memory(options, *sizes)
+            parts = LaterParts(
+                options,
+                parts.memory if keeps else self.make_memory(options, *sizes, options.snapshots),
+                self.make_drafters(options, *sizes, same),
+                self.grammar(options),
             )
-        prompts = fork.prompts()
-        n_ctx, n_ctx_first = self.context(prompts, options), self.context(prompts, first)
-        there = {one.name: one for one in drafters}
-        same = {
-            name: there[name]
-            for name in first.spec.types
-            if n_ctx == n_ctx_first and _of_drafter(first, name) == _of_drafter(options, name)
-        }
-        sizes = n_slots, n_ctx
-        is_same = _of_memory(first, n_slots, n_ctx_first) == _of_memory(options, *sizes)
-        return LaterParts(
-            options,
-            memory if is_same else self.make_memory(options, *sizes, options.snapshots),
-            self.make_drafters(options, *sizes, same),
-            self.grammar(options),
-        )
+            yield parts
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,18 @@ SUITES = {
 }
 MATCHES = {"general": PROMPTS / "match.json", "python": PROMPTS / "match_python.json"}
 CONVERSATIONS = {"general": PROMPTS / "w1.json", "python": PROMPTS / "w1_python.json"}
+
+
+def theme_roles(name: str) -> dict[str, str]:
+    """The colours of a theme by role, "group.name" as in its file, the names of its base given."""
+    tables = tomllib.loads((THEMES / f"{name}.toml").read_text(encoding="utf-8"))
+    base: dict[str, str] = tables.pop("base")
+    del tables["name"]
+    return {
+        f"{group}.{key}": base.get(value, value)
+        for group, entries in tables.items()
+        for key, value in entries.items()
+    }
 
 
 def demo_prompts() -> list[DemoPrompt]:

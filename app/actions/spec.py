@@ -94,7 +94,7 @@ FILE = (
     ),
     ActionSpec(
         "file.share",
-        "&Share…",
+        "S&hare…",
         "Write the runs of the trace on show, with text, plots and every round, as one HTML page "
         "that any browser opens",
         "Ctrl+Shift+S",
@@ -193,6 +193,15 @@ RUN = (
         "Choose the build of llama.cpp that its lanes use",
     ),
     ActionSpec(
+        "run.fork",
+        "Continue &from Here…",
+        "Go on from the round or token under the cursor with other options or another token, as a "
+        "run of its own",
+        "Ctrl+Shift+F5",
+        needs="a run of the model in use while nothing runs",
+        not_at_servers="A server's memory cannot be rebuilt; open its model for that",
+    ),
+    ActionSpec(
         "run.add_break", "&Break Rule…", "Write a condition at which the run pauses", "F9", "break"
     ),
     ActionSpec(
@@ -209,6 +218,7 @@ RUN_MENU = (
     "run.pause",
     "run.step",
     "run.stop",
+    "run.fork",
     "run.watch",
     "run.add_break",
     SEPARATOR,

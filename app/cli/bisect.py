@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
             "There is nothing to search in.",
             "Give either --repo with --good and --bad, or --builds.",
         )
+    if args.skip and not with_repo:
+        raise OptionError("--skip names commits.", "Leave those builds out of --builds.")
     if with_repo != (args.good is not None) or with_repo != (args.bad is not None):
         raise OptionError(
             "--good and --bad name the ends of a repository's history.",
@@ -179,6 +182,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
 
 def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]:
     from engine.experiments.bisect.builds import CMakeBuilds, given_build
+    from engine.experiments.bisect.first_wrong import find_first_wrong
     from engine.experiments.bisect.history import chosen, commits, in_a_row
     from engine.experiments.bisect.search import Search
 
@@ -193,26 +197,25 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     folder = args.work or progress_file().parent / _mark(where)
     folder.mkdir(parents=True, exist_ok=True)
     judge, label = _judge(args, model, folder)
-    state = folder / f"verdicts-{_mark(label, args.target, *options)}.json"
-    if args.repo is None:
-        search = Search(history, given_build, judge, state=state, retry_skipped=args.retry_skipped)
-        return search, folder
-    builds = CMakeBuilds(
-        args.repo, folder, options, target=args.target, jobs=args.jobs, limit_s=args.build_limit
+    builds: Callable[[Revision], Path] = given_build
+    skip: set[int] = set()
+    forget: Callable[[Iterable[Revision]], object] | None = None
+    if args.repo is not None:
+        builds = made = CMakeBuilds(
+            args.repo, folder, options, target=args.target, jobs=args.jobs, limit_s=args.build_limit
+        )
+        skip, forget = chosen(args.repo, history, args.skip), made.forget_all_but
+    search = Search(
+        history,
+        builds,
+        judge,
+        state=folder / f"verdicts-{_mark(label, args.target, *options)}.json",
+        skip=skip,
+        retry_skipped=args.retry_skipped,
+        forget=forget,
+        trace=None if model is None else partial(find_first_wrong, judge, model),
     )
-    skip = chosen(args.repo, history, args.skip)
-    return (
-        Search(
-            history,
-            builds,
-            judge,
-            state=state,
-            skip=skip,
-            retry_skipped=args.retry_skipped,
-            forget=builds.forget_all_but,
-        ),
-        folder,
-    )
+    return search, folder
 
 
 def _judge(args: argparse.Namespace, model: Path | None, folder: Path) -> tuple[Judge, str]:

@@ -89,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences of the scenario with several (default %(default)s)",
     )
+    model.add_argument(
+        "--mtp",
+        action="store_true",
+        help="load the MTP block too, and check a context with an MTP context at its side",
+    )
     add_threads(model)
     test = parser.add_argument_group("test")
     test.add_argument(
@@ -105,6 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=32,
         metavar="N",
         help="tokens of each sequence (default %(default)s)",
+    )
+    test.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="play this scenario or script alone; repeat it for several",
     )
     test.add_argument("--strict", action="store_true", help="fail for known defects too")
     test.add_argument(
@@ -129,13 +141,14 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
     for path in filter(None, (args.junit, args.markdown)):
         check_writable(path)
-    from engine.compare.rollback_check import KNOWN, check_rollback
+    from engine.compare.rollback_check import check_rollback
+    from engine.compare.rollback_outcomes import KNOWN
     from engine.model.threads import use_threads
     from engine.report.rollback_gate import Gate, junit, markdown, read_baseline
     from engine.session import Session
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
-    settings = llama_settings(args, args.batch_size)
+    settings = llama_settings(args, args.batch_size, load_mtp=args.mtp)
     session = Session.open(target, compute="f32", device="cpu")
     use_threads(args.threads, session.info)
     trace = TraceStore()
@@ -152,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
             settings=settings,
             n_slots=args.parallel,
             n_ubatch=args.ubatch_size,
+            only=args.only,
         ):
             checked.append(lane)
             if not args.json:
@@ -162,9 +176,8 @@ def run(args: argparse.Namespace) -> int:
                 export(trace, args.trace)
     n_wrong = sum(lane.is_wrong for lane in checked)
     n_known = sum(lane.outcome == KNOWN for lane in checked)
-    version = next(
-        (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp"), ""
-    )
+    versions = (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp")
+    version = next(versions, "") or ""
     words = f"{settings.words()} -ub {args.ubatch_size} -np {args.parallel}"
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
@@ -172,9 +185,17 @@ def run(args: argparse.Namespace) -> int:
             with written_whole(path) as part:
                 part.write_text(text(gate), encoding="utf-8")
     if args.json:
-        facts = {"library": version, "model": target.name, "wrong": n_wrong, "known": n_known}
-        facts |= {"settings": words, "new": [lane.name for lane in gate.failures]}
-        print_json(facts | {"lanes": [_facts(lane) for lane in checked]})
+        print_json(
+            {
+                "library": version,
+                "model": target.name,
+                "settings": words,
+                "wrong": n_wrong,
+                "known": n_known,
+                "new": [lane.name for lane in gate.failures],
+                "lanes": [_facts(lane) for lane in checked],
+            }
+        )
     else:
         print_line()
         print_lines(dict.fromkeys(_about(lane) for lane in checked if lane.about))

@@ -147,7 +147,9 @@ def add_llama_library(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def llama_settings(args: argparse.Namespace, n_batch: int | None = None) -> LlamaSettings:
+def llama_settings(
+    args: argparse.Namespace, n_batch: int | None = None, *, load_mtp: bool = False
+) -> LlamaSettings:
     """What add_llama_library takes. Raises OptionError."""
     from engine.compare.llama_process import LlamaSettings
 
@@ -159,6 +161,7 @@ def llama_settings(args: argparse.Namespace, n_batch: int | None = None) -> Llam
         args.cache_type_v,
         n_batch,
         args.kv_unified,
+        load_mtp,
     )
 
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     store = open_trace(args.trace)
     runs = list(chosen_runs(store, args.runs))
     if args.html is not None:
-        from engine.report.session_page import write_session_page
+        from app.trace_models.session_page import write_session_page
 
         write_session_page(runs, args.trace.absolute().name, args.html)
         tell(f"page with {_counted(len(runs), 'run')} written to {args.html}")

@@ -247,7 +247,7 @@ def _report(
         },
         "totals": job.summary(),
         **facts.pick("audit"),
-        **({"fork": facts["fork"]} if facts.fork else {}),
+        **(facts.pick("fork") if facts.fork else {}),
         "findings": findings_json(job.trace, job.run_id),
     }
 

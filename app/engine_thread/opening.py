@@ -145,7 +145,11 @@ class LocalSession:
         """Begin a run, one sequence for each text."""
         from engine.audit.run_audit import audit_of, note_why_not
 
-        prompts, options = self._prompts(request), request.options
+        options, fork = request.options, request.fork
+        if fork is not None:
+            fork.check_model(self._session.identity, self._session.compute)
+            return self._session.start(fork.prompts(), options, trace, fork=fork)
+        prompts = self._prompts(request)
         audit = audit_of(self._session, prompts, options, asked=None, in_background=True)
         run = self._session.start(prompts, options, trace, audit=audit)
         note_why_not(trace.runs[run.run_id], prompts, options)

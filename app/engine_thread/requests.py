@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
+from engine.fork import Fork
 from engine.options import CacheOptions, RunOptions
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
@@ -54,11 +55,13 @@ class ChatWrap:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The prompts and options of a run: one sequence for each text."""
+    """The prompts and options of a run: one sequence for each text. fork: where it goes on from
+    another run, whose prompts are meant then."""
 
     texts: tuple[str, ...]
     options: RunOptions
     chat: ChatWrap | None = None
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True)

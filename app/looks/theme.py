@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +13,7 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalett
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QToolTip
 
-from resources import ICONS, THEMES
+from resources import ICONS, theme_roles
 
 THEME_NAMES = ("light", "dark")
 _ICON_SIZES = (16, 20, 24, 32, 48, 64)
@@ -35,17 +34,11 @@ class Theme:
 @cache
 def load_theme(name: str) -> Theme:
     """Read resources/themes/<name>.toml; ValueError where a value is neither colour nor base."""
-    tables = tomllib.loads((THEMES / f"{name}.toml").read_text(encoding="utf-8"))
-    base: dict[str, str] = tables.pop("base")
-    title: str = tables.pop("name")
-    roles = {}
-    for group, entries in tables.items():
-        for key, value in entries.items():
-            colour = base.get(value, value)
-            if not QColor.isValidColorName(colour) or not colour.startswith("#"):
-                raise ValueError(f"theme {name}: {group}.{key} = {value!r} is not a colour")
-            roles[f"{group}.{key}"] = colour
-    return Theme(title, MappingProxyType(roles))
+    roles = theme_roles(name)
+    for role, colour in roles.items():
+        if not QColor.isValidColorName(colour) or not colour.startswith("#"):
+            raise ValueError(f"theme {name}: {role} = {colour!r} is not a colour")
+    return Theme(name, MappingProxyType(roles))
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:

@@ -130,7 +130,8 @@ def _drafter(facts: RunFacts) -> str:
     """The lane of a comparison, else what drafts; of another engine its name too."""
     if facts.lane or not is_ours(facts):
         return run_title(facts)
-    return ", ".join(facts.options.spec.types if facts.options else ()) or "no drafter"
+    drafters = ", ".join(facts.options.spec.types if facts.options else ()) or "no drafter"
+    return f"↳ run {facts.fork.parent}, {drafters}" if facts.fork else drafters
 
 
 def engine_name(facts: RunFacts) -> str:
@@ -146,7 +147,8 @@ def is_ours(facts: RunFacts) -> bool:
 
 def run_title(facts: RunFacts) -> str:
     """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
-    another engine its name, and its drafters or the file that tells of it."""
+    another engine its name, and its drafters or the file that tells of it; of a fork, where it
+    goes on from as well."""
     if lane := facts.lane:
         return f"lane {lane}"
     if not is_ours(facts):
@@ -154,9 +156,11 @@ def run_title(facts: RunFacts) -> str:
         known = drafters or (facts.record.file if facts.record else "")
         return " · ".join(filter(None, (engine_name(facts), known)))
     options = facts.options
-    if options is None or not options.spec.types:
-        return "no drafter"
-    return f"{', '.join(options.spec.types)} · {options.rollback}"
+    how = "no drafter"
+    if options is not None and options.spec.types:
+        how = f"{', '.join(options.spec.types)} · {options.rollback}"
+    fork = facts.fork
+    return f"fork of run {fork.parent} at round {fork.round} · {how}" if fork else how
 
 
 def run_marks(facts: RunFacts) -> tuple[str, ...]:

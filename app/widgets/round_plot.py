@@ -97,7 +97,7 @@ class RoundPlot(PlotSurface):
         self.addItem(self.cursor_line, ignoreBounds=True)
         self._chosen_range: tuple[int, int] | None = None
         self._range_item = pg.LinearRegionItem(movable=False)
-        self._range_item.setZValue(-5)
+        self._range_item.setZValue(15)  # over bars and images, below the cursor
         self._range_item.hide()
         self.addItem(self._range_item, ignoreBounds=True)
         self.box.dragged.connect(self._on_dragged)

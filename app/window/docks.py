@@ -139,6 +139,10 @@ def _first_for_keys(view: QWidget) -> QWidget | None:
     return None
 
 
+_TURN_MS = 1
+"""At 0 Qt would go on in the same turn."""
+
+
 class Docks:
     """All docks of a window. Their widgets are set later, with `fill`."""
 
@@ -146,6 +150,13 @@ class Docks:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
         self._makers: dict[str, Callable[[], object]] = {}
+        self._moves = False
+        """Whether docks change places."""
+        self._has_made = False
+        self._making = QTimer(window)
+        self._making.setSingleShot(True)
+        self._making.setInterval(_TURN_MS)
+        self._making.timeout.connect(self._make_seen)
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = QDockWidget(title, window)
@@ -180,13 +191,36 @@ class Docks:
             return
         self._makers[name] = make
         dock.visibilityChanged.connect(lambda seen: self._make(name) if seen else None)
-        if dock.isVisible() and dock.geometry().right() >= 0:
+        if self._is_seen(name):
             self._make(name)
 
+    def _is_seen(self, name: str) -> bool:
+        """Whether a dock is in sight, and not under another tab."""
+        dock = self._docks[name]
+        return dock.isVisible() and dock.geometry().right() >= 0
+
     def _make(self, name: str) -> None:
-        make = self._makers.pop(name, None)
+        """Make the view of a dock, unless docks change places: most come into sight on the way."""
+        make = None if self._moves else self._makers.pop(name, None)
         if make is not None:
             make()
+
+    def _make_seen(self) -> None:
+        """Make the views of docks that have come into sight, one in each turn of the event loop: a
+        plot takes as long as two frames."""
+        name = next(filter(self._is_seen, self._makers), None)
+        if name is not None:
+            self._make(name)
+            self._has_made = True
+            self._making.start()
+        elif self._has_made:
+            self._has_made = False
+            if self._window.isVisible() and not self._fits_screen():
+                self.fit_screen()
+
+    def stop(self) -> None:
+        """Make no view that is not there yet: the window closes."""
+        self._making.stop()
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
@@ -210,6 +244,14 @@ class Docks:
     def _take(self, name: str, saved: QByteArray | None = None) -> bool:
         """Take a layout; whether it is as it was saved."""
         self.layout_name = name
+        self._moves = True
+        try:
+            return self._take_places(name, saved)
+        finally:
+            self._moves = False
+            self._making.start()
+
+    def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         self._take_down()
         self._place(LAYOUTS[name])
         if saved is None or saved.isEmpty():
@@ -232,7 +274,8 @@ class Docks:
     def _take_down(self) -> None:
         """Remove every dock. Qt leaves the bars of earlier tabs visible."""
         for dock in self._docks.values():
-            dock.setFloating(False)
+            if dock.isFloating():
+                dock.setFloating(False)
             self._window.removeDockWidget(dock)
         for bar in self._window.findChildren(
             QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly

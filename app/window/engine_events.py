@@ -202,6 +202,8 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
+        if fork := run.facts.fork:
+            self._feed.set_overlay(run.sibling(fork.parent))
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.decoding import StartComparison, StartRun, StartTurn, WatchClients
+from app.engine_thread.jobs.decoding import (
+    StartComparison,
+    StartFork,
+    StartRun,
+    StartTurn,
+    WatchClients,
+)
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
 from app.engine_thread.jobs.opening import ConnectServer, OpenModel
 from app.engine_thread.requests import (
@@ -26,15 +33,18 @@ from app.engine_thread.requests import (
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
+from app.trace_models.run_rows import Position
 from app.window.banner import Banner
 from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import ask_model
+from app.window.dialogs.fork import ForkDialog
 from app.window.docks import Docks
 from app.window.panels import Panels
 from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
-from engine.errors import OptionError
+from engine.errors import DraftscopeError, OptionError
+from engine.fork import Fork
 from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
 
@@ -68,6 +78,7 @@ class RunControl:
             "run.pause": self._bridge.pause,
             "run.step": lambda: self.run(1),
             "run.stop": self._bridge.stop,
+            "run.fork": self.ask_fork,
             "run.watch": self.watch,
             "run.rescore": self.ask_rescore,
             "run.compare": self.compare_chosen,
@@ -88,6 +99,10 @@ class RunControl:
             "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
             "run.step": going and not served,
             "run.stop": bridge.has_run,
+            "run.fork": can_start
+            and not served
+            and shown is not None
+            and shown.store is bridge.session_store,
             "run.watch": can_start and served,
             "run.rescore": shown is not None and at_rest,
             "run.compare": can_start and not served,
@@ -193,6 +208,36 @@ class RunControl:
             panel = self._panels.run_panel
             self._settings.run_form = panel.entries()
             self._bridge.ask(StartRun(panel.texts(), panel.options(), rounds, panel.chat()))
+
+    def ask_fork(self) -> None:
+        """Let the user say how a run is to go on from the place under the cursor."""
+        self._panels.banners.clear()
+        place = self._feed.cursor
+        if place is None:
+            self._panels.banners.add(
+                "info", "No place is chosen.", "Click a token or a round of a plot first."
+            )
+            return
+        try:
+            fork = _fork_at(place)
+        except DraftscopeError as error:
+            self._panels.banners.add("warning", error.message, error.remedy)
+            return
+        where = f"{fork.parent}, sequence {fork.seq_id}, before round {fork.round}"
+        if fork.n_kept is not None:
+            where = f"{fork.parent}, sequence {fork.seq_id}, after position {place.pos}"
+        dialog = ForkDialog(where, self._window)
+        dialog.chosen.connect(partial(self._fork, fork))
+        dialog.show()
+
+    def _fork(self, fork: Fork, has_own_options: bool, token: int) -> None:
+        options = fork.options
+        if has_own_options:
+            if not self._options_are_sound():
+                return
+            options = replace(self._panels.run_panel.options(), parallel=options.parallel)
+        fork = replace(fork, token=token if token >= 0 else None)
+        self._bridge.ask(StartFork(fork, options))
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
         """Begin a turn of a conversation with the options of the Run panel. One of another trace,
@@ -362,6 +407,16 @@ class RunControl:
             self._docks.reveal("run")
             self._panels.banners.add("warning", problem)
         return not problem
+
+
+def _fork_at(place: Position) -> Fork:
+    """After the token of a place if it was put out, else before its round."""
+    if place.pos is not None:
+        try:
+            return Fork.after(place.run, place.pos, place.seq_id)
+        except OptionError:
+            pass  # of the prompt, or drafted and not accepted
+    return Fork(place.run, place.round, seq_id=place.seq_id)
 
 
 class ScenarioGuide(QObject):

@@ -402,6 +402,7 @@ class MainWindow(QMainWindow):
             event.ignore()
             return
         self.feed.clear()
+        self.docks.stop()
         self.status.clearMessage()  # and with it, its timer
         self.settings.run_form = self.run_panel.entries()
         self.appearance.keep()

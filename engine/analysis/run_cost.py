@@ -43,6 +43,8 @@ COST_NOTE = (
     "decoded again; moved: state copied, restored and saved"
 )
 _LEAST_ROUNDS = 2 * N_PARTS
+_OUTLIER = 3.0
+"""Times the median that a pass may take and be a usual one."""
 _MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
 _RESTORES = ("restore", "restore_depth")
 
@@ -197,12 +199,17 @@ class TimeRatio:
 
 
 def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
-    """Of the rounds that both have; None where they are few, or were not timed."""
+    """Of the rounds that both have; None where they are few, or were not timed. Rounds are left out
+    in which a pass over the draft took many times as long as usual: another program had its turn.
+    """
     if not one.round_ms or not other.round_ms:
         return None
     _, mine, theirs = np.intersect1d(one.rounds, other.rounds, return_indices=True)
     if len(mine) < _LEAST_ROUNDS:
         return None
+    usual = _is_usual(one)[mine] & _is_usual(other)[theirs]
+    if 2 * usual.sum() > len(mine):
+        mine, theirs = mine[usual], theirs[usual]
     a, b = one.total_ms[mine], other.total_ms[theirs]
     if not b.sum():
         return None
@@ -212,6 +219,13 @@ def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
         return None
     ratios = sums[0] / sums[1]
     return TimeRatio(float(a.sum() / b.sum()), float(ratios.min()), float(ratios.max()))
+
+
+def _is_usual(cost: RunCost) -> np.ndarray:
+    """Which rounds verified their draft in a time that is not out of all proportion, bool [n]."""
+    ms = cost.round_ms.get("verify", np.zeros(len(cost.rounds)))
+    usual: np.ndarray = ms <= _OUTLIER * np.median(ms)
+    return usual
 
 
 def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:

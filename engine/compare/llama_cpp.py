@@ -168,6 +168,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_get_vocab": (c_void_p, [c_void_p]),
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
     "llama_model_n_layer": (c_int32, [c_void_p]),
+    "llama_model_n_embd": (c_int32, [c_void_p]),
     "llama_model_size": (c_uint64, [c_void_p]),
     "llama_free": (None, [c_void_p]),
     "llama_n_batch": (c_uint32, [c_void_p]),
@@ -213,7 +214,15 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_op_desc": (c_char_p, [POINTER(_Tensor)]),
     "ggml_nbytes": (c_size_t, [POINTER(_Tensor)]),
 }
-_OPTIONAL = {"llama_version": (c_char_p, []), "ggml_commit": (c_char_p, [])}
+_SET_NEXTN = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+_GET_NEXTN = "_Z26llama_get_embeddings_nextnP13llama_context"
+_OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
+    "llama_version": (c_char_p, []),
+    "ggml_commit": (c_char_p, []),
+    # the rows that an MTP block reads, which are of a staging interface in C++
+    _SET_NEXTN: (None, [c_void_p, c_bool, c_bool]),
+    _GET_NEXTN: (POINTER(c_float), [c_void_p]),
+}
 
 
 class LlamaApi:
@@ -308,6 +317,7 @@ class _Context(NamedTuple):
     batch: Any
     width: int
     n_vocab: int
+    n_embd: int
     trace: _Trace | None
 
 
@@ -328,7 +338,7 @@ class LlamaCommands:
 
     def call(self, name: str, values: Sequence[Value]) -> list[Value]:
         """The reply of a command. Raises CommandError."""
-        if name not in COMMANDS:
+        if name in ("call", "close") or name.startswith("_") or not hasattr(self, name):
             raise CommandError("option", f"this driver knows no command {name}")
         found: list[Value] = getattr(self, name)(*values)
         return found
@@ -340,7 +350,7 @@ class LlamaCommands:
             api.ggml_backend_dev_name(one) + b"\t" + api.ggml_backend_dev_description(one)
             for one in devices
         ]
-        texts = [getattr(api, name, bytes)() for name in _OPTIONAL]
+        texts = [getattr(api, name, bytes)() for name in ("llama_version", "ggml_commit")]
         return [1, *texts, api.llama_print_system_info(), b"\n".join(lines)]
 
     def open_model(
@@ -397,6 +407,8 @@ class LlamaCommands:
         if mtp:
             settings.ctx_type = 1
         if other >= 0:
+            if not hasattr(api, _SET_NEXTN):
+                raise CommandError("option", "this build has no rows for MTP blocks")
             settings.ctx_other = self._context(other).handle
         trace = _Trace(api) if traced else None
         if trace:
@@ -405,10 +417,13 @@ class LlamaCommands:
         handle = api.llama_init_from_model(self._models[model][0], settings)
         if not handle:
             raise CommandError("model", self._why())
+        if other >= 0:
+            getattr(api, _SET_NEXTN)(self._context(other).handle, True, False)
+            getattr(api, _SET_NEXTN)(handle, True, True)
         width = int(api.llama_n_batch(handle))
-        batch, n_vocab = api.llama_batch_init(width, 0, 1), self._models[model][1]
-        memory = api.llama_get_memory(handle)
-        self._contexts.append(_Context(handle, memory, batch, width, n_vocab, trace))
+        batch, (owner, n_vocab) = api.llama_batch_init(width, 0, 1), self._models[model]
+        memory, n_embd = api.llama_get_memory(handle), int(api.llama_model_n_embd(owner))
+        self._contexts.append(_Context(handle, memory, batch, width, n_vocab, n_embd, trace))
         planes = int(api.llama_n_rs_seq(handle)) if n_rs_seq else 0
         return [len(self._contexts) - 1, planes, width]
 
@@ -421,7 +436,14 @@ class LlamaCommands:
         return []
 
     def decode(
-        self, number: int, tokens: bytes, pos: bytes, seqs: bytes, outputs: bytes, limit: int
+        self,
+        number: int,
+        tokens: bytes,
+        pos: bytes,
+        seqs: bytes,
+        outputs: bytes,
+        rows_in: bytes,
+        limit: int,
     ) -> list[Value]:
         api, context = self._api, self._context(number)
         batch, n = context.batch, len(outputs)
@@ -438,7 +460,11 @@ class LlamaCommands:
         batch.n_tokens = n
         if context.trace and limit:
             context.trace.begin(limit)
+        if rows_in:
+            kept = np.frombuffer(rows_in, "<f4")
+            batch.embd = kept.ctypes.data
         status = int(api.llama_decode(context.handle, batch))
+        batch.embd = None
         rows = []
         for i in [] if status else wanted:
             found = api.llama_get_logits_ith(context.handle, i)
@@ -447,6 +473,14 @@ class LlamaCommands:
             rows.append(np.ctypeslib.as_array(found, (context.n_vocab,)).astype("<f4").tobytes())
         traced = context.trace.end() if context.trace and limit else []
         return [status, b"".join(rows), *traced]
+
+    def nextn(self, number: int, n: int) -> list[Value]:
+        api, context = self._api, self._context(number)
+        rows = getattr(api, _GET_NEXTN)(context.handle) if hasattr(api, _GET_NEXTN) else None
+        if not rows or not 0 < n <= context.batch.n_tokens:
+            raise CommandError("option", "no context at the side reads these rows")
+        found = np.ctypeslib.as_array(rows, (context.batch.n_tokens, context.n_embd))
+        return [found[-n:].astype("<f4").tobytes()]
 
     def seq_rm(self, number: int, seq: int, p0: int, p1: int) -> list[Value]:
         memory = self._context(number).memory
@@ -528,22 +562,6 @@ class LlamaCommands:
             self._last_error = message
 
 
-COMMANDS = [
-    "build_facts",
-    "open_model",
-    "open_context",
-    "close_context",
-    "decode",
-    "seq_rm",
-    "seq_cp",
-    "seq_keep",
-    "seq_add",
-    "positions",
-    "save",
-    "load",
-    "save_file",
-    "load_file",
-]
 _DTYPES = {0: "<f4", 1: "<f2", 24: "i1", 25: "<i2", 26: "<i4", 27: "<i8"}
 _BF16 = 30
 
@@ -615,7 +633,7 @@ def serve(api: Callable[[], Any]) -> None:
         reply: list[Value | str]
         try:
             commands = commands or LlamaCommands(api())
-            reply = [0, *commands.call(bytes(name).decode(), values)]  # type: ignore[arg-type]
+            reply = [0, *commands.call(bytes(name).decode(), values)]
         except CommandError as error:
             reply = [1, error.kind, str(error)]
         except DraftscopeError as error:

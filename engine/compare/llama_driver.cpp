@@ -169,6 +169,12 @@ template <class F> static F function(const char * name) {
     return (F) dlsym(RTLD_DEFAULT, name);
 }
 
+// The rows that an MTP block reads, which are of a staging interface in C++
+static void (*set_nextn)(llama_context *, bool, bool) =
+    function<void (*)(llama_context *, bool, bool)>("_Z26llama_set_embeddings_nextnP13llama_contextbb");
+static float * (*get_nextn)(llama_context *) =
+    function<float * (*) (llama_context *)>("_Z26llama_get_embeddings_nextnP13llama_context");
+
 static void must(bool known, const char * what) {
     if (!known) {
         throw error{ "option", std::string("this build of llama.cpp has no ") + what };
@@ -422,8 +428,10 @@ static void open_context(request & in, reply & out) {
     if (in.integer(0, 1)) {
         must(set_ctx_type(params, 1, 0), "MTP contexts (ctx_type)");
     }
-    if (const auto other = in.integer(-1, (int64_t) contexts.size() - 1); other >= 0) {
+    const auto other = in.integer(-1, (int64_t) contexts.size() - 1);
+    if (other >= 0) {
         must(contexts[other].context, "context of that number any more");
+        must(set_nextn && get_nextn, "rows for MTP blocks (llama_set_embeddings_nextn)");
         must(set_ctx_other(params, contexts[other].context, 0), "contexts of contexts (ctx_other)");
     }
     auto traced = std::make_unique<trace>();
@@ -437,6 +445,10 @@ static void open_context(request & in, reply & out) {
     llama_context * context = llama_init_from_model(models[model], params);
     if (!context) {
         throw error{ "model", why() };
+    }
+    if (other >= 0) {
+        set_nextn(contexts[other].context, true, false);
+        set_nextn(context, true, true);
     }
     const auto    planes = function<uint32_t (*)(const llama_context *)>("llama_n_rs_seq");
     const int32_t width  = (int32_t) llama_n_batch(context);
@@ -457,16 +469,21 @@ static void close_context(request & in, reply &) {
     give_back(context_of(in));
 }
 
-// context, tokens, positions, sequences (int32), whether each has logits (int8), most values of a
-// node that are traced, 0 = no trace: status, logits, nodes, values of the nodes
+// context, tokens, positions, sequences (int32), whether each has logits (int8), rows that an MTP
+// block reads or none (float), most values of a node that are traced, 0 = no trace: status, logits,
+// nodes, values of the nodes
 static void decode(request & in, reply & out) {
     opened &   one       = context_of(in);
     const auto tokens    = in.array<int32_t>();
     const auto positions = in.array<int32_t>();
     const auto sequences = in.array<int32_t>();
     const auto outputs   = in.array<int8_t>();
+    auto       rows_in   = in.array<float>();
     const auto limit     = in.integer(0);
     const size_t n       = tokens.size();
+    if (!rows_in.empty() && rows_in.size() != n * llama_model_n_embd(models[one.model])) {
+        throw error{ "option", "rows of another width than the model's" };
+    }
     if (!n || n > (size_t) one.width || positions.size() != n || sequences.size() != n || outputs.size() != n) {
         throw error{ "option", "a batch of " + std::to_string(n) + " tokens where " + std::to_string(one.width) +
                                    " fit, or of unequal arrays" };
@@ -486,7 +503,9 @@ static void decode(request & in, reply & out) {
         one.batch.seq_id[i][0] = sequences[i];
         one.batch.logits[i]    = outputs[i] != 0;
     }
+    one.batch.embd       = rows_in.empty() ? nullptr : rows_in.data();
     const int32_t status = llama_decode(one.context, one.batch);
+    one.batch.embd       = nullptr;
     out.integer(status);
     std::vector<float> rows;
     for (size_t i = 0; i < n && !status; i++) {
@@ -506,6 +525,19 @@ static void decode(request & in, reply & out) {
         out.bytes(found.values.data(), found.values.size() * sizeof(float));
         found = {};
     }
+}
+
+// context, n: the rows of the last n tokens that were decoded, for an MTP block
+static void nextn(request & in, reply & out) {
+    opened &   one = context_of(in);
+    const auto n   = in.integer(1, one.batch.n_tokens);
+    must(get_nextn, "rows for MTP blocks (llama_get_embeddings_nextn)");
+    const float * rows = get_nextn(one.context);
+    if (!rows) {
+        throw error{ "option", "no context at the side reads these rows" };
+    }
+    const size_t width = llama_model_n_embd(models[one.model]);
+    out.bytes(rows + (one.batch.n_tokens - n) * width, n * width * sizeof(float));
 }
 
 static void seq_rm(request & in, reply & out) {
@@ -601,6 +633,7 @@ static const struct {
     { "open_context", open_context },
     { "close_context", close_context },
     { "decode", decode },
+    { "nextn", nextn },
     { "seq_rm", seq_rm },
     { "seq_cp", seq_cp },
     { "seq_keep", seq_keep },

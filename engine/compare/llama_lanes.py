@@ -147,9 +147,9 @@ class LlamaRollbackLane(_JudgedByPlain):
         if by_planes and self.layout and not n_rs_seq:
             self.facts.lane_error = str(
                 RollbackRefusedError(
-                    "The run keeps no snapshot planes (n_rs_seq is 0), as its drafts are not of a "
-                    "known length.",
-                    "Give --n-rs-seq, or lane rollback=checkpoint.",
+                    f"Lane {spec.name!r} keeps no snapshot planes (n_rs_seq is 0): none of the "
+                    "run's drafters has a model.",
+                    "Write how many, as in llama.cpp,rollback=planes,n_rs_seq=3.",
                 )
             )
         elif by_planes and self.layout and not self.n_rs_seq:

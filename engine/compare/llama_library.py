@@ -104,13 +104,14 @@ def start_words(build: LlamaBuild) -> list[str]:
     return [sys.executable, "-m", "engine.compare.llama_cpp", str(build.library)]
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """For a child that loads the library in a folder."""
+def environment(folder: Path | None) -> dict[str, str]:
+    """For a child that loads the library in a folder, if it is one that does."""
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
     found["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
-    known = found.get("LD_LIBRARY_PATH")
-    found["LD_LIBRARY_PATH"] = str(folder) + (os.pathsep + known if known else "")
+    if folder is not None:
+        known = found.get("LD_LIBRARY_PATH")
+        found["LD_LIBRARY_PATH"] = str(folder) + (os.pathsep + known if known else "")
     return found
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from engine.compare.llama_cpp import NODE, CommandError, TokenSpan
 from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
+from engine.compare.llama_transcript import Transcript, transcript
 from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
 from engine.errors import (
     ContextFullError,
@@ -56,7 +57,7 @@ class LlamaSettings:
 
     devices: names as `llama-cli --list-devices` has them, separated by commas, "" = the library's
     choice. n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of
-    the file, and have an MTP context at the side of every context.
+    the file too.
     """
 
     n_gpu_layers: int = 0
@@ -71,10 +72,11 @@ class LlamaSettings:
     def words(self) -> str:
         """The settings as options of llama.cpp."""
         batch = f" -b {self.n_batch}" if self.n_batch else ""
+        mtp = " with an MTP context" if self.load_mtp else ""
         device = f" --device {self.devices}" if self.devices else ""
         return (
             f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "
-            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}"
+            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}{mtp}"
         )
 
     def __post_init__(self) -> None:
@@ -228,26 +230,26 @@ class LlamaEngine(ABC):
                 rows.append(self._decode(number, [one], 0)[0])
         return np.concatenate(rows)
 
+    def decode_mtp(self, number: int, span: TokenSpan, rows: np.ndarray) -> np.ndarray:
+        """Decode a span in an MTP context: logits float32 [n, n_vocab] of the rows asked for.
+
+        rows: float32 [n, n_embd], of the token before each; see `nextn`.
+        """
+        return self._decode(number, [span], 0, np.ascontiguousarray(rows, "<f4").tobytes())[0]
+
+    def nextn(self, number: int, n: int) -> np.ndarray:
+        """What an MTP block reads of the last n tokens of the last batch: float32 [n, n_embd]. The
+        context has to have an MTP context at its side."""
+        (raw,) = self._ask("nextn", number, n)
+        return np.frombuffer(_bytes(raw), "<f4").reshape(n, -1)
+
     def trace(
         self, number: int, spans: Sequence[TokenSpan], most_values: int = 4096
     ) -> tuple[np.ndarray, list[GraphNode]]:
         """Decode one batch in a traced context: its logits, and every node of its graphs in the
         order in which they were computed, each alone. most_values: of a node that are kept."""
         logits, found = self._decode(number, spans, most_values)
-        table, values = found
-        if len(table) % NODE.itemsize or len(values) % 4:
-            raise self._wrong("trace")
-        nodes, floats, at = [], np.frombuffer(values, "<f4"), 0
-        for row in np.frombuffer(table, NODE):
-            n = int(row["n_values"])
-            if not 0 <= n <= floats.size - at:
-                raise self._wrong("trace")
-            shape = tuple(int(size) for size in row["ne"])
-            name, op = (row[key].decode("utf-8", "replace") for key in ("name", "op"))
-            numbers = int(row["stride"]), float(row["norm"]), float(row["sum"])
-            nodes.append(GraphNode(name, op, shape, floats[at : at + n], *numbers))
-            at += n
-        return logits, nodes
+        return logits, graph_nodes(*found)
 
     def seq_rm(self, number: int, seq: int, p0: int, p1: int = -1) -> bool:
         """Remove positions p0 <= pos < p1 (negative: no bound). False: refused."""
@@ -295,9 +297,9 @@ class LlamaEngine(ABC):
         return found
 
     def _decode(
-        self, number: int, spans: Sequence[TokenSpan], most_values: int
+        self, number: int, spans: Sequence[TokenSpan], most_values: int, rows_in: bytes = b""
     ) -> tuple[np.ndarray, list[bytes]]:
-        rows_in = np.array(
+        table = np.array(
             [
                 (token, span.pos0 + i, span.seq, i >= len(span.tokens) - span.outputs)
                 for span in spans
@@ -305,14 +307,14 @@ class LlamaEngine(ABC):
             ],
             "<i4",
         )
-        raw = [column.tobytes() for column in rows_in[:, :3].T]
-        outputs = rows_in[:, 3].astype("i1")
+        raw = [column.tobytes() for column in table[:, :3].T]
+        outputs = table[:, 3].astype("i1")
         raw.append(outputs.tobytes())
-        status, logits, *found = self._ask("decode", number, *raw, most_values)
+        status, logits, *found = self._ask("decode", number, *raw, rows_in, most_values)
         if status:
             where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
             raise ContextFullError(
-                f"llama.cpp could not decode {where} (status {status}).",
+                f"llama.cpp could not decode {where} (status {status!r}).",
                 "Raise -c, or leave its lanes out.",
             )
         rows = np.frombuffer(_bytes(logits), "<f4")
@@ -359,6 +361,7 @@ class LlamaProcess(LlamaEngine):
         self, path: Path, library: Path | None = None, settings: LlamaSettings | None = None
     ) -> None:
         self._child: subprocess.Popen[bytes] | None = None
+        self._transcript: Transcript | None = None
         build = find_build(library)
         words = start_words(build)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
@@ -369,6 +372,7 @@ class LlamaProcess(LlamaEngine):
             stderr=self._stderr,
             env=environment(build.library.parent),
         )
+        self._transcript = transcript()
         try:
             super().__init__(path, settings)
         except BaseException:
@@ -379,6 +383,8 @@ class LlamaProcess(LlamaEngine):
         if self._child is None:
             return
         child, self._child = self._child, None
+        if self._transcript is not None:
+            self._transcript.close()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
                 with suppress(OSError):  # it has ended with something unsent
@@ -404,6 +410,8 @@ class LlamaProcess(LlamaEngine):
         if failed:
             kind, message = (_text(one) for one in (*found, b"", b"")[:2])
             raise CommandError(kind, message)
+        if self._transcript is not None:
+            self._transcript.add(name, values, found)
         return found
 
     def _ended(self, name: str) -> PeerLibraryError:
@@ -419,6 +427,26 @@ class LlamaProcess(LlamaEngine):
             f"The llama.cpp library ended its process in {name}: {why}.",
             "Look at that place of the build, or use another one.",
         )
+
+
+def graph_nodes(table: bytes, values: bytes) -> list[GraphNode]:
+    """The nodes of a traced decode's reply. Raises PeerLibraryError."""
+    wrong = PeerLibraryError(
+        "The llama.cpp process sent a wrong reply to trace.", "Use another build."
+    )
+    if len(table) % NODE.itemsize or len(values) % 4:
+        raise wrong
+    nodes, floats, at = [], np.frombuffer(values, "<f4"), 0
+    for row in np.frombuffer(table, NODE):
+        n = int(row["n_values"])
+        if not 0 <= n <= floats.size - at:
+            raise wrong
+        shape = tuple(int(size) for size in row["ne"])
+        name, op = (row[key].decode("utf-8", "replace") for key in ("name", "op"))
+        numbers = int(row["stride"]), float(row["norm"]), float(row["sum"])
+        nodes.append(GraphNode(name, op, shape, floats[at : at + n], *numbers))
+        at += n
+    return nodes
 
 
 def last_words(stderr: IO[bytes]) -> str:

@@ -11,42 +11,45 @@ no bound of a script is below ten times that.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
 
 from engine.analysis.findings.check import recorded
 from engine.analysis.verdict import LaneVerdict
 from engine.compare import peer_lane
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES, LaneSpec
+from engine.compare.llama_cpp import TokenSpan
 from engine.compare.llama_memory import LlamaScriptEngine
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
+from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaEngine, LlamaSettings
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts, parse_script
-from engine.errors import DraftscopeError, PeerLibraryError, RollbackRefusedError
+from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
+from engine.errors import (
+    DraftscopeError,
+    OptionError,
+    PeerLibraryError,
+    RollbackRefusedError,
+    UnsupportedModelError,
+)
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
-RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
-    "right",
-    "WRONG",
-    "FAILED",
-    "refused",
-    "known defect",
-    "no planes",
-    "not judged",
-)
-BAD = (WRONG, FAILED, KNOWN)
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
 _N_PROMPT = 16
 _N_CTX = 256
 _MARGIN = 10.0
+_LEAST_NMSE = 1e-6
 _NOISE = """
 context A n_rs_seq=0
 context B n_rs_seq=0
@@ -121,13 +124,21 @@ def check_rollback(
     settings: LlamaSettings = DEFAULT_SETTINGS,
     n_slots: int = 2,
     n_ubatch: int = 512,
+    only: Collection[str] = (),
 ) -> Generator[CheckedLane, None, None]:
     """Play every scenario with drafts of this many tokens, over planes as many, then every script;
     lanes in order.
 
-    trace: takes all lanes. n_slots: sequences of the scenario with several. Raises what Comparison
-    raises.
+    trace: takes all lanes. n_slots: sequences of the scenario with several. only: names of
+    scenarios and scripts, empty for all. Raises what Comparison raises, and OptionError for an
+    unknown name.
     """
+    scripts = memory_scripts(ROLLBACK_SCRIPTS)
+    names = [*(one.name for one in _scenarios(1, n_slots)), *(one.name for one in scripts)]
+    if unknown := [name for name in only if name not in names]:
+        raise OptionError(
+            f"There is no scenario {unknown[0][:80]!r}.", f"Choose from {', '.join(names)}."
+        )
     for n_draft in depths:
         options = RunOptions(
             n_predict=n_tokens,
@@ -137,8 +148,15 @@ def check_rollback(
             spec=SpecOptions(n_max=n_draft),
         )
         for scenario in _scenarios(n_draft, n_slots):
-            yield from _played(session, library, settings, scenario, options, trace)
-    yield from play_scripts(session, library, settings=settings)
+            if not only or scenario.name in only:
+                yield from _played(session, library, settings, scenario, options, trace)
+    chosen = [script for script in scripts if not only or script.name in only]
+    for lane in play_scripts(session, library, chosen, settings=settings):
+        if trace is not None and trace.runs:  # a script has no run of its own
+            trace.runs[0].add_to("gate_scripts", msgspec.to_builtins(_gate_facts(lane)))
+        yield lane
+    if settings.load_mtp and not only:
+        yield _checked_sidecar(session, library, settings)
 
 
 def play_scripts(
@@ -239,6 +257,75 @@ class RollbackChecks:
         self._lanes.close()
 
 
+class _WithSidecar:
+    """A context with an MTP context at its side, which reads what the first decodes."""
+
+    def __init__(self, engine: LlamaEngine, n_rs_seq: int) -> None:
+        self._engine, threads = engine, torch.get_num_threads()
+        self._trunk, self.n_rs_seq = engine.open_context(1, _N_CTX, 64, n_rs_seq, threads)
+        self._mtp, _ = engine.open_context(1, _N_CTX, 64, 0, threads, mtp_of=self._trunk)
+        self._pending: np.ndarray | None = None
+        self._pos = 0
+
+    def decode(self, n: int, n_kept: int, shift: int = 0) -> np.ndarray:
+        """Decode the next n tokens in both, the rejected ones shifted, and remove those after
+        n_kept: the MTP context's logits [n, n_vocab]."""
+        ids = range(self._pos, self._pos + n)
+        tokens = [7 * i + 1 + shift * (i >= self._pos + n_kept) for i in ids]
+        span = TokenSpan(0, self._pos, tokens, n)
+        self._engine.decode(self._trunk, [span])
+        rows = self._engine.nextn(self._trunk, n)
+        before = np.zeros_like(rows[:1]) if self._pending is None else self._pending
+        logits = self._engine.decode_mtp(self._mtp, span, np.concatenate([before, rows[:-1]]))
+        self._pos += n_kept
+        for number in (self._trunk, self._mtp) if n_kept < n else ():
+            if not self._engine.seq_rm(number, 0, self._pos):
+                raise RollbackRefusedError(
+                    f"llama.cpp refused to remove {n - n_kept} tokens of {n}.", "Look there."
+                )
+        self._pending = rows[n_kept - 1 : n_kept]
+        return logits
+
+
+def _checked_sidecar(
+    session: Session, library: Path | None, settings: LlamaSettings
+) -> CheckedLane:
+    """Drafts of three tokens undone in a context and the MTP context at its side."""
+    outcome, about, n_planes, engine = RIGHT, "", 3, None
+    try:
+        engine = peer_lane.open_llama(session.unchanged_path(), library, settings)
+        tested, clean, singly = (_WithSidecar(engine, n) for n in (n_planes, 0, 0))
+        for context in (tested, clean):
+            context.decode(12, 12)
+        for _ in range(12):
+            singly.decode(1, 1)
+        tested.decode(4, 2, shift=5)
+        tested.decode(4, 1, shift=5)
+        clean.decode(3, 3)
+        for _ in range(3):
+            singly.decode(1, 1)
+        found, wide = tested.decode(4, 4), clean.decode(4, 4)
+        narrow = np.concatenate([singly.decode(1, 1) for _ in range(4)])
+        bound = max(_LEAST_NMSE, _MARGIN * _nmse(wide, narrow))
+        if not (worst := _nmse(found, wide)) <= bound:
+            outcome, about = WRONG, f"NMSE of its logits is {worst:.1e}, not <= {bound:g}"
+    except RollbackRefusedError as error:
+        outcome, about = FAILED, str(error)
+    except (OptionError, UnsupportedModelError) as error:
+        outcome, about = UNREAD, str(error)
+    except DraftscopeError as error:
+        outcome, about = FAILED, str(error)
+    finally:
+        if engine is not None:
+            engine.close()
+    return CheckedLane("MTP context", "planes", 3, n_planes, 2, None, outcome, None, about)
+
+
+def _nmse(found: np.ndarray, reference: np.ndarray) -> float:
+    exact = reference.astype(np.float64)
+    return float(((found - exact) ** 2).sum() / (exact**2).sum())
+
+
 def _scenarios(n: int, n_slots: int) -> Iterator[_Scenario]:
     traps = (
         ("whole batch undone", f"{_PLANES},n_rs_seq={n + 1},undo=batch"),
@@ -318,8 +405,7 @@ def _checked(
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG
-    facts.gate = GateFacts(scenario, policy, n_draft, outcome, about)
-    return CheckedLane(
+    lane = CheckedLane(
         scenario,
         policy,
         n_draft,
@@ -330,3 +416,9 @@ def _checked(
         number,
         about,
     )
+    facts.gate = _gate_facts(lane)
+    return lane
+
+
+def _gate_facts(lane: CheckedLane) -> GateFacts:
+    return GateFacts(lane.scenario, lane.policy, lane.n_draft, lane.outcome, lane.about)

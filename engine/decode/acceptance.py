@@ -166,6 +166,8 @@ class Judge:
         self.judges_replays = is_match and options.replay == "verify"
         self.draws_by_token = is_match and not rates
         """Whether each accepted token takes one random number of its sampler."""
+        self.forced: dict[int, int] = {}
+        """By seq_id: a token that takes the place of the last one that is chosen in a round."""
 
     def follow(self, other: Judge) -> None:
         """Go on from where another one stopped."""
@@ -192,6 +194,7 @@ class Judge:
             for token in draft.tokens[len(accepted) - 1 :]:
                 sampler.uniform()
                 sampler.accept(token)
+        self._force(round_.seq_id, accepted)
         round_.accepted, round_.n_own, round_.own_row = accepted, 1, stale_row
         self._note(round_, seen)
 
@@ -208,8 +211,20 @@ class Judge:
             accepted = keep(replayed, n, row, sampler)
         else:
             accepted = match(replayed, row, sampler, self._end_tokens)
+        self._force(round_.seq_id, accepted)
         round_.accepted, round_.n_own, round_.own_row = accepted, 1 + (len(accepted) > n), None
         self._note(round_, seen)
+
+    def _force(self, seq_id: int, accepted: list[int]) -> None:
+        """The random number of the token that gives way stays used."""
+        token = self.forced.get(seq_id)
+        if token is None:
+            return
+        sampler = self._samplers[seq_id]
+        sampler.retract()
+        sampler.accept(token)
+        sampler.n_draws += 1
+        accepted[-1] = token
 
     def _rows(self, round_: Round) -> tuple[dict[int, Distribution], RowDistribution]:
         """The distributions at the rows of a round's logits, and those that were looked at."""

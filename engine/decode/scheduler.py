@@ -24,7 +24,6 @@ from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest
-from engine.errors import OptionError
 from engine.machine.clock import clock_paused
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -147,19 +146,9 @@ class Scheduler:
         self._use(options, memory, chain, grammar)
         self._judge.follow(judge)
 
-    def replace_newest(self, seq_id: int, token: int) -> None:
-        """Let another token be the newest of a sequence, between two rounds: it is chosen and not
-        decoded yet. Raises OptionError where the sequence has none to replace."""
-        sequence = self.sequences[seq_id]
-        if sequence.stop or not sequence.emitted or sequence.in_prompt:
-            raise OptionError(
-                f"Sequence {seq_id} has no newest token here that could be another.",
-                "Choose a round after its prompt and before its end.",
-            )
-        sequence.sampler.retract()
-        sequence.sampler.accept(token)
-        sequence.sampler.n_draws += 1
-        sequence.emitted[-1] = sequence.last = token
+    def force_newest(self, seq_id: int, token: int) -> None:
+        """Let this be the last token that a sequence chooses in the next round."""
+        self._judge.forced = {seq_id: token}
 
     @torch.inference_mode()
     def step(self) -> bool:

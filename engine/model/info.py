@@ -148,8 +148,10 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
 
 
 def _llama_cpp_notes(config: ModelConfig, n_mtp: int) -> list[str]:
-    of_family = FAMILIES[config.architecture].peer_notes
-    notes = of_family(config) if of_family else []
+    family = FAMILIES[config.architecture]
+    notes = family.peer_notes(config) if family.peer_notes else []
+    if config.mtp is not None and family.peer_drafts:
+        notes.append(family.peer_drafts)
     if n_mtp > 1:
         notes.append(f"the trunk runs, but a context to draft with {n_mtp} MTP blocks aborts it")
     return notes

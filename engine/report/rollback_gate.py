@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from engine.compare.rollback_check import BAD, KNOWN, CheckedLane
+from engine.compare.rollback_check import CheckedLane
+from engine.compare.rollback_outcomes import BAD, KNOWN
 from engine.errors import OptionError
 from engine.files import user_text
 from engine.foreign_json import JsonError, parse_json

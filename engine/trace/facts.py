@@ -406,6 +406,7 @@ class RunFacts(dict[str, Any]):
     lane_forks: Lenient[list[ForkFacts] | None]
     lane_unread: Lenient[str | None]
     gate: Lenient[GateFacts | None]
+    gate_scripts: Lenient[list[GateFacts] | None]
     logit_rows: Lenient[list[LogitRowFacts] | None]
     state_origins: Lenient[list[StateOriginFacts] | None]
     draft_accept: Lenient[list[int] | None]

@@ -228,7 +228,7 @@ class _Sequence:
         self._events.slice(
             self._rounds, start, end, f"round {row['round']}{verdict}", arguments=shown
         )
-        flow = ()
+        flow: tuple[int, ...] = ()
         if n and "draft" in phases and {"verify", "sample"} & set(phases):
             self._events.n_flows += 1
             flow = (self._events.n_flows,)

@@ -41,6 +41,12 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return (join_with_llvm if runs_llvm(parts[0]) else join_with_torch)(parts)
 
 
+def side_by_side(x: torch.Tensor) -> torch.Tensor:
+    """x f32 [..., d] as [n, d] without gaps, a view of it where it has none."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.is_contiguous() else join((rows,))
+
+
 # Rows one by one.
 
 
@@ -103,14 +109,14 @@ def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def take_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """See take_rows."""
     taken = table.new_empty(*numbers.shape, *table.shape[1:])
-    table, numbers = _side_by_side(table), numbers.contiguous()
+    table, numbers = _without_gaps(table), numbers.contiguous()
     _run(True, table, numbers, taken)
     return taken
 
 
 def put_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
     """See put_rows. Raises ValueError for rows of the table with gaps."""
-    if _side_by_side(table) is not table:
+    if _without_gaps(table) is not table:
         raise ValueError("the numbers of a table's rows do not lie side by side")
     _run(False, table, numbers.contiguous(), rows.contiguous())
 
@@ -135,7 +141,7 @@ def join_with_llvm(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return joined
 
 
-def _side_by_side(table: torch.Tensor) -> torch.Tensor:
+def _without_gaps(table: torch.Tensor) -> torch.Tensor:
     return table if table[:1].is_contiguous() else table.contiguous()
 
 

@@ -459,6 +459,9 @@ function fillTimes(run) {
     if (rounds.num_draft_tokens && rounds.num_draft_tokens[i] === null) plain[k] = false;
   }
   source("time", "times").data = {x, ...values};
+  for (const one of plots.time.renderers) {
+    one.visible = values[one.name.slice("phase-".length)].some((ms) => ms > 0);
+  }
   const sorted = sums.slice().sort((a, b) => a - b), most = sorted[sorted.length - 1] || 0;
   const usual = sorted[Math.floor(0.95 * (sorted.length - 1))] || 0;
   const end = most > 4 * usual && usual > 0 ? 1.5 * usual : 1.05 * most || 1;

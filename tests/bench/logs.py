@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from tests.support.captures import load
 
-_SLOT = "slot {:>12}: id {:2} | task {} | "
+_STAMP = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ([IWEDC]) ")
 
 
 class _Clock:
@@ -136,9 +137,7 @@ def _verbose(chance: random.Random) -> Iterator[str]:
             if mark and rest[:1].isdigit():
                 number, bar, rest = rest.partition(" ")
                 line = f"{head}{mark}{int(number) + n * 1000}{bar}{rest}"
-            stamp, _, said = line.partition(" ")
-            is_whole = stamp.count(".") == 3 and "initializing" not in said[:60]
-            yield f"{clock(120, said[:1])}{said[2:]}" if is_whole else line
+            yield _STAMP.sub(lambda found: clock(120, found[1]), line)
         if not n:  # what a server says when it starts is not said again
             lines = lines[next(i for i, one in enumerate(lines) if "launch_slot_" in one) :]
         n += 1

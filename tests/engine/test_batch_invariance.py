@@ -32,12 +32,13 @@ NAMES = (
 )
 MODES = tuple(mode for mode in COMPUTE_MODES if mode not in ("auto", "q8"))
 Q8_0, Q4_K_M = "qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"
-GLM5 = "glm5-next-b-mtp-f32"
+GLM5, DEEPSEEK4 = "glm5-next-b-mtp-f32", "deepseek4-a-mtp-f32"
 CASES = [
     *((name, mode) for name in NAMES for mode in MODES),
     (Q8_0, "q8"),
     (Q4_K_M, "q8"),
     (GLM5, "f32"),
+    (DEEPSEEK4, "f32"),
 ]
 N_TOKENS = 34
 CPU = torch.device("cpu")

@@ -23,6 +23,7 @@ from engine.options import (
 )
 from engine.run import Run
 from engine.session import Session
+from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from tests.support import clean_settings
 from tests.support.clean_settings import opened, pick, prompt_for
@@ -43,6 +44,15 @@ def forked(open_: Session, fork: Fork, options: RunOptions, *, beside: bool = Fa
     while run.step():
         pass
     return run
+
+
+def recorded_text(run: Run) -> list[int]:
+    """What the trace says that the only sequence put out."""
+    tokens = run.trace.tokens
+    rows = np.flatnonzero(np.isin(tokens.texts("kind"), EMITTED_KINDS))
+    order = np.argsort(tokens.column("pos")[rows], kind="stable")
+    found: list[int] = tokens.column("token_id")[rows][order].tolist()
+    return found
 
 
 def rounds_of(run: Run) -> int:
@@ -117,11 +127,14 @@ def test_drafts_of_a_drafter_that_followed_are_those_of_one_that_was_asked() -> 
     assert drafted(run) == drafted(parent)[:2]
 
 
-@pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_a_forced_token_is_followed_by_what_plain_decoding_says(temp: float) -> None:
+@pytest.mark.parametrize(("temp", "replay"), [(0.0, "trust"), (0.8, "trust"), (0.8, "verify")])
+def test_a_forced_token_is_followed_by_what_plain_decoding_says(temp: float, replay: str) -> None:
     """At every position, also in the middle of an accepted draft."""
     sampler = SamplerOptions(temp=temp, seed=3, repeat_penalty=1.3)
-    options = replace(options_of(14, "draft-simple", n_max=4), sampler=sampler)
+    policy = "planes" if replay == "trust" else "checkpoint"
+    options = replace(
+        options_of(14, "draft-simple", n_max=4), sampler=sampler, replay=replay, rollback=policy
+    )
     open_, prompt = session(MTP, MTP), prompt_of(MTP)
     parent = decode(open_, [prompt], options)
     (text,) = tokens_of(parent)
@@ -132,6 +145,7 @@ def test_a_forced_token_is_followed_by_what_plain_decoding_says(temp: float) -> 
         run = forked(open_, fork, options)
         (found,) = tokens_of(run)
         assert found[: at + 1] == [*text[:at], token]
+        assert recorded_text(run) == found
         if temp == 0:
             start = Prompt((*prompt.tokens, *text[:at], token))
             plain = decode(open_, [start], replace(options_of(14 - at - 1), sampler=sampler))
@@ -161,6 +175,37 @@ def test_another_seed_parts_from_the_text_and_only_there() -> None:
         i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b
     )
     assert lines[-1].endswith(f"part at position {position}")
+
+
+@pytest.mark.parametrize("at", [(3, 7), (7, 3), (5, 5)])
+def test_a_fork_is_forked(at: tuple[int, int]) -> None:
+    """With its own options it is the rest of that fork again, whichever of the two lies first."""
+    options = replace(options_of(30, "draft-mtp"), sampler=SamplerOptions(temp=0.9, seed=1))
+    parent = decode(session(MTP), [prompt_of(MTP)], options)
+    later = replace(options, spec=replace(options.spec, n_max=2), rollback="ring")
+    later = replace(later, sampler=replace(later.sampler, seed=2))
+    first = forked(session(MTP), Fork(ref(parent), at[0], token=77), later, beside=True)
+    second = forked(session(MTP), Fork(ref(first), at[1]), later, beside=True)
+    if at[1] >= at[0]:
+        assert tokens_of(second) == tokens_of(first)
+        assert_equal_rounds(second, first)
+    else:
+        assert tokens_of(second) != tokens_of(first) and 77 not in tokens_of(second)[0][:8]
+    if at[1] == at[0]:
+        other = forked(session(MTP), Fork(ref(first), at[1], token=78), later)
+        assert 78 in tokens_of(other)[0] and 77 not in tokens_of(other)[0][:12]
+    fork = second.trace.runs[2].fork
+    assert fork is not None and fork.parent == 1
+
+
+def assert_equal_rounds(one: Run, other: Run) -> None:
+    """Drafts and verdicts of two runs of a trace."""
+    rounds = one.trace.rounds
+    for name in ("round", "num_draft_tokens", "num_accepted_draft_tokens", "rollback_depth"):
+        values = [
+            rounds.column(name)[rounds.column("run_id") == run.run_id] for run in (one, other)
+        ]
+        np.testing.assert_array_equal(*values)
 
 
 def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:

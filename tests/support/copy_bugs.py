@@ -63,10 +63,10 @@ def idle_states_keep_their_pending_rollback(patch: pytest.MonkeyPatch) -> None:
     commit = PlaneMemory._commit
 
     def keeping(self: PlaneMemory, ubatch) -> None:
-        moved = {seq: self._pending[seq] for seq in self._running().moved}
+        moved = {seq: (self._pending[seq], self._deepest[seq]) for seq in self._running().moved}
         commit(self, ubatch)
-        for seq, pending in moved.items():
-            self._pending[seq] = pending
+        for seq, (pending, deepest) in moved.items():
+            self._pending[seq], self._deepest[seq] = pending, deepest
 
     patch.setattr(PlaneMemory, "_commit", keeping)
 

@@ -163,6 +163,9 @@ class FakeLlama:
     def llama_model_n_layer(self, model) -> int:
         return self.session.config.n_layer
 
+    def llama_model_n_embd(self, model) -> int:
+        return self.session.config.n_embd
+
     def llama_model_get_vocab(self, model):
         return model
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import string
 import unicodedata
 from collections.abc import Callable, Iterator
+from itertools import groupby
 
 SPACE = {*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029}
 SPACE |= {0x202F, 0x205F, 0x3000}
@@ -11,6 +13,7 @@ SPACE |= {0x202F, 0x205F, 0x3000}
 HAN = [(0x2E80, 0x2E99), (0x2E9B, 0x2EF3), (0x2F00, 0x2FD5), (0x3005, 0x3005), (0x3007, 0x3007)]
 HAN += [(0x3021, 0x3029), (0x3038, 0x303B), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFA6D)]
 HAN += [(0xFA70, 0xFAD9), (0x16FE2, 0x16FE3), (0x16FF0, 0x16FF6), (0x20000, 0x323AF)]
+EAST_ASIAN = [("\u4e00", "\u9fa5"), ("\u3040", "\u309f"), ("\u30a0", "\u30ff")]
 ENDINGS = ("s", "t", "re", "ve", "m", "ll", "d")
 UPPER, LOWER = {"Lu", "Lt", "Lm", "Lo", "M"}, {"Ll", "Lm", "Lo", "M"}
 
@@ -20,6 +23,10 @@ def naive_pieces(text: str, pre: str) -> Iterator[str]:
     if pre == "refact":
         for piece in _digits_alone(text):
             yield from _split(piece, "granite-docling")
+    elif pre == "deepseek-v3":
+        for part in _isolated(text, lambda c: unicodedata.category(c)[0] == "N", 3):
+            for piece in _isolated(part, lambda c: any(a <= c <= b for a, b in EAST_ASIAN)):
+                yield from _deepseek(piece)
     else:
         yield from _split(text, pre)
 
@@ -34,14 +41,51 @@ def _split(text: str, pre: str) -> Iterator[str]:
 
 
 def _digits_alone(text: str) -> Iterator[str]:
-    part = ""
-    for character in text:
-        if unicodedata.category(character)[0] == "N":
-            yield from (part, character)
-            part = ""
-        else:
-            part += character
-    yield part
+    return _isolated(text, lambda c: unicodedata.category(c)[0] == "N", 1)
+
+
+def _isolated(text: str, wanted: Callable[[str], bool], most: int = 1 << 30) -> Iterator[str]:
+    """Runs of wanted characters, up to `most` of them, and what is between."""
+    for is_wanted, group in groupby(text, wanted):
+        run = "".join(group)
+        step = most if is_wanted else len(run)
+        yield from (run[at : at + step] for at in range(0, len(run), step))
+
+
+def _deepseek(text: str) -> Iterator[str]:
+    """What no alternative matches is a piece of its own, up to what one does."""
+    t, at, left = _Text(text, "qwen35"), 0, ""
+    if all(unicodedata.category(c)[0] == "N" for c in text):
+        yield text
+        return
+    while at < len(text):
+        end = _deepseek_word(t, at)
+        if end == at:
+            left += text[at]
+            at += 1
+            continue
+        yield from ([left] if left else [])
+        yield text[at:end]
+        at, left = end, ""
+    yield from ([left] if left else [])
+
+
+def _deepseek_word(t: _Text, at: int) -> int:
+    text = t.text
+    if text[at] in string.punctuation:
+        stop = t.run(at + 1, lambda i: text[i] in string.ascii_letters)
+        if stop > at + 1:
+            return stop
+    first = at + 1 if text[at] not in "\r\n" and t.kinds[at] not in {"L", "P", "S"} else at
+    for start in (first, at):
+        stop = t.of(start, {"L", "M"})
+        if stop > start:
+            return stop
+    start = at + 1 if text[at] == " " else at
+    stop = t.of(start, {"P", "S"})
+    if stop > start:
+        return t.run(stop, lambda i: text[i] in "\r\n")
+    return t.spaces(at) if t.kinds[at] == "space" else at
 
 
 class _Text:

@@ -15,6 +15,7 @@ from app.engine_thread.requests import (
 )
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import DecodingJob, EngineWorker
+from engine.fork import Fork
 from engine.options import RunOptions
 
 
@@ -39,6 +40,19 @@ class StartRun(DecodingJob):
         facts.update(worker.more_facts)
         if self.request.chat is not None:
             facts.chat = json.dumps(self.request.chat.kwargs)
+        return run
+
+
+class StartFork(DecodingJob):
+    """A run that goes on from another one of the session in use."""
+
+    def __init__(self, fork: Fork, options: RunOptions) -> None:
+        super().__init__()
+        self._asked = RunRequest((), options, fork=fork)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        run = session.start(self._asked, worker.store)
+        worker.store.runs[run.run_id].update(worker.more_facts)
         return run
 
 

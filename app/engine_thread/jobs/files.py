@@ -194,9 +194,9 @@ class WritePage(SideJob):
         self._shown, self._lanes, self.path = shown, lanes, path
 
     def run(self, progress: ReportProgress) -> None:
+        from app.trace_models.session_page import write_session_page
         from engine.report.common import name_of
         from engine.report.session_data import chosen_runs, fits
-        from engine.report.session_page import write_session_page
 
         every, shown = tuple(chosen_runs(self._shown.store)), (self._shown,)
         runs = next((some for some in (every, self._lanes) if some and fits(some)), shown)

@@ -27,6 +27,8 @@ from app.widgets.line_styles import (
     plot_pen,
 )
 from app.widgets.round_plot import RoundPlot
+from engine.analysis.findings.run_rows import lane_kind
+from engine.trace.records import POLICY
 
 _LINES, _LOW_LINES = (8, 6), (5, 5)
 """Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
@@ -145,6 +147,7 @@ class LanePlots(QSplitter):
             for plot in (self.delta, self.states):
                 plot.show_rounds(positions[-1] + 1, positions[0] - 1)
         empty = self.states.is_empty
+        self.legend.set_trailing([_REFUSED] if self.delta.has_refusals else [])
         self._note.setText(_NO_PART if self.states.lacks_part else _NO_STATES)
         self.states.setHidden(empty)
         self.scale.setHidden(empty)
@@ -185,8 +188,9 @@ SWATCHES = (
     Swatch("first", "status.error", "First divergence of the chosen lane", draw_dots),
     Swatch("seq_rm", "plot.text", "Rejected tokens removed, in the lane's colour", draw_triangle),
     Swatch("restore", "plot.text", "A checkpoint restored, in the lane's colour", draw_diamond),
-    Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross),
 )
+_REFUSED = Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross)
+"""Shown where there is one."""
 _SIGN_OF_PATH = {"seq_rm": "t", "restore": "d", "restore_depth": "d", "refused": "x"}
 _SIGN_PIXELS = 8
 
@@ -244,6 +248,11 @@ class DeltaPlot(RoundPlot):
         """The measure that is drawn."""
         return self._metric
 
+    @property
+    def has_refusals(self) -> bool:
+        """Whether memory refused a rollback of any lane."""
+        return any("x" in signs.data["symbol"] for signs in self._signs.values())
+
     def set_metric(self, metric: ErrorMeasure) -> None:
         """Draw another measure."""
         self._metric = metric
@@ -259,7 +268,7 @@ class DeltaPlot(RoundPlot):
                 curve = pg.PlotDataItem()
                 self.getPlotItem().addItem(curve, ignoreBounds=True)
                 self._curves[follower] = curve
-                if not lanes.is_noise(follower):
+                if lanes is not None and lane_kind(lanes.store.runs[follower]) == POLICY:
                     self._signs[follower] = pg.ScatterPlotItem(size=_SIGN_PIXELS)
                     self.getPlotItem().addItem(self._signs[follower], ignoreBounds=True)
         self._lanes, self._run_id = lanes, run_id

@@ -12,6 +12,7 @@ from app.trace_models.tune_surface import HeatMap
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
+from engine.compare.rollback_outcomes import FAILED, KNOWN, REFUSED, RIGHT, WRONG
 from engine.experiments.bisect import progress_file
 from engine.files import file_head
 from engine.report.text import visible
@@ -23,11 +24,11 @@ _LONGEST = 4000
 """Bytes of what is said of a bisect."""
 _MOST_LINES, _MOST_COLUMNS = 24, 160
 _GROUNDS = {
-    "right": "accepted.tint",
-    "refused": "accepted.tint",
-    "known defect": "status.warning_tint",
-    "WRONG": "status.error_tint",
-    "FAILED": "status.error_tint",
+    RIGHT: "accepted.tint",
+    REFUSED: "accepted.tint",
+    KNOWN: "status.warning_tint",
+    WRONG: "status.error_tint",
+    FAILED: "status.error_tint",
 }
 _HINT = "click: the lane in Divergence"
 
@@ -50,8 +51,9 @@ class GateView(WholeRunView):
             parent,
         )
         self.empty.waits_for_run = False  # a run checks nothing
-        self._cells: dict[tuple[int, int], RunRef] = {}
+        self._cells: dict[tuple[int, int], tuple[RunRef, GateFacts]] = {}
         self._found: list[tuple[RunRef, GateFacts]] = []
+        """Checks, each with the run that is its lane; of a script, with the first of all."""
         self.headline = QLabel()
         self.headline.setTextFormat(Qt.TextFormat.PlainText)
         font = self.headline.font()
@@ -117,6 +119,8 @@ class GateView(WholeRunView):
         assert self._run is not None
         runs = [self._run.sibling(run_id) for run_id in list(self._run.store.runs)]
         self._found = [(run, facts) for run in runs if (facts := run.facts.gate) is not None]
+        for run in runs[:1]:
+            self._found += [(run, facts) for facts in run.facts.gate_scripts or ()]
         return bool(self._found)
 
     def _show(self) -> None:
@@ -129,7 +133,7 @@ class GateView(WholeRunView):
             cell = rows.index(_row(facts)), columns.index(facts.policy)
             texts[cell[0]][cell[1]] = facts.outcome
             values[cell] = 0.0
-            self._cells[cell] = run
+            self._cells[cell] = run, facts
         self.grid.set_map(
             HeatMap(
                 "way of rolling back",
@@ -145,24 +149,26 @@ class GateView(WholeRunView):
         )
         outcomes = [facts.outcome for _, facts in self._found]
         counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
-        self.headline.setText(f"{self._found[-1][0].facts.compute or 'llama.cpp'}: {counts}")
+        lanes = [run.facts.compute for run, _ in self._found if run.facts.gate is not None]
+        self.headline.setText(f"{next(filter(None, lanes), 'llama.cpp')}: {counts}")
         self._tell(None)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
         self.readout.setText(self._words_of(cell) if cell in self._cells else _HINT)
 
     def _words_of(self, cell: tuple[int, int] | None) -> str:
-        run = None if cell is None else self._cells.get(cell)
-        facts = None if run is None else run.facts.gate
-        if facts is None:
+        found = None if cell is None else self._cells.get(cell)
+        if found is None:
             return ""
+        facts = found[1]
         about = f": {facts.about}" if facts.about else ""
         return f"{_row(facts)}, {facts.policy}: {facts.outcome}{about}"
 
     def _choose(self, row: int, column: int) -> None:
-        if (row, column) in self._cells:
-            self.run_selected.emit(self._cells[row, column])
+        run, facts = self._cells.get((row, column), (None, None))
+        if run is not None and run.facts.gate == facts:  # a script has no lane
+            self.run_selected.emit(run)
 
 
 def _row(facts: GateFacts) -> str:
-    return f"{facts.scenario}, {facts.n_draft}"
+    return f"{facts.scenario}, {facts.n_draft}" if facts.n_draft else facts.scenario

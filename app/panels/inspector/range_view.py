@@ -114,7 +114,7 @@ class RangeView(QWidget):
             return
         kept = [] if self._kept in (None, chosen) else [self._kept]
         self.title.setText(chosen.title)
-        self.model.show_ranges([chosen, *kept, RunRange(chosen.run)])  # type: ignore[list-item]
+        self.model.show_ranges([chosen, *kept, RunRange(chosen.run)])
         fit_height(self.table)
 
     def _keep(self, kept: bool) -> None:

@@ -97,7 +97,7 @@ class RoundView(QStackedWidget):
         self.plot.range_left.connect(lambda: self.range_selected.emit(None))
         self.plot.unit_changed.connect(self._redraw)
         self.plot.box.sigXRangeChanged.connect(self._redraw)
-        self.plot.box.sigResized.connect(self._redraw)
+        self.plot.box.sigResized.connect(self._on_resized)
         self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
         self.page = QWidget()
         """The plot and what is next to it, as pictures show it."""
@@ -291,6 +291,13 @@ class RoundView(QStackedWidget):
         if not self._stale:
             self._draw()
             self.plot.box.prepareForPaint()  # while painting it would ask for a second painting
+
+    def _on_resized(self) -> None:
+        """Drawn when it is painted: a window that is resized, or laid out anew, resizes its plots
+        several times before."""
+        if self._has_rounds or self.plot.overlay:
+            self._stale = True
+            self.update()
 
     def _on_clicked(self, x: float, y: float) -> None:
         self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))

@@ -101,17 +101,14 @@ def _defaults_surprise(run: ExaminedRun) -> Iterator[RuleHit]:
     short, low = _n_max_is_short(run), _p_min_is_low(run)
     if not short and not low:
         return
-    ways = [
-        "Raise n_max (--spec-draft-n-max)" if short else "",
-        f"{'raise' if short else 'Raise'} p_min (--spec-draft-p-min)" if low else "",
-    ]
+    ways = ["raise --spec-draft-n-max" if short else "", "raise --spec-draft-p-min" if low else ""]
     yield RuleHit(
         None,
         None,
         " ".join(filter(None, (short, low))),
         f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
         f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
-        f"{' and '.join(filter(None, ways))}.",
+        f"{' and '.join(filter(None, ways))}.".capitalize(),
     )
 
 

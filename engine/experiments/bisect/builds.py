@@ -180,10 +180,13 @@ def _why(log: Path) -> str:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
         lines = file.read().decode("utf-8", "replace").splitlines()
     said = [line.strip() for line in lines if line.strip()]
-    wrong = [line for line in said if _WRONG.search(line)]
-    compiler = [line for line in wrong if " error: " in line]
-    line = (compiler or wrong or said[-1:] or ["it says nothing"])[0]
-    return re.sub(r"\S*/", "", line)[:_LONGEST]
+    wrong = [i for i, line in enumerate(said) if _WRONG.search(line)]
+    compiler = [i for i in wrong if " error: " in said[i]]
+    first = next(iter(compiler or wrong), len(said) - 1)
+    words = said[first : first + 1] or ["it says nothing"]
+    if words[0].startswith("CMake Error"):  # the message is in the next line
+        words += said[first + 1 : first + 2]
+    return re.sub(r"\S*/", "", " ".join(words))[:_LONGEST]
 
 
 def given_build(revision: Revision) -> Path:

@@ -7,16 +7,17 @@ step and nothing more.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.compare.llama_library import environment
 from engine.compare.llama_process import last_words
-from engine.compare.rollback_check import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, WRONG
+from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, WRONG
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import started
 from engine.experiments.bisect.builds import SkippedError
@@ -28,12 +29,14 @@ RANKS = {RIGHT: 0, REFUSED: 0, ABSENT: 1, KNOWN: 1, WRONG: 2, FAILED: 2}
 COMMANDS = ("check-rollback", "compare")
 Checks = Mapping[str, tuple[str, str]]
 """By the name of a check: its outcome, and what is said about it."""
-Judge = Callable[[Path], Checks]
-"""Judges the build in a folder. Raises SkippedError where it cannot be judged."""
+Judge = Callable[[Path, Collection[str]], Checks]
+"""Judges the build in a folder by these checks and maybe others, by all where none are given.
+Raises SkippedError where it cannot be judged."""
 OWN = "the command"
 """The one check of a user's command."""
 _MOST_REPLY = 64 << 20
 _MOST_CHECKS = 10_000
+_DRAFTED = re.compile(r", (\d+) drafted$")
 _SKIP = 125
 """Exit status of a command that cannot judge, as `git bisect run` has it."""
 _LONGEST = 400
@@ -49,10 +52,11 @@ def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
         )
     name, *options = words
 
-    def judge(build: Path) -> Checks:
-        library = build / "lib" if (build / "lib").is_dir() else build
-        command = ["-m", "app", name, model, "--llama-cpp-lib", library, "--json", *options]
-        status, reply, said = _ran(Path(sys.executable), command, limit_s, environment(None))
+    def judge(build: Path, wanted: Collection[str] = ()) -> Checks:
+        command = ["-m", "app", name, model, "--llama-cpp", build, "--json", *options]
+        if name == "check-rollback":
+            command += _only(wanted)
+        status, reply, said = _ran(Path(sys.executable), command, limit_s, environment(build))
         try:
             found = parse_json(reply.decode("utf-8", "replace"))
             return (_checked if name == "check-rollback" else _compared)(found)
@@ -70,7 +74,7 @@ def judge_command(command: Sequence[str], limit_s: float) -> Judge:
     if not command:
         raise OptionError("--judge-command is empty.", "Give a command.")
 
-    def judge(build: Path) -> Checks:
+    def judge(build: Path, wanted: Collection[str] = ()) -> Checks:
         shell = [part.replace("{}", str(build)) for part in command]
         settings = os.environ | {"DRAFTSCOPE_BUILD": str(build)}
         status, _, said = _ran(Path("/usr/bin/env"), shell, limit_s, settings)
@@ -140,12 +144,18 @@ def _ran(
 def _checked(found: Any) -> Checks:
     """Of `check-rollback --json`."""
     return {
-        f"{lane['scenario']}, {lane['policy']}, draft {lane['n_draft']}": (
-            str(lane["outcome"]),
-            str(lane["about"])[:_LONGEST],
-        )
+        lane["name"]: (str(lane["outcome"]), str(lane["about"])[:_LONGEST])
         for lane in found["lanes"][:_MOST_CHECKS]
     }
+
+
+def _only(wanted: Collection[str]) -> list[str]:
+    """Options of check-rollback for these checks: their scenarios, and the lengths of drafts."""
+    words = []
+    for scenario in dict.fromkeys(name.partition(", ")[0] for name in wanted):
+        words += ["--only", scenario]
+    depths = {found[1] for name in wanted if (found := _DRAFTED.search(name))}
+    return [*words, "--depths", ",".join(sorted(depths, key=int))] if depths else words
 
 
 def _compared(found: Any) -> Checks:

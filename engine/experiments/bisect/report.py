@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.experiments.bisect.search import Fault, Search, Step, Verdict, seconds
+from engine.trace.typed_json import strict_json
 
 _MOST_NAMED = 12
 
@@ -87,7 +88,8 @@ def as_json(search: Search) -> dict[str, Any]:
         "revisions": len(search.history),
         "seconds": seconds(search.verdicts),
         "faults": [
-            msgspec.to_builtins(fault) | {"is_sure": fault.is_sure} for fault in search.faults
+            strict_json(msgspec.to_builtins(fault)) | {"is_sure": fault.is_sure}
+            for fault in search.faults
         ],
         "mended": search.mended,
         "judged": [
@@ -108,7 +110,7 @@ def _fault_lines(fault: Fault) -> Iterator[str]:
     for check, (outcome, about) in fault.checks.items():
         yield f"  {check}: {outcome}" + (f", {about}" if about else "")
     if fault.first_wrong:
-        yield f"  first wrong value: {fault.first_wrong}"
+        yield f"  first wrong value: {fault.first_wrong.text}"
     if len(fault.suspects) == 1:
         before = _named([one.short for one in fault.parents])
         yield f"  right in {before}" if not fault.doubt else f"  doubt: {fault.doubt}"

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect.builds import SkippedError
+from engine.experiments.bisect.first_wrong import FirstWrong
 from engine.experiments.bisect.history import History, Revision
 from engine.experiments.bisect.judge import RANKS, Checks, Judge
 from engine.files import file_bytes, written_whole
 
 _MOST_BYTES = 64 << 20
 _REMEDY = "Remove it, and search again."
+_ABSENT = ("", "the judge has no such check")
 
 
 class Verdict(msgspec.Struct):
@@ -44,14 +47,14 @@ class Step(msgspec.Struct):
 class Fault(msgspec.Struct):
     """What some checks broke by. suspects: one revision, or several where those in between could
     not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
-    why it is not sure; mended: the fault was there before, in the first, and gone in the second."""
+    why it is not sure; mended: the first fails, and the second after it passes."""
 
     suspects: list[Revision]
     checks: dict[str, tuple[str, str]]
     parents: list[Revision]
     doubt: str = ""
     mended: tuple[Revision, Revision] | None = None
-    first_wrong: str = ""
+    first_wrong: FirstWrong | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -59,11 +62,16 @@ class Fault(msgspec.Struct):
         return len(self.suspects) == 1 and not self.doubt
 
 
+Trace = Callable[[Collection[str], Path, Path], FirstWrong | None]
+"""Finds the first wrong operation by checks, a good and a bad build."""
+
+
 class Search:
     """A search in a history. state: the file of verdicts, None = they are not kept. skip: never
     built. retry_skipped: what could not be judged before is tried again. most_skips: suspects that
     may be skipped before it gives up. n_probes: judged after each fault, to see whether it was
-    mended in between. forget: is given the revisions whose builds are needed yet.
+    mended in between. trace: None = without. forget: is given the revisions that are needed
+    yet.
 
     Raises OptionError for a state that cannot be read.
     """
@@ -79,10 +87,12 @@ class Search:
         retry_skipped: bool = False,
         most_skips: int = 32,
         n_probes: int = 2,
-        forget: Callable[[Iterable[Revision]], object] = lambda kept: None,
+        forget: Callable[[Iterable[Revision]], object] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.history, self._build, self._judge = history, build, judge
-        self._state, self._forget = state, forget
+        self._state, self._trace = state, trace
+        self._forget = forget or (lambda kept: None)
         self._most_skips, self._n_probes = most_skips, n_probes
         known = {} if state is None else _read(state)
         self._known = {
@@ -92,6 +102,8 @@ class Search:
         self.verdicts = {places[key]: one for key, one in self._known.items() if key in places}
         for i in skip:
             self.verdicts.setdefault(i, Verdict(skipped="left out by --skip"))
+        self._wanted: list[str] = []
+        """The checks that builds between the ends are judged by."""
         self.n_known = len(self.verdicts)
         self.begin: Callable[[Revision], object] = lambda revision: None
         """Called before a revision is built and judged."""
@@ -103,14 +115,14 @@ class Search:
         """Judge until all is found. Raises BisectError where the ends do not differ or cannot be
         judged, OptionError where the state cannot be written."""
         last = len(self.history) - 1
-        for i in (0, last):
-            yield from self._judged(i, len(self.history) - 1)
-            if why := self.verdicts[i].skipped:
+        for end in (0, last):
+            yield from self._judged(end, last)
+            if why := self.verdicts[end].skipped:
                 raise BisectError(
-                    f"The {'bad' if i else 'good'} end {self._short(i)} {why}.",
+                    f"The {'bad' if end else 'good'} end {self._short(end)} {why}.",
                     "Choose another end, or correct what it needs.",
                 )
-        waiting = self._broken()
+        waiting = self._wanted = self._broken()
         while waiting:
             check = waiting[0]
             while (i := self._next(check)) is not None:
@@ -121,6 +133,7 @@ class Search:
             fault = self._fault(suspects, mine)
             self.faults.append(fault)
             yield from self._judge_again(fault)
+            self._find_first_wrong(fault)
             yield from self._probe(fault)
             waiting = [
                 c
@@ -166,8 +179,9 @@ class Search:
         allowed = RANKS[self.verdicts[0].checks[check][0]]
         found: dict[int, bool | None] = {}
         for i, verdict in self.verdicts.items():
-            rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
-            found[i] = None if rank is None else rank > allowed
+            if verdict.skipped or check in verdict.checks:
+                rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
+                found[i] = None if rank is None else rank > allowed
         return found
 
     def _next(self, check: str) -> int | None:
@@ -192,10 +206,16 @@ class Search:
     # -- steps -----------------------------------------------------------------------------
 
     def _judged(self, i: int, n_left: int) -> Iterator[Step]:
-        if i in self.verdicts and not self._is_left_out(i):
+        known = self.verdicts.get(i, Verdict())
+        if known.skipped and not self._is_left_out(i):
+            return
+        missing = [check for check in self._wanted if check not in known.checks]
+        if known.checks and not missing:
             return
         revision = self.history.revisions[i]
         verdict = self._new_verdict(revision)
+        if not verdict.skipped:
+            verdict.checks = known.checks | dict.fromkeys(missing, _ABSENT) | verdict.checks
         self.verdicts[i] = self._known[revision.key] = verdict
         self._write()
         yield Step(revision, verdict, n_left)
@@ -214,7 +234,7 @@ class Search:
             return Verdict(skipped=str(why), build_s=time.monotonic() - began)
         built = time.monotonic()
         try:
-            checks = dict(self._judge(build))
+            checks = dict(self._judge(build, self._wanted))
         except SkippedError as why:
             now = time.monotonic()
             return Verdict(skipped=str(why), build_s=built - began, judge_s=now - built)
@@ -267,6 +287,13 @@ class Search:
             if any(self._fails(check)[i] is not (i == bad) for check in checks):
                 fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
             self.verdicts[i] = kept
+
+    def _find_first_wrong(self, fault: Fault) -> None:
+        if self._trace is None or not fault.is_sure or not fault.parents:
+            return
+        with suppress(SkippedError):
+            good, bad = self._build(fault.parents[0]), self._build(fault.suspects[0])
+            fault.first_wrong = self._trace(list(fault.checks), good, bad)
 
     def _short(self, i: int) -> str:
         return self.history.revisions[i].short

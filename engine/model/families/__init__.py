@@ -28,12 +28,14 @@ class Family:
 
     peer_planes: whether llama.cpp undoes tokens over snapshot planes of its recurrent states; where
     not, it removes no tail and restores a checkpoint. None without recurrent layers.
-    peer_notes: what else is to be known of llama.cpp and such a model.
+    peer_notes: what else is to be known of llama.cpp and such a model. peer_drafts: what it does
+    wrong with the MTP block, so that it drafts other tokens; empty for nothing that is known.
     """
 
     read: Callable[[GgufFile], ModelConfig]
     peer_planes: bool | None
     peer_notes: Callable[[ModelConfig], list[str]] | None = None
+    peer_drafts: str = ""
 
 
 FAMILIES = {
@@ -50,7 +52,13 @@ FAMILIES = {
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
     "kimi-k3": Family(read_kimi_k3, peer_planes=True),
     "glm5-next": Family(read_glm5_next, peer_planes=True, peer_notes=glm5_next_notes),
-    "deepseek4": Family(read_deepseek4, peer_planes=True, peer_notes=deepseek4_notes),
+    "deepseek4": Family(
+        read_deepseek4,
+        peer_planes=True,
+        peer_notes=deepseek4_notes,
+        peer_drafts="0c1e57098 may hand the MTP block rows of the trunk that were overwritten, "
+        "b11549 hands the right ones",
+    ),
     "lfm2": Family(read_lfm2, peer_planes=True),
     "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }

@@ -94,17 +94,12 @@ def deepseek4_notes(config: ModelConfig) -> list[str]:
         notes.append("without a layer of ratio 4 every context aborts")
     if part.index_dim % 64:
         length = f"an indexer key length of {part.index_dim}"
-        notes.append(f"{length}, no multiple of 64, aborts every context")
+        notes.append(f"{length}, which 64 does not divide, aborts every context")
     notes.append("removals beyond the last ubatch are accepted, and wrong for some lengths")
-    if config.mtp is not None:
+    if config.mtp is not None and part.head_dim == part.index_dim:
         notes.append(
-            "0c1e57098 may hand the MTP block rows that were overwritten, b11549 hands the right "
-            "ones"
+            "0c1e57098 crashes with the MTP block, as heads and indexer keys are of one length"
         )
-        if part.head_dim == part.index_dim:
-            notes.append(
-                "0c1e57098 crashes with the MTP block, as heads and indexer keys are of one length"
-            )
     return notes
 
 

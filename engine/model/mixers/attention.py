@@ -281,10 +281,9 @@ class SparseLatentAttention(LatentAttention):
         self, part: SparseLatentAttentionPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
         super().__init__(part, weights, config, layer)
-        self._indexer: PooledIndexer | None = None
-        if not part.chooses:
+        self._indexer, own = part.indexer if part.chooses else None, part.indexer
+        if "indexer.proj.weight" not in weights:
             return
-        self._indexer = own = part.indexer
         self._row = CellRow(layer, INDEX_ROW)
         self._sizes_index = [own.dim, own.dim, own.n_head]
         heads = weights.numbers("indexer.proj.weight")

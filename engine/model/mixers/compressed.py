@@ -92,11 +92,11 @@ class CompressedAttention:
         out = attend(q, keys, keys, visible, sinks=self._sinks, invariant=invariant)
         out = rope_at_end(out, turned.cos, turned.sin, back=True).flatten(2)
         wide = out.shape[2] // part.n_groups
-        low = [
+        of_groups = [
             project(some, invariant=invariant)
             for project, some in zip(self._groups, out.split(wide, -1), strict=True)
         ]
-        return self._output(join(low), invariant=invariant)
+        return self._output(join(of_groups), invariant=invariant)
 
     def _visible(
         self, x: torch.Tensor, low: torch.Tensor, cells: AttentionView, around: RopeAndMemory

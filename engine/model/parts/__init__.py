@@ -43,8 +43,8 @@ class CellSize(NamedTuple):
     n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
     is kept, and values, if there are any, are the first columns of the keys (latent attention).
     window: how many of the newest positions a token sees, itself among them; None for all. ratio:
-    if not 0, the last head is no head but the row of a block of this many tokens, which counts in
-    the cell of the last of them, and which tokens outside the window see.
+    if not 0, in place of a last head there is the row of a block of this many tokens, which counts
+    in the cell of the last of them, and which tokens outside the window see.
     further: names and lengths of further rows (CellRow), which are keys of one head.
     first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
     other positions.

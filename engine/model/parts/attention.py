@@ -177,8 +177,8 @@ class PooledIndexer:
 class SparseLatentAttentionPart(LatentAttentionPart):
     """Latent attention whose queries see the pools of tokens that an indexer chooses, and the tail.
 
-    chooses: whether it has an indexer of its own that is used; else what the last layer before it
-    that has one chose.
+    chooses: whether its own indexer does; else the last one before it has, and the tensors of its
+    own, if the file has them, lie idle.
     """
 
     indexer: PooledIndexer = PooledIndexer(1, 1, 1, 1, 0.0)
@@ -204,7 +204,7 @@ class SparseLatentAttentionPart(LatentAttentionPart):
         }
         return {
             **LatentAttentionPart.shapes(self, n_embd, present),
-            **(own if self.chooses else only_present(own, present)),
+            **(own if self.chooses or "indexer.proj.weight" in present else {}),
         }
 
     def cells(self) -> CellSize:

@@ -24,6 +24,8 @@ from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.hybrid import HybridMemory
+from engine.model.families import FAMILIES
+from engine.model.mtp_file import DRAFT_MTP
 from engine.model.taps import TargetRows, join_rows
 from engine.observe.drafter_diff.records import (
     BLOCK,
@@ -247,10 +249,11 @@ class Redrafter:
         recorded, mended = self._walk(window[0].pos0)
         first = wrong[0]
         if guess is None:
-            stage, about = (
-                UNEXPLAINED,
-                "Its drafts are not the drafter's, and no known mistake gives them.",
-            )
+            about = "Its drafts are not the drafter's, and no known mistake gives them."
+            family = FAMILIES[self._session.config.architecture]
+            if self.drafter == DRAFT_MTP and family.peer_drafts:
+                about += f" Of llama.cpp, {family.peer_drafts}."
+            stage = UNEXPLAINED
         else:
             stage, about = guess.stage, guess.about
         n_token = self._first_apart(first)

@@ -277,10 +277,12 @@ class LineLogs:
     # -- vLLM ----------------------------------------------------------------------------------
 
     @staticmethod
-    def _on_speed(run: _Run, _kind: str, _prefix: str, engine: str | None, *speeds: float) -> bool:
+    def _on_speed(
+        run: _Run, _kind: str, _prefix: str, engine: str | None, prompt: float, predicted: float
+    ) -> bool:
         """What an engine's other line of the same seconds says."""
         run.engine = engine or run.engine
-        run.speeds[run.engine] = speeds
+        run.speeds[run.engine] = prompt, predicted
         return True
 
     @staticmethod

@@ -70,6 +70,8 @@ _OWN = ("spec", "srv ", "cmn ", "que ")
 """What messages of the server's own parts begin with."""
 _FEW_LINES = 64
 """Of which the shapes are not looked for."""
+_MOST_LINES = 1 << 16
+"""Of a block."""
 _DEEPEST = 8
 """Entries within a line that are looked at."""
 _LOOKED_AT = 200
@@ -283,7 +285,7 @@ class ServerLog:
                 raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
             if self.requests and self.begins_again(us):
                 return self._reader.restarted(self).add(line, time, message, is_head)
-            slot = self._slot(number, task)
+            slot = self.slot(number, task)
             self.last_us = us
             if slot.request.is_broken:
                 return self
@@ -374,7 +376,7 @@ class ServerLog:
         elif self._not_taken(line, message) and not _CHANGES_MORE.search(message):
             self.last_read = _NOTHING
 
-    def _slot(self, number: int, task: int) -> _Slot:
+    def slot(self, number: int, task: int) -> _Slot:
         """The slot, at work for a task."""
         slot = self.slots.get(number)
         if slot is None or slot.request.task != task:
@@ -403,8 +405,8 @@ class ServerLog:
         """A token was sampled."""
         if self.is_light:
             self.is_light = False
-            for one in self.requests:
-                one.unfold()
+            for earlier in self.requests:
+                earlier.unfold()
         request, token = slot.request, (id_, text)
         self._learn(id_, text)
         if number <= request.last_n:
@@ -792,6 +794,8 @@ class LogReader:
         self._by_stream: dict[str, ServerLog] = {}
         self._waiting: set[str] = set()
         """Servers whose newest line may go on in the next one."""
+        self._n_block = _FEW_LINES
+        """Lines that are looked at together; few at first, since none of their shapes is known."""
         self._readings: dict[bytes, Reading] = {}
         """By shape."""
         self._kinds: dict[tuple[Any, ...], Reading] = {}
@@ -811,11 +815,16 @@ class LogReader:
                 server.known_unread = known[server]
 
     def _take(self, lines: list[str]) -> None:
-        if len(lines) < _FEW_LINES:
-            for line in lines:
-                self._place(line)
-        else:
-            self._take_block(lines)
+        at = 0
+        while at < len(lines):
+            block = lines[at : at + self._n_block]
+            at += len(block)
+            if len(block) < _FEW_LINES:
+                for line in block:
+                    self._place(line)
+            else:
+                self._take_block(block)
+                self._n_block = min(2 * self._n_block, _MOST_LINES)
         if self.n_rounds > MOST_ROUNDS:
             raise TraceFileError(
                 f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
@@ -868,13 +877,13 @@ class LogReader:
             if len(those) < FEW:
                 continue
             rows = np.array(those)
-            is_light = reading.whose == "slot" and (reading.name, reading.kind) == ("accepted", "")
-            if not (
-                is_light and self._has_batches and light.add(block, reading, rows, self._lines)
-            ):
-                is_other = reading.whose == "other" and self._others is not None
-                name = self._others.source if is_other else self._lines.name
-                values.update(block.rows(reading, rows, name))
+            is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
+            if is_light and light.add(block, reading, rows, self._lines.source):
+                continue
+            is_other = reading.whose == "other" and self._others is not None
+            names: OtherLines | LogLines | None = self._others if is_other else self._lines
+            assert names is not None
+            values.update(block.rows(reading, rows, names.source))
         return values, light
 
     def _say(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
@@ -892,8 +901,10 @@ class LogReader:
             if reading.whose == "free":
                 return handler is not None and handler(server, row[2], line, us, kind, *row[3:])
             slot = server.slots.get(row[2])
-            if slot is None or slot.request.task != row[3] or server.begins_again(us):
+            if server.requests and server.begins_again(us):
                 return False
+            if slot is None or slot.request.task != row[3]:
+                slot = server.slot(row[2], row[3])
             server.works_on(slot, us)
             if handler is None or slot.request.is_broken:
                 return True
@@ -926,7 +937,7 @@ class LogReader:
         for at in range(i - 1, placed, -1):
             one = readings[at]
             if one is not None and one.is_own:
-                found = block.streams(one, np.array([at]), self._lines.name)
+                found = block.streams(one, np.array([at]), self._lines.source)
                 return found if isinstance(found, str) else found[0]
         return self._lines.last
 
@@ -944,7 +955,7 @@ class LogReader:
             else:
                 self._waiting.discard(stream)
         reading = None
-        if shape is None or len(shape) > LONGEST_SHAPE:
+        if shape is None or len(shape) > LONGEST_SHAPE or shape in self._readings:
             return
         if n == 0 and self._others is not None and self._others.last_read is not None:
             reading = self._other_reading(line, *self._others.last_read)
@@ -990,7 +1001,7 @@ class LogReader:
             reading.add(line, start, head)
             and (saying is None or reading.add(line, start + at, saying[2]))
             and reading.set_time(line, time)
-            and reading.set_prefix(line, self._lines.prefix, self._lines.name)
+            and reading.set_prefix(line, self._lines.prefix, self._lines.source)
         )
         return reading if is_known else None
 

@@ -321,7 +321,7 @@ class LogLines:
             found = unwrapped(line[start:].strip())
             if found is not None and found[0]:
                 text, name, time = found
-                name = name or self.name(line[:start])
+                name = name or self.source(line[:start])
                 for i, part in enumerate(text.rstrip("\n").split("\n")):
                     if self._others is None or not self._others.takes(self.number, name, part):
                         yield self._placed(part, name, time, is_first=i == 0 and time is not None)
@@ -349,7 +349,7 @@ class LogLines:
         found = self._head(line) if begin is None else self._head_at(line, begin.end())
         if found is not None:
             prefix = begin[0] if begin is not None else line[: found.start()]
-            own = "" if begin is None and self._is_own_text(prefix, found) else self.name(prefix)
+            own = "" if begin is None and self._is_own_text(prefix, found) else self.source(prefix)
             if own not in self._formed and not prefix.isspace():
                 self._learn_form(prefix)
                 self._formed.add(own)
@@ -364,7 +364,7 @@ class LogLines:
             self.last, self.prefix = name, None
             return name, self.number, time, line, is_first
         if begin is not None:
-            self.last, self.prefix = self.name(begin[0]), begin[0]
+            self.last, self.prefix = self.source(begin[0]), begin[0]
             return self.last, self.number, None, line[begin.end() :], False
         self.is_own = False  # without the prefix of its neighbours it is of another program
         return self.last, self.number, None, line, bool(self._forms)
@@ -382,7 +382,7 @@ class LogLines:
         without a prefix."""
         return self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
 
-    def name(self, prefix: str) -> str:
+    def source(self, prefix: str) -> str:
         """The server that a prefix names; "" where nothing of it stays the same."""
         if not prefix:
             return ""
@@ -404,7 +404,7 @@ class LogLines:
         prefixes = [line[: head.start()] for line, head in heads if head is not None]
         if len(prefixes) > 1:
             self._has_learned = True
-            names = {name for prefix in prefixes if (name := self.name(prefix))}
+            names = {name for prefix in prefixes if (name := self.source(prefix))}
             self.n_learned += 1
             self._is_loose = len(names) > 1 and len(prefixes) < _MANY * len(names)
             self._names.clear()

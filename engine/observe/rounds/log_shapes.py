@@ -27,6 +27,8 @@ FEW = 16
 _MOST_DIGITS = 15
 """Of a number that float64 has exactly."""
 _AT_END = -2
+_MOST_MINUTES = 7
+"""Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
 _DIGITS = np.full(256, 0, bool)
 _DIGITS[48:58] = True
@@ -108,7 +110,7 @@ class Reading:
         if isinstance(time, int):
             digits = str(time).encode()
             found = [i for i, (a, b) in enumerate(self.numbers) if line.encode()[a:b] == digits]
-            self.time, self.times = (found or [None])[0], 1
+            self.time, self.times = found[0] if found else None, 1
             return len(found) == 1
         if time is not None:
             start = line.find(time.string)
@@ -148,10 +150,10 @@ class LightRows:
         stream = block.streams(reading, rows, name)
         if not isinstance(stream, str):
             return False
-        columns, is_good = block.columns(reading, rows)
+        (us, *columns), is_good = block.columns(reading, rows)
         if not len(self._rows):
             self._rows = np.zeros((len(self._server), 5), np.int64)
-        for i, column in enumerate((*columns, block.times(reading, rows))):
+        for i, column in enumerate((*columns, -1 if us is None else us)):
             self._rows[rows, i] = column
         if stream not in self._names:
             self._names.append(stream)
@@ -221,22 +223,26 @@ class Block:
             return self._line_ends[rows] - after
         return (self._lines[rows] if number < 0 else self._ends[self._first[rows] + number]) + after
 
-    def times(self, reading: Reading, rows: np.ndarray) -> np.ndarray:
-        """Microseconds of lines, -1 without a time."""
+    def times(self, reading: Reading, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Microseconds of lines, -1 without a time, and which lines have one as it has to be."""
         if reading.time is None:
-            return np.full(len(rows), -1)
+            return np.full(len(rows), -1), np.ones(len(rows), bool)
         first = self._first[rows] + reading.time
+        us, n = self._whole(first)
         if reading.times == 1:
-            return self._whole(first)[0]
-        minutes, seconds, ms, us = (self._whole(first + i)[0] for i in range(4))
-        return ((minutes * 60 + seconds) * 1000 + ms) * 1000 + us
+            return us, n <= _MOST_DIGITS
+        is_good = n <= _MOST_MINUTES
+        for i, (unit, digits) in enumerate(((60, 2), (1000, 3), (1000, 3)), 1):
+            part, n = self._whole(first + i)
+            us, is_good = us * unit + part, is_good & (n == digits)
+        return us, is_good
 
     def columns(self, reading: Reading, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
-        """Values of lines by columns, and which lines have none out of range. Columns are arrays of
-        whole or decimal numbers, lists of texts, or None."""
-        is_good = np.ones(len(rows), bool)
+        """Values of lines by columns, and which lines have none out of range. Columns are the time
+        in microseconds, and arrays of whole or decimal numbers, lists of texts, or None."""
+        us, is_good = self.times(reading, rows)
         first = self._first[rows]
-        found: list[Any] = []
+        found: list[Any] = [None if reading.time is None else us]
         for column in reading.columns:
             if column is None:
                 found.append(None)
@@ -308,13 +314,12 @@ class Block:
         and columns."""
         columns, is_good = self.columns(reading, rows)
         streams = self.streams(reading, rows, name)
-        us = self.times(reading, rows).tolist() if reading.time is not None else repeat(None)
         parts = [
             repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
             for one in columns
         ]
         of = repeat(streams) if isinstance(streams, str) else streams
-        for i, is_one, *row in zip(rows.tolist(), is_good.tolist(), of, us, *parts, strict=False):
+        for i, is_one, *row in zip(rows.tolist(), is_good.tolist(), of, *parts, strict=False):
             if is_one:
                 yield i, tuple(row)
 

@@ -17,6 +17,7 @@ from kernels.linear.block_linear.operands_with_llvm import Arithmetic, arithmeti
 from kernels.linear.block_linear.rows_with_llvm import AHEAD, ROWS, multiply_rows
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.values import I32, transposed, vector
+from kernels.rows import side_by_side
 
 
 def block_linear(
@@ -29,7 +30,7 @@ def block_linear(
 ) -> torch.Tensor:
     """See kernels.linear.block_linear.block_linear."""
     how, n_in, n_out = arithmetic(rounded=rounded), x.shape[-1], blocks.shape[0]
-    rows = x.float().reshape(-1, n_in).contiguous()
+    rows = side_by_side(x.float())
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     flat = y.view(n_rows, n_out)

@@ -21,12 +21,12 @@ from kernels.linear.integer_blocks.rows_with_llvm import ROWS, multiply_rows
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8
 from kernels.processor import vnni_bits
+from kernels.rows import side_by_side
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
     """See kernels.linear.integer_blocks.integer_linear."""
-    n_in, n_out = x.shape[-1], blocks.shape[0]
-    rows = x.reshape(-1, n_in).contiguous()
+    rows, n_out = side_by_side(x), blocks.shape[0]
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     to = y.view(n_rows, n_out)

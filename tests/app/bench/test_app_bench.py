@@ -139,7 +139,7 @@ def test_a_child_that_fails_says_why() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "frame"], "--only frame: there are frames, engine, start, open"),
+        (["--only", "frame"], "--only frame: there are frames, layouts, engine, start, open"),
         (["--pairs", "0"], "--pairs must be above 0"),
         (["--n-predict", "-1"], "--n-predict must be above 0"),
     ],

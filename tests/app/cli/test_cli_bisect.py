@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.compare.rollback_check import RIGHT, WRONG
+from engine.compare.rollback_outcomes import RIGHT, WRONG
 from engine.experiments.bisect import judge
 from engine.experiments.bisect.builds import LIBRARY, CMakeBuilds, SkippedError
 from engine.experiments.bisect.history import chosen, commits
@@ -151,15 +151,15 @@ def test_limits_of_time_and_what_cannot_judge(repo: Path, tmp_path: Path) -> Non
         (["no-such-program"], "cannot be judged"),
     ):
         with pytest.raises(SkippedError, match=said):
-            judge.judge_command(command, 0.1 if command[0] == "sleep" else 60.0)(tmp_path)
-    assert judge.judge_command(["false"], 60.0)(tmp_path) == {judge.OWN: (WRONG, "")}
-    assert judge.judge_command(["true"], 60.0)(tmp_path) == {judge.OWN: (RIGHT, "")}
+            judge.judge_command(command, 0.1 if command[0] == "sleep" else 60.0)(tmp_path, ())
+    assert judge.judge_command(["false"], 60.0)(tmp_path, ()) == {judge.OWN: (WRONG, "")}
+    assert judge.judge_command(["true"], 60.0)(tmp_path, ()) == {judge.OWN: (RIGHT, "")}
 
 
 def test_replies_of_our_commands_become_checks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lane = {"scenario": "mixed", "policy": "planes", "n_draft": 3, "outcome": WRONG, "about": "x"}
+    lane = {"name": "mixed, planes, 3 drafted", "outcome": WRONG, "about": "x"}
     compared = {"lane": "llama.cpp,rollback=planes", "verdict": "suspect", "error": ""}
     compared |= {"worst_nmse": 0.5, "first_pos": 7}
     replies = {
@@ -174,15 +174,17 @@ def test_replies_of_our_commands_become_checks(
 
     monkeypatch.setattr(judge, "_ran", ran)
     model = tmp_path / "m.gguf"
-    judged = judge.judge_of(model, ["check-rollback", "--depths", "3"], 60.0)(tmp_path)
-    assert judged == {"mixed, planes, draft 3": (WRONG, "x")}
+    judged = judge.judge_of(model, ["check-rollback", "--depths", "3"], 60.0)(tmp_path, ())
+    assert judged == {"mixed, planes, 3 drafted": (WRONG, "x")}
     assert asked[-1][-4:] == [str(tmp_path), "--json", "--depths", "3"]
-    assert judge.judge_of(model, ["compare"], 60.0)(tmp_path) == {
+    judge.judge_of(model, ["check-rollback"], 60.0)(tmp_path, [*judged, "slots, checkpoint"])
+    assert asked[-1][-7:] == ["--json", "--only", "mixed", "--only", "slots", "--depths", "3"]
+    assert judge.judge_of(model, ["compare"], 60.0)(tmp_path, ()) == {
         "llama.cpp,rollback=planes": (WRONG, "NMSE 0.5, first at position 7")
     }
     replies["compare"] = {"lanes": 3}
     with pytest.raises(SkippedError, match="exit status 1 without a result"):
-        judge.judge_of(model, ["compare"], 60.0)(tmp_path)
+        judge.judge_of(model, ["compare"], 60.0)(tmp_path, ())
 
 
 def test_a_captured_request_judges(tmp_path: Path) -> None:

@@ -146,3 +146,16 @@ def test_a_library_that_ends_fails(
 def test_depths_that_are_none(depths: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-rollback", MODEL, "--depths", depths]) == 2
     assert "is not a list of whole numbers" in capsys.readouterr().err
+
+
+def test_scenarios_and_scripts_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, FakeLlama(session(MTP_MODELS[0])))
+    assert check("--only", "all rejected", "--json") == 0
+    lanes = json.loads(capsys.readouterr().out)["lanes"]
+    assert {lane["scenario"] for lane in lanes} == {"all rejected"}
+    assert check("--only", "none of them") == 2
+    assert "There is no scenario 'none of them'. Choose from every depth, all rejected" in (
+        capsys.readouterr().err
+    )

@@ -37,7 +37,9 @@ def test_it_goes_on_with_the_options_of_its_parent(cli: Cli, trace: Path, tmp_pa
         "parent": 0,
         "round": 3,
         "rebuilt": "rounds 0 to 2 decoded again",
+        "token": None,
         "seq_id": 0,
+        "n_kept": None,
     }
     for name in ("token_id", "round", "pos", "target_p"):
         values, runs = store.tokens.column(name), store.tokens.column("run_id")

@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QIcon, QPalette
 from PySide6.QtWidgets import QApplication, QCheckBox
 from pytestqt.qtbot import QtBot
 
-import app.looks.theme
+import resources
 from app.looks.theme import THEME_NAMES, apply_theme, icon, load_theme
 from resources import ICONS
 
@@ -96,7 +96,7 @@ def test_a_value_that_is_no_colour_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "odd.toml").write_text('name = "odd"\n[base]\n[ui]\ntext = "blurple"\n')
-    monkeypatch.setattr(app.looks.theme, "THEMES", tmp_path)
+    monkeypatch.setattr(resources, "THEMES", tmp_path)
     with pytest.raises(ValueError, match=r"ui\.text = 'blurple'"):
         load_theme("odd")
 

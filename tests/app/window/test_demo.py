@@ -7,18 +7,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.trace_models.run_facts import run_row
+from app.trace_models.run_rows import Position
 from app.window.dialogs.files import ExportDialog
+from app.window.dialogs.fork import ForkDialog
 from app.window.docks import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
-from tests.support.window_acts import settle
+from tests.support.window_acts import enabled, messages, settle
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -193,3 +197,41 @@ def test_no_panel_makes_a_small_window_larger(real_window: MainWindow, qtbot: Qt
             settle(qtbot)
             size = window.width(), window.height()
             assert size == (1024, 720), f"{name} in {layout}"
+
+
+def test_a_run_goes_on_from_a_token_with_other_options(
+    real_window: MainWindow, qtbot: QtBot
+) -> None:
+    window = real_window
+    assert "run.fork" not in enabled(window)
+    window.actions_by_id["file.open_demo"].trigger()
+    wait(qtbot, window, State.READY)
+    window.run_panel.n_predict.setValue(24)
+    press(qtbot, window, Qt.Key.Key_F5)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY and window.feed.run is not None)
+    parent, tokens = window.feed.run, window.bridge.store.tokens
+    assert parent is not None
+    window.feed.move_cursor(None)
+    window.actions_by_id["run.fork"].trigger()
+    assert any("No place is chosen" in message for message in messages(window))
+    out = np.flatnonzero(np.isin(tokens.texts("kind"), EMITTED_KINDS))
+    pos, round_ = (int(tokens.column(name)[out[9]]) for name in ("pos", "round"))
+    window.feed.move_cursor(Position(parent, 0, round_, pos))
+    window.actions_by_id["run.fork"].trigger()
+    (dialog,) = window.findChildren(ForkDialog)
+    window.run_panel.rollback.setCurrentText("ring")
+    dialog.token.setValue(100)
+    dialog.accept()
+    with qtbot.waitSignal(window.bridge.run_ended, timeout=60_000):
+        pass
+    run = window.feed.run
+    assert run is not None and run == parent.sibling(1)
+    assert run.facts.fork is not None and run.facts.fork.token == 100
+    assert run.facts.options is not None and run.facts.options.rollback == "ring"
+    assert window.feed.overlay is not None and window.feed.overlay.run == parent
+    ids = tokens.column("token_id")
+    mine = np.isin(tokens.texts("kind"), EMITTED_KINDS) & (tokens.column("run_id") == 1)
+    found = dict(zip(tokens.column("pos")[mine].tolist(), ids[mine].tolist(), strict=True))
+    assert found[pos] == 100
+    assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:9])
+    assert run_row(run).drafter == "↳ run 0, draft-mtp"

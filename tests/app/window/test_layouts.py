@@ -57,6 +57,19 @@ def test_each_opens_its_docks(window: MainWindow) -> None:
         assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible(), name
 
 
+def test_a_layout_makes_the_plots_in_sight_and_no_others(window: MainWindow, qtbot: QtBot) -> None:
+    """Docks come into sight on the way to their places."""
+    for name in ("rollback", "divergence", "stream"):
+        before = set(window.plots.views)
+        choose(window, name)
+        settle(qtbot)
+        seen = {n for n in TITLES if window.docks[n].isVisible()}
+        seen = {n for n in seen if window.docks[n].geometry().right() >= 0}
+        assert set(window.plots.views) - before <= seen, name
+        made = {n for n in seen if window.docks[n].widget() is None}
+        assert not made, f"{name}: not made"
+
+
 @pytest.mark.usefixtures("each_font")
 def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "divergence")

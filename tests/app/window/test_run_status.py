@@ -201,6 +201,31 @@ def test_one_click_measures_plain_in_pairs(
     assert loaded.status.chips["vs_plain"].text == ratio.range_text
 
 
+def test_a_pause_and_a_compiler_are_said_at_once(
+    loaded: MainWindow, engine: FakeEngine, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.rounds = 10**9
+    trigger(loaded, "run.step")
+    wait(qtbot, loaded, State.PAUSED)
+    engine.gate.clear()
+    trigger(loaded, "run.start")
+    qtbot.waitUntil(engine.waits.is_set)
+    compiling = [True]
+    monkeypatch.setattr("engine.machine.clock.is_compiling", lambda: compiling[0])
+    qtbot.waitUntil(lambda: loaded.status.going_text.startswith("compiling kernels · "))
+    compiling.clear()
+    compiling.append(False)
+    qtbot.waitUntil(lambda: "compiling" not in loaded.status.going_text)
+    trigger(loaded, "run.pause")
+    assert loaded.status.going_text.startswith("pausing after this round · ")
+    assert not loaded.actions_by_id["run.pause"].isEnabled()
+    engine.gate.set()
+    wait(qtbot, loaded, State.PAUSED)
+    assert "pausing" not in loaded.status.going_text
+    trigger(loaded, "run.stop")
+    wait(qtbot, loaded, State.READY)
+
+
 def test_in_a_wide_window_a_button_stands_by_its_sentence(qtbot: QtBot) -> None:
     card = EndCard()
     qtbot.addWidget(card)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from tests.bench.window.figure import Figure, figure_table
 from tests.bench.window.processes import measure_slowdown, measure_start
 from tests.bench.window.scene import use_some_display
-from tests.bench.window.window_thread import measure_frames, measure_opening
+from tests.bench.window.window_thread import measure_frames, measure_layouts, measure_opening
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     measures: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
         "frames": lambda o: measure_frames(o.seconds),
+        "layouts": lambda _: measure_layouts(),
         "engine": lambda o: measure_slowdown(o.pairs, o.n_predict),
         "start": lambda o: measure_start(o.starts),
         "open": lambda o: measure_opening(o.rows),

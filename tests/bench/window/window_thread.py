@@ -11,7 +11,7 @@ import numpy as np
 from PySide6.QtCore import QObject, Qt, QTimer
 
 from app.engine_thread.feed import FRAME_MS
-from app.window.docks import TITLES
+from app.window.docks import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
@@ -176,6 +176,39 @@ def measure_opening(n_rows: int) -> list[Figure]:
         Figure(name, "until the views show it", shown - begun, "s", OPENING_SECONDS),
         Figure(name, "longest turn of the event loop", float(cpu.max()), "ms CPU"),
     ]
+
+
+_ROUNDS = 600
+_SIZES = ((1280, 800), (1920, 1080), (1500, 900))
+
+
+def measure_layouts() -> list[Figure]:
+    """Change the layout and the size of a window with a run of 600 rounds."""
+    store = TraceStore()
+    run = SyntheticRun(store, n_seqs=1)
+    run.add(_ROUNDS)
+    figures = []
+    with shown_window(*_SIZES[0]) as window:
+        window.feed.show_run(RunRef(store, run.run_id))
+        settle(1.0)
+        layouts = [f"view.layout_{name}" for name in LAYOUTS]
+        pulse = Pulse(window)
+        changes = {name: window.actions_by_id[name].trigger for name in (*layouts, layouts[0])}
+        for name, change in changes.items():
+            pulse.start()
+            change()
+            settle(0.7)
+            pulse.stop()
+            most = float(1e3 * pulse.gaps()[1].max())
+            figures.append(Figure("layouts", name, most, "ms CPU", STALL_MS))
+        for wide, high in (*_SIZES[1:], _SIZES[0]):
+            pulse.start()
+            window.resize(wide, high)
+            settle(0.7)
+            pulse.stop()
+            most = float(1e3 * pulse.gaps()[1].max())
+            figures.append(Figure("layouts", f"{wide} x {high}", most, "ms CPU", STALL_MS))
+    return figures
 
 
 def _shown(window: MainWindow) -> bool:

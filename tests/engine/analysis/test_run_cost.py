@@ -102,6 +102,13 @@ def test_no_verdict_inside_the_spread() -> None:
     assert words.startswith("No difference shown between the times of planes and ring: ")
 
 
+def test_a_turn_of_another_program_is_no_cost_of_a_lane(store: TraceStore) -> None:
+    lane(store, "ring", [4.0] * (N - 1) + [400.0])
+    found = {cost.name: cost for cost in costs(store)}
+    ratio = time_ratio(found["ring"], found["planes"])
+    assert ratio is not None and 0.9 < ratio.low < ratio.high < 1.1
+
+
 def test_a_lane_that_does_the_work_of_several_has_no_time(store: TraceStore) -> None:
     lane(store, "carry,forks", [30.0], lane_copies=[])
     found = costs(store)

@@ -12,12 +12,14 @@ from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, with_mode_lanes
-from engine.compare.memory_script_parser import read_script
+from engine.compare.memory_engine import play_script
+from engine.compare.memory_script_parser import parse_script, read_script
 from engine.compare.rollback_check import play_scripts
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 from tests.support.comparisons import differences_of, finish, rounds_of, verdicts
 from tests.support.fake_llama import FakeLlama, use
@@ -284,3 +286,27 @@ def test_noise_raises_the_bounds_of_scripts(monkeypatch: pytest.MonkeyPatch) -> 
         )
         outcomes += [one.outcome for one in play_scripts(session(MTP), scripts=[script])]
     assert outcomes == ["right", "WRONG", "right", "right"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen_by"),
+    [
+        (None, ()),
+        ("plane-off-by-one", ("prompt-of-n_max-and-one", "ubatch-borders")),
+        ("no-conv-rollback", ("prompt-of-n_max-and-one", "ubatch-borders")),
+        ("keep-stale-kv", ("checkpoint-and-slot-file",)),
+    ],
+)
+def test_scripts_see_planted_faults(fault: str | None, seen_by: tuple[str, ...]) -> None:
+    """On this engine, whose memory can be made wrong."""
+    seen = []
+    for name in ("checkpoint-and-slot-file", "prompt-of-n_max-and-one", "ubatch-borders"):
+        text = (ROLLBACK_SCRIPTS / f"{name}.toml").read_text()
+        if fault:
+            text = text.replace("context A", f"context A fault={fault}")
+        script = parse_script(name, f"{name}.toml", text)
+        play = play_script(session(MTP), script, "planes", TraceStore())
+        while play.step():
+            pass
+        seen += [name] if play.failures else []
+    assert tuple(seen) == seen_by

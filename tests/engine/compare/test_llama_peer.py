@@ -28,7 +28,8 @@ from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.peer_lane import StateHistory
-from engine.compare.rollback_check import KNOWN, check_rollback
+from engine.compare.rollback_check import check_rollback
+from engine.compare.rollback_outcomes import KNOWN
 from engine.compare.scenario import find_scenario
 from engine.compare.state_blob import decode_state, relative_errors
 from engine.errors import ContextFullError, OptionError, PeerLibraryError
@@ -343,3 +344,36 @@ def test_memory_scripts_show_what_the_library_should_refuse(name: str) -> None:
     }
     assert len(failed) == 10
     assert all("cannot be asked for" in one for one in refused)
+
+
+def test_the_driver_and_ctypes_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node of a traced graph, logits and states, bit by bit."""
+    spans = [TokenSpan(0, 0, [1, 2, 3, 4, 5], 5), TokenSpan(1, 0, [9, 8], 1)]
+    found = []
+    for path in (os.environ["PATH"], ""):
+        monkeypatch.setenv("PATH", path)
+        engine = LlamaProcess(DEMO_TARGET, Path(BUILD))
+        traced, planes = engine.open_context(2, 64, 32, 3, 1, traced=True)
+        plain, _ = engine.open_context(2, 64, 32, 3, 1)
+        logits, nodes = engine.trace(traced, spans, 100)
+        assert np.array_equal(logits, engine.decode(plain, spans)) and planes == 3
+        assert engine.seq_rm(plain, 0, 3) and engine.positions(plain, 0) == (2, 2)
+        states = engine.save(plain, 0, PARTIAL)
+        engine.close_context(traced)
+        with pytest.raises(OptionError, match="closed"):
+            engine.positions(traced, 0)
+        found.append((logits, nodes, states, engine.facts(), engine.build_facts()))
+        engine.close()
+    driver, fallback = found
+    assert np.array_equal(driver[0], fallback[0]) and driver[2:] == fallback[2:]
+    assert len(driver[1]) > 100
+    for mine, other in zip(driver[1], fallback[1], strict=True):
+        assert (mine.name, mine.op, mine.shape, mine.stride) == (
+            *(other.name, other.op, other.shape, other.stride),
+        )
+        assert np.array_equal(mine.values, other.values, equal_nan=True)
+        assert mine.values.size <= 100
+    # the two sequences may be in ubatches of their own
+    norms = [node.norm for node in driver[1] if node.name == "result_output"]
+    exact = float(np.linalg.norm(driver[0].astype(np.float64)))
+    assert np.linalg.norm(norms) == pytest.approx(exact, rel=1e-6)

@@ -41,6 +41,8 @@ def checked() -> TraceStore:
         facts = {"lane": "llama.cpp,x", "compute": "llama.cpp 1.2"}
         run = TraceWriter.begin(store, this_engine(), facts)
         store.runs[run.run_id].gate = GateFacts(*check)
+    script = {"scenario": "slots", "policy": "planes", "n_draft": 0, "outcome": "right"}
+    store.runs[0].add_to("gate_scripts", script | {"about": ""})
     return store
 
 
@@ -50,18 +52,21 @@ def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: Qt
     qtbot.waitUntil(lambda: view.has_rounds)
     shown = view.grid.shown
     assert shown is not None
-    assert shown.y_labels == ("all rejected, 1", "mixed, 3")
+    assert shown.y_labels == ("slots", "all rejected, 1", "mixed, 3")
     assert shown.x_labels == ("planes", "checkpoint")
-    assert shown.texts == (("known defect", ""), ("right", "WRONG"))
-    assert shown.grounds[1] == ("accepted.tint", "status.error_tint")
-    assert view.headline.text() == "llama.cpp 1.2: 1 right, 1 WRONG, 1 known defect"
-    assert view.grid.tip(1, 1) == "mixed, 3, checkpoint: WRONG: state-wrong: layer 2"
-    assert view.grid.tip(0, 1) == ""
+    assert shown.texts == (("right", ""), ("known defect", ""), ("right", "WRONG"))
+    assert shown.grounds[2] == ("accepted.tint", "status.error_tint")
+    assert view.headline.text() == "llama.cpp 1.2: 2 right, 1 WRONG, 1 known defect"
+    assert view.grid.tip(2, 1) == "mixed, 3, checkpoint: WRONG: state-wrong: layer 2"
+    assert view.grid.tip(1, 1) == ""
+    with qtbot.assertNotEmitted(view.run_selected):  # a script has no lane
+        place = view.grid.cell_box(0, 0).center().toPoint()
+        qtbot.mouseClick(view.grid, Qt.MouseButton.LeftButton, pos=place)
     with qtbot.waitSignal(view.run_selected) as selected:
-        place = view.grid.cell_box(1, 1).center().toPoint()
+        place = view.grid.cell_box(2, 1).center().toPoint()
         qtbot.mouseClick(view.grid, Qt.MouseButton.LeftButton, pos=place)
     assert selected.args == [RunRef(store, 2)]
-    assert [row[3] for row in view.table()[1]] == ["right", "WRONG", "known defect"]
+    assert [row[3] for row in view.table()[1]] == ["right", "WRONG", "known defect", "right"]
     for name in ("light", "dark"):
         theme: Theme = load_theme(name)
         view.retheme(theme)

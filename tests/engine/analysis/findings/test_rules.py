@@ -212,9 +212,9 @@ def test_defaults_that_surprise() -> None:
         return " ".join(f"{f.message} {f.suggestion}" for f in findings)
 
     assert "49 of 49 drafts were accepted whole" in message(3, 0.9)
-    assert message(3, 0.9).endswith("Raise n_max (--spec-draft-n-max).")
+    assert message(3, 0.9).endswith("Raise --spec-draft-n-max.")
     assert "147 of 147 drafted tokens" in message(0, 0.3)
-    assert message(0, 0.3).endswith("Raise p_min (--spec-draft-p-min).")
+    assert message(0, 0.3).endswith("Raise --spec-draft-p-min.")
     assert message(0, 0.9) == ""
     assert message(0, float("nan")) == ""
     assert message(0, 0.3, 0.9) == ""  # p_min is compared with what the head says

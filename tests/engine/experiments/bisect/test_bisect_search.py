@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 
-from engine.compare.rollback_check import FAILED, KNOWN, RIGHT, WRONG
+from engine.compare.rollback_outcomes import FAILED, KNOWN, RIGHT, WRONG
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect import report
 from engine.experiments.bisect.builds import SkippedError
@@ -39,9 +39,10 @@ class Builds:
             raise SkippedError("does not build: a.cpp:1: error: x")
         return Path(str(i))
 
-    def judge(self, build: Path) -> dict[str, tuple[str, str]]:
+    def judge(self, build: Path, wanted: Collection[str]) -> dict[str, tuple[str, str]]:
         self.judged.append(int(str(build)))
-        return {check: (said, "") for check, said in self.outcome(int(str(build))).items()}
+        outcomes = self.outcome(int(str(build))).items()
+        return {check: (said, "") for check, said in outcomes if not wanted or check in wanted}
 
 
 def searched(

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.trace_models.session_page import session_page, write_session_page
 from engine.errors import OptionError
 from engine.report import session_data
 from engine.report.session_data import NOT_OBSERVED, SHOWN_STATES, chosen_runs, ring_images
-from engine.report.session_page import session_page, theme_roles, write_session_page
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from resources import theme_roles
 from tests.support.lane_traces import faulty_comparison
 from tests.support.trace_builder import TraceBuilder, sample_trace
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from engine.report.text import escape
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
-from resources import SESSION_PAGE, THEMES
+from resources import SESSION_PAGE, theme_roles
 
 _LANES = 8
 """Lanes that the plot of divergence has lines for."""
@@ -87,18 +86,6 @@ def _block(name: str, value: Any) -> str:
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return f'<script type="application/json" id="{name}">{text}</script>'
-
-
-def theme_roles(name: str) -> dict[str, str]:
-    """Colours of a theme by role, "group.name" as in its file."""
-    tables = tomllib.loads((THEMES / f"{name}.toml").read_text(encoding="utf-8"))
-    base: Mapping[str, str] = tables.pop("base")
-    del tables["name"]
-    return {
-        f"{group}.{key}": base.get(value, value)
-        for group, entries in tables.items()
-        for key, value in entries.items()
-    }
 
 
 def _colours() -> str:

@@ -1,0 +1,63 @@
+"""Asking how a run is to go on from a place in another one."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+
+from app.widgets.fields import add_row, new_form, whole
+
+_OPTIONS = ("those of Run Settings", "those that the run had")
+_ABOUT = (
+    "The rounds before are decoded again, so that states, drafters and random numbers are what "
+    "they were; the new run then goes on by itself."
+)
+_MOST = 2**31 - 1
+
+
+class ForkDialog(QDialog):
+    """Does not block the window. place: in words. `chosen` gives whether the options of Run
+    Settings are meant, else the run's own, and a token that takes the place of the newest one,
+    below 0 for none."""
+
+    chosen = Signal(bool, int)
+
+    def __init__(self, place: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Continue from here")
+        where, about = QLabel(f"From {place}."), QLabel(_ABOUT)
+        for label in (where, about):
+            label.setWordWrap(True)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+        self.options = QComboBox()
+        self.options.addItems(_OPTIONS)
+        self.token = whole(-1, _MOST, -1, "none")
+        form = new_form()
+        add_row(
+            form,
+            "&Options",
+            self.options,
+            "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with",
+            "Options",
+        )
+        add_row(
+            form,
+            "Another &token",
+            self.token,
+            "Id of a token that takes the place of the newest one that stays",
+            "Another token",
+        )
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.addWidget(where)
+        column.addLayout(form)
+        column.addWidget(about)
+        column.addWidget(buttons)
+
+    def accept(self) -> None:
+        self.chosen.emit(self.options.currentIndex() == 0, self.token.value())
+        super().accept()

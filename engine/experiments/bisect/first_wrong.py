@@ -1,0 +1,234 @@
+"""The first wrong operation: what a judge asks of a good build is asked of both builds again, and
+the nodes of their graphs are compared in the order in which they are computed.
+
+What the builds are apart by before anything is undone is the noise; the first node that is ten
+times as far from the good build's is the first wrong one. A reply that differs, and the end of the
+process, count like a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.compare.llama_cpp import CommandError
+from engine.compare.llama_process import GraphNode, LlamaProcess, LlamaSettings, graph_nodes
+from engine.compare.llama_transcript import TRANSCRIPTS, Asked, read_transcript
+from engine.compare.llama_wire import Value
+from engine.errors import DraftscopeError, PeerLibraryError
+from engine.experiments.bisect.builds import SkippedError
+from engine.experiments.bisect.judge import Judge
+
+_UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")
+_MARGIN, _LEAST, _MOST = 10.0, 1e-6, 1e-3
+"""Times the noise that a node has to be apart; the relative error that counts at least, and at
+most."""
+_MOST_VALUES = 4096
+_VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "NONE")
+_LAYER = re.compile(r"(?:-|_l)(\d+)\b")
+_OPEN_MODEL, _OPEN_CONTEXT, _DECODE = "open_model", "open_context", "decode"
+
+
+class FirstWrong(msgspec.Struct):
+    """Where a bad build leaves a good one. layer: None outside of layers. op: of ggml, or the
+    command whose reply differs; node: its name in the graph. error: relative, infinite for
+    another shape, other replies and an end; noise: likewise, before anything was undone. where:
+    the batch, and what was undone before it."""
+
+    layer: int | None
+    op: str
+    node: str
+    error: float
+    noise: float
+    where: str
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        node = f" {self.node!r}" if self.node else ""
+        error = f", relative error {self.error:.1e}" if np.isfinite(self.error) else ""
+        return f"{layer}{self.op}{node}{error} (noise {self.noise:.1e}), {self.where}"
+
+
+def find_first_wrong(
+    judge: Judge,
+    model: Path,
+    checks: Collection[str],
+    good: Path,
+    bad: Path,
+    limit_s: float = 600.0,
+) -> FirstWrong | None:
+    """The first wrong operation of a bad build; None if there is none, or none is found in
+    limit_s seconds. judge, checks: what is asked is what they ask of the good build."""
+    until = time.monotonic() + limit_s
+    with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
+        os.environ[TRANSCRIPTS] = folder
+        try:
+            judge(good, checks)
+        except SkippedError:
+            return None
+        finally:
+            del os.environ[TRANSCRIPTS]
+        for path in sorted(Path(folder).iterdir(), key=lambda one: one.stat().st_mtime_ns):
+            try:
+                found = _compared(read_transcript(path), model, (good, bad), until)
+            except (DraftscopeError, CommandError):  # the good build does not do it again
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+class _Replay(LlamaProcess):
+    """A build that is asked what a transcript has, with every decode traced."""
+
+    def __init__(self, model: Path, build: Path, opened: Asked, folder: Path) -> None:
+        self._folder, self._blobs = folder, list[Value]()
+        _, n_gpu_layers, devices, with_mtp = opened.values
+        assert isinstance(n_gpu_layers, int)
+        assert isinstance(devices, bytes)
+        settings = LlamaSettings(
+            n_gpu_layers=n_gpu_layers, devices=devices.decode(), load_mtp=bool(with_mtp)
+        )
+        super().__init__(model, build, settings)
+
+    def answer(self, asked: Asked) -> list[Value]:
+        """The reply, that of a refusal among them. Raises PeerLibraryError once it has ended."""
+        values = list(asked.values)
+        for place in asked.saved:
+            number = values[place]
+            assert isinstance(number, int)
+            values[place] = self._blobs[number]
+        if asked.name == _OPEN_CONTEXT:
+            values[-1] = 1
+        elif asked.name == _DECODE:
+            values[-1] = _MOST_VALUES
+        elif asked.name in ("save_file", "load_file") and isinstance(values[2], bytes):
+            values[2] = str(self._folder / Path(values[2].decode()).name).encode()
+        try:
+            reply = self._call(asked.name, *values)
+        except CommandError as error:
+            return [error.kind.encode()]
+        if asked.name == "save":
+            self._blobs.append(reply[0])
+        return reply
+
+
+def _compared(
+    asked: Sequence[Asked], model: Path, builds: tuple[Path, Path], until: float
+) -> FirstWrong | None:
+    if not asked or asked[0].name != _OPEN_MODEL or not any(a.name == _DECODE for a in asked):
+        return None
+    noise, undone, n_decoded = 0.0, "", 0
+    with (
+        tempfile.TemporaryDirectory(prefix="draftscope-") as mine,
+        tempfile.TemporaryDirectory(prefix="draftscope-") as theirs,
+        closing(_Replay(model, builds[0], asked[0], Path(mine))) as good,
+        closing(_Replay(model, builds[1], asked[0], Path(theirs))) as bad,
+    ):
+        for one in asked[1:]:
+            if time.monotonic() > until:
+                return None
+            n_decoded += one.name == _DECODE
+            where = f"{_words(one)}, decode {n_decoded}" + (f" after {undone}" if undone else "")
+            expected = good.answer(one)
+            try:
+                found = bad.answer(one)
+            except PeerLibraryError as error:
+                return FirstWrong(None, one.name, "", np.inf, noise, f"{where}: {error.message}")
+            bound = min(max(_MARGIN * noise, _LEAST), _MOST)
+            for op, node, error in _differences(one.name, expected, found):
+                if error > bound if undone else error > _MOST:
+                    layer = _LAYER.search(node)
+                    return FirstWrong(
+                        int(layer[1]) if layer else None, op, node, error, noise, where
+                    )
+                noise = max(noise, 0.0 if undone else error)
+            if one.name in _UNDOES:
+                undone = _words(one)
+    return None
+
+
+def _differences(
+    name: str, expected: Sequence[Value], found: Sequence[Value]
+) -> Iterator[tuple[str, str, float]]:
+    """Of a command's replies: operation, node, and relative error, in order."""
+    whole = [value for value in expected if isinstance(value, int)]
+    if len(expected) != len(found) or whole != [v for v in found if isinstance(v, int)]:
+        yield f"the reply of {name}", "", np.inf
+    elif name == "save":
+        yield "the state of save", "", _blobs_apart(expected[0], found[0])
+    elif name == _DECODE and len(expected) == 4:
+        tables = [value for value in (*expected[2:], *found[2:]) if isinstance(value, bytes)]
+        theirs = _by_name(graph_nodes(*tables[2:]))
+        for key, node in _by_name(graph_nodes(*tables[:2])).items():
+            other = theirs.get(key)
+            if other is not None and node.op not in _VIEWS:
+                yield node.op, node.name, _nodes_apart(node, other)
+
+
+def _by_name(nodes: Sequence[GraphNode]) -> dict[tuple[str, str, int], GraphNode]:
+    """By operation, name and occurrence, so that nodes which only one build has are left out."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for node in nodes:
+        key = node.op, node.name
+        found[*key, seen[key]] = node
+        seen[key] += 1
+    return found
+
+
+def _nodes_apart(one: GraphNode, other: GraphNode) -> float:
+    if one.shape != other.shape or one.values.size != other.values.size:
+        return float(np.inf)
+    return _apart(one.values, other.values)
+
+
+def _blobs_apart(one: Value, other: Value) -> float:
+    """As if all of two blobs were numbers: what is none of them is the same in both."""
+    if not isinstance(one, bytes) or not isinstance(other, bytes) or len(one) != len(other):
+        return float(np.inf)
+    n = len(one) // 4 * 4
+    words = [np.frombuffer(blob[:n], "<i4") for blob in (one, other)]
+    changed = words[0] != words[1]
+    if not changed.any():
+        return 0.0
+    return _apart(*(np.frombuffer(blob[:n], "<f4") for blob in (one, other)))
+
+
+def _apart(expected: np.ndarray, found: np.ndarray) -> float:
+    """The norm of the difference by that of what is expected; values that are not finite in both
+    are left out, in one of them are infinitely wrong."""
+    finite = np.isfinite(expected)
+    if (finite != np.isfinite(found)).any():
+        return float(np.inf)
+    exact = expected[finite].astype(np.float64)
+    difference = float(np.linalg.norm(found[finite].astype(np.float64) - exact))
+    if difference == 0.0:
+        return 0.0
+    size = float(np.linalg.norm(exact))
+    return difference / size if size > 0.0 else float(np.inf)
+
+
+def _words(asked: Asked) -> str:
+    """A command, and for a batch what it is of."""
+    if asked.name != _DECODE:
+        numbers = [str(value) for value in asked.values if isinstance(value, int)]
+        return f"{asked.name}({', '.join(numbers)})"
+    arrays = [np.frombuffer(v, "<i4") for v in asked.values[2:4] if isinstance(v, bytes)]
+    spans = [
+        f"positions {arrays[0][arrays[1] == seq].min()} to {arrays[0][arrays[1] == seq].max()} of "
+        f"sequence {seq}"
+        for seq in dict.fromkeys(arrays[1].tolist())
+    ]
+    return f"context {asked.values[0]}, {', '.join(spans)}"

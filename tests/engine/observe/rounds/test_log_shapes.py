@@ -1,0 +1,112 @@
+"""Long logs, read by shapes of lines: the same as line by line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
+from engine.observe.files.line_logs import LineLogs
+from engine.observe.files.log_run import fill_log
+from engine.observe.rounds import log
+from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.log_shapes import Block
+from engine.trace.store import TraceStore
+from tests.bench.logs import KINDS
+from tests.support.captures import load
+
+OPEN = (
+    "0.01.000.001 D slot process_toke: id  0 | task 2 | n_gen = 1, n_remaining = 9, "
+    "next token:   220 'a"
+)
+
+
+def text_of(kind: str, n_lines: int) -> str:
+    return "\n".join(islice(KINDS[kind](random.Random(7)), n_lines)) + "\n"
+
+
+def facts(text: str, *, has_batches: bool = False) -> list[object]:
+    """All that a log tells, of blocks of some hundred lines."""
+    reader = LogReader(LineLogs(), has_batches=has_batches)
+    for at in range(0, len(text), 1 << 15):
+        reader.feed(text[at : at + (1 << 15)])
+    reader.end()
+    for request in reader.requests:
+        request.unfold()
+    return [
+        (
+            server.stream, server.unread, server.pieces, server.drafters, server.n_rs_seq,
+            server.build, server.is_whole, server.has_times, server.requests,
+            [request.rounds for request in server.requests],
+        )
+        for server in reader.servers
+        if server.requests or server.unread  # lines that say nothing are passed over
+    ]  # fmt: skip
+
+
+def runs(text: str) -> list[object]:
+    store = TraceStore()
+    fill_log(store, text.encode(), "x.log")
+    return [
+        (facts.summary, facts.requests, facts.observed_findings, facts.server, facts.prompt_reuse)
+        for facts in store.runs.values()
+    ] + [store.rounds.row(i) for i in range(min(len(store.rounds), 200))]
+
+
+def by_line(
+    monkeypatch: pytest.MonkeyPatch, read: Callable[[str], list[object]], text: str
+) -> list[object]:
+    with monkeypatch.context() as context:
+        context.setattr(log, "_FEW_LINES", 1 << 30)
+        return read(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_log_tells_the_same_as_its_lines_one_by_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind in ("verbose", "filtered"):
+        load("mtp")  # or the test is skipped
+    text = text_of(kind, 4000)
+    assert repr(facts(text)) == repr(by_line(monkeypatch, facts, text))
+    assert runs(text) == by_line(monkeypatch, runs, text)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_unusual_in_a_long_log_is_seen_too(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers out of range, lines that are cut, lost, doubled or of another server."""
+    chance = random.Random(seed)
+    lines = text_of(chance.choice(["light", "default", "compose", "old"]), 3000).split("\n")
+    for _ in range(40):
+        at = chance.randrange(len(lines))
+        line = lines[at]
+        lines[at] = chance.choice(
+            [
+                line.replace("1", "9" * chance.randrange(1, 30)),
+                line[: chance.randrange(len(line) + 1)],
+                f"{line}\n{line}",
+                "",
+                f"[5340{chance.randrange(3)}] {line}",
+                line.replace(" draft tokens", " draft tokens (restore checkpoint)"),
+                line.replace("task ", "task 7"),
+                "0.00.000.001 I srv  llama_server: initializing ...",
+                json.dumps({"log": line}),
+                OPEN,
+                line.replace(" = ", " = many "),
+            ]
+        )
+    text = "\n".join(lines)
+    assert repr(facts(text, has_batches=bool(seed % 2))) == repr(by_line(monkeypatch, facts, text))
+
+
+def test_shapes_differ_where_anything_but_a_number_does() -> None:
+    lines = ["a 1/ 3 b", "a 22/456 b", "a 22/ 456 b", "", "12", "x", "a 1/ 3 é", "a 9/ 8 é"]
+    shapes = Block(lines).shapes
+    assert [one.decode() for one in shapes] == [
+        "a 0/ 0 b", "a 0/0 b", "a 0/ 0 b", "", "0", "x", "a 0/ 0 é", "a 0/ 0 é"
+    ]  # fmt: skip
