@@ -72,7 +72,7 @@ class LlamaSettings:
     def words(self) -> str:
         """The settings as options of llama.cpp."""
         batch = f" -b {self.n_batch}" if self.n_batch else ""
-        mtp = " with an MTP context" if self.load_mtp else ""
+        mtp = " --mtp" if self.load_mtp else ""
         device = f" --device {self.devices}" if self.devices else ""
         return (
             f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "

@@ -111,7 +111,8 @@ def junit(gate: Gate) -> str:
 def markdown(gate: Gate) -> str:
     """Five lines for a reviewer."""
     failures, outcomes = gate.failures, Counter(lane.outcome for lane in gate.lanes)
-    verdict = f"{len(failures)} new failures" if failures else "no new failures"
+    n = len(failures) or "no"
+    verdict = f"{n} new failure{'s' if n != 1 else ''}"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
     others = sum(lane.outcome in BAD for lane in gate.lanes) - len(failures)
     known = "bad in the baseline too" if gate.baseline is not None else "known defects"
