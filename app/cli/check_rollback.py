@@ -23,6 +23,7 @@ from app.cli.recorded import check_trace_folder, export
 from engine.errors import OptionError
 from engine.files import check_writable, written_whole
 from engine.trace.store import TraceStore
+from resources import ROLLBACK_SCRIPTS
 
 if TYPE_CHECKING:
     from engine.compare.rollback_check import CheckedLane
@@ -141,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
     for path in filter(None, (args.junit, args.markdown)):
         check_writable(path)
+    from engine.compare.memory_script_parser import memory_scripts
     from engine.compare.rollback_check import check_rollback
     from engine.compare.rollback_outcomes import KNOWN
     from engine.model.threads import use_threads
@@ -158,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         for lane in check_rollback(
             session,
+            memory_scripts(ROLLBACK_SCRIPTS),
             args.llama_cpp_lib,
             args.depths,
             args.n_predict,

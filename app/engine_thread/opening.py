@@ -25,6 +25,7 @@ from engine.errors import OptionError
 from engine.options import Prompt
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
+from resources import ROLLBACK_SCRIPTS
 
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
@@ -187,11 +188,14 @@ class LocalSession:
         of memory operations, or the checks of a build of llama.cpp."""
         from engine.compare.comparison import Comparison
         from engine.compare.memory_engine import play_script
+        from engine.compare.memory_script_parser import memory_scripts
         from engine.compare.rollback_check import RollbackChecks
 
         first = len(trace.runs)
         if isinstance(request, GateRequest):
-            return DecodingLanes(RollbackChecks(self._session, request.llama_library, trace), first)
+            scripts = memory_scripts(ROLLBACK_SCRIPTS)
+            checks = RollbackChecks(self._session, scripts, request.llama_library, trace)
+            return DecodingLanes(checks, first)
         if isinstance(request, ScriptRequest):
             play = play_script(self._session, request.script, request.policy, trace)
             return DecodingLanes(play, first)

@@ -13,6 +13,7 @@ from app.engine_thread.events import ServerSeen
 from app.engine_thread.requests import (
     CompareRequest,
     Decoding,
+    GateRequest,
     RunRequest,
     ScriptRequest,
     ServerRunRequest,
@@ -139,7 +140,9 @@ class ServedSession:
 
         return ProxyRun(self.facts, trace, *listening_address(listen))
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> NoReturn:
+    def compare(
+        self, request: CompareRequest | ScriptRequest | GateRequest, trace: TraceStore
+    ) -> NoReturn:
         """Always refused with OptionError."""
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
 

@@ -29,7 +29,7 @@ from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaEngine, LlamaSettings
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
-from engine.compare.memory_script_parser import memory_scripts, parse_script
+from engine.compare.memory_script_parser import parse_script
 from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
 from engine.errors import (
     DraftscopeError,
@@ -42,7 +42,6 @@ from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
-from resources import ROLLBACK_SCRIPTS
 
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
@@ -116,6 +115,7 @@ class _Scenario:
 
 def check_rollback(
     session: Session,
+    scripts: Sequence[MemoryScript],
     library: Path | None = None,
     depths: Sequence[int] = DEPTHS,
     n_tokens: int = N_TOKENS,
@@ -129,11 +129,10 @@ def check_rollback(
     """Play every scenario with drafts of this many tokens, over planes as many, then every script;
     lanes in order.
 
-    trace: takes all lanes. n_slots: sequences of the scenario with several. only: names of
-    scenarios and scripts, empty for all. Raises what Comparison raises, and OptionError for an
-    unknown name.
+    scripts: those of reported failures. trace: takes all lanes. n_slots: sequences of the scenario
+    with several. only: names of scenarios and scripts, empty for all. Raises what Comparison
+    raises, and OptionError for an unknown name.
     """
-    scripts = memory_scripts(ROLLBACK_SCRIPTS)
     names = [*(one.name for one in _scenarios(1, n_slots)), *(one.name for one in scripts)]
     if unknown := [name for name in only if name not in names]:
         raise OptionError(
@@ -151,7 +150,7 @@ def check_rollback(
             if not only or scenario.name in only:
                 yield from _played(session, library, settings, scenario, options, trace)
     chosen = [script for script in scripts if not only or script.name in only]
-    for lane in play_scripts(session, library, chosen, settings=settings):
+    for lane in play_scripts(session, chosen, library, settings=settings):
         if trace is not None and trace.runs:  # a script has no run of its own
             trace.runs[0].add_to("gate_scripts", msgspec.to_builtins(_gate_facts(lane)))
         yield lane
@@ -161,14 +160,13 @@ def check_rollback(
 
 def play_scripts(
     session: Session,
+    scripts: Sequence[MemoryScript],
     library: Path | None = None,
-    scripts: Sequence[MemoryScript] | None = None,
     *,
     settings: LlamaSettings = DEFAULT_SETTINGS,
 ) -> Iterator[CheckedLane]:
-    """Play scripts on llama.cpp's memory under its two policies; without any, those of reported
-    failures. Raises what LlamaProcess raises."""
-    scripts = memory_scripts(ROLLBACK_SCRIPTS) if scripts is None else scripts
+    """Play scripts on llama.cpp's memory under its two policies. Raises what LlamaProcess
+    raises."""
     owner: LlamaScriptEngine | None = None
     noise: dict[str, float] = {}
     try:
@@ -244,8 +242,14 @@ def _played_script(
 class RollbackChecks:
     """`check_rollback` with its defaults, step by step; the first one is done at once."""
 
-    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
-        self._lanes = check_rollback(session, library, trace=trace)
+    def __init__(
+        self,
+        session: Session,
+        scripts: Sequence[MemoryScript],
+        library: Path | None,
+        trace: TraceStore,
+    ) -> None:
+        self._lanes = check_rollback(session, scripts, library, trace=trace)
         self.step()
 
     def step(self) -> bool:

@@ -7,10 +7,8 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
-
 from engine.version import version
-from kernels.processor import processor_name
+from kernels.processor import processor_name as processor_name
 
 
 def environment() -> dict[str, Any]:
@@ -20,6 +18,8 @@ def environment() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Versions, machine, and threads in use."""
+    import torch
+
     return {
         "draftscope": version(),
         "python": platform.python_version(),

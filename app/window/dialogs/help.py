@@ -50,8 +50,8 @@ from PySide6.QtWidgets import (
 from app.actions import SPECS
 from app.actions.actions import Actions
 from app.engine_thread.events import OpenedFiles
+from engine.machine.environment import processor_name
 from engine.version import version
-from kernels.processor import processor_name
 from resources import help_page, help_topics
 
 _CONTEXT = 30

@@ -13,7 +13,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.compare.memory_engine import play_script
-from engine.compare.memory_script_parser import parse_script, read_script
+from engine.compare.memory_script_parser import memory_scripts, parse_script, read_script
 from engine.compare.rollback_check import play_scripts
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
@@ -258,10 +258,11 @@ def test_scripts_of_reported_failures_are_right_and_see_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(monkeypatch, FakeLlama(session(MTP)))
-    checked = list(play_scripts(session(MTP)))
+    scripts = memory_scripts(ROLLBACK_SCRIPTS)
+    checked = list(play_scripts(session(MTP), scripts))
     assert len(checked) == 16 and {one.outcome for one in checked} == {"right"}
     use(monkeypatch, FakeLlama(session(MTP), drift=0.01))
-    wrong = {one.scenario for one in play_scripts(session(MTP)) if one.outcome == "WRONG"}
+    wrong = {one.scenario for one in play_scripts(session(MTP), scripts) if one.outcome == "WRONG"}
     assert wrong == {
         # those that restore a checkpoint
         "beyond-an-end-token",
@@ -284,7 +285,7 @@ def test_noise_raises_the_bounds_of_scripts(monkeypatch: pytest.MonkeyPatch) -> 
             "engine.compare.rollback_check._noise_of",
             lambda owner, noise=noise: {"error": noise, "nmse": noise},
         )
-        outcomes += [one.outcome for one in play_scripts(session(MTP), scripts=[script])]
+        outcomes += [one.outcome for one in play_scripts(session(MTP), [script])]
     assert outcomes == ["right", "WRONG", "right", "right"]
 
 

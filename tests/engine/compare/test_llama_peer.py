@@ -36,7 +36,7 @@ from engine.errors import ContextFullError, OptionError, PeerLibraryError
 from engine.model.mixers import layout_of
 from engine.options import Prompt
 from engine.session import Session
-from resources import DEMO_TARGET, MEMORY_SCRIPTS, SCENARIOS
+from resources import DEMO_TARGET, MEMORY_SCRIPTS, ROLLBACK_SCRIPTS, SCENARIOS
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import golden, options_of
 from tests.support.golden_runs import session as golden_session
@@ -292,7 +292,9 @@ def test_scenarios_show_it_in_the_library(name: str) -> None:
     ],
 )
 def test_the_check_finds_the_known_defects_and_nothing_else(name: str) -> None:
-    lanes = list(check_rollback(session_of(name), Path(BUILD), (3,), 16))
+    lanes = list(
+        check_rollback(session_of(name), memory_scripts(ROLLBACK_SCRIPTS), Path(BUILD), (3,), 16)
+    )
     assert not [lane for lane in lanes if lane.is_wrong]
     known = [(lane.policy, lane.round) for lane in lanes if lane.outcome == KNOWN]
     assert known == [("whole batch undone", 1), ("tokens one by one", 1)]
