@@ -23,6 +23,7 @@ from app.cli.recorded import check_trace_folder, export
 from engine.errors import OptionError
 from engine.files import check_writable, written_whole
 from engine.trace.store import TraceStore
+from resources import ROLLBACK_SCRIPTS
 
 if TYPE_CHECKING:
     from engine.compare.rollback_check import CheckedLane
@@ -137,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     check_trace_folder(args.trace)
     check_files(target)
+    from engine.compare.memory_script_parser import memory_scripts
+
     if args.parallel < 2 or args.parallel > _MOST_SLOTS:
         raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
     for path in filter(None, (args.junit, args.markdown)):
@@ -162,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
             args.depths,
             args.n_predict,
             trace,
+            scripts=memory_scripts(ROLLBACK_SCRIPTS),
             settings=settings,
             n_slots=args.parallel,
             n_ubatch=args.ubatch_size,

@@ -187,11 +187,15 @@ class LocalSession:
         of memory operations, or the checks of a build of llama.cpp."""
         from engine.compare.comparison import Comparison
         from engine.compare.memory_engine import play_script
+        from engine.compare.memory_script_parser import memory_scripts
         from engine.compare.rollback_check import RollbackChecks
+        from resources import ROLLBACK_SCRIPTS
 
         first = len(trace.runs)
         if isinstance(request, GateRequest):
-            return DecodingLanes(RollbackChecks(self._session, request.llama_library, trace), first)
+            scripts = memory_scripts(ROLLBACK_SCRIPTS)
+            checks = RollbackChecks(self._session, request.llama_library, trace, scripts)
+            return DecodingLanes(checks, first)
         if isinstance(request, ScriptRequest):
             play = play_script(self._session, request.script, request.policy, trace)
             return DecodingLanes(play, first)

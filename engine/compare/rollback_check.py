@@ -29,7 +29,7 @@ from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaEngine, LlamaSettings
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
-from engine.compare.memory_script_parser import memory_scripts, parse_script
+from engine.compare.memory_script_parser import parse_script
 from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
 from engine.errors import (
     DraftscopeError,
@@ -42,7 +42,6 @@ from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.facts import GateFacts
 from engine.trace.store import TraceStore
-from resources import ROLLBACK_SCRIPTS
 
 DEPTHS = (1, 3, 8)
 N_TOKENS = 32
@@ -121,6 +120,7 @@ def check_rollback(
     n_tokens: int = N_TOKENS,
     trace: TraceStore | None = None,
     *,
+    scripts: Sequence[MemoryScript] = (),
     settings: LlamaSettings = DEFAULT_SETTINGS,
     n_slots: int = 2,
     n_ubatch: int = 512,
@@ -133,7 +133,6 @@ def check_rollback(
     scenarios and scripts, empty for all. Raises what Comparison raises, and OptionError for an
     unknown name.
     """
-    scripts = memory_scripts(ROLLBACK_SCRIPTS)
     names = [*(one.name for one in _scenarios(1, n_slots)), *(one.name for one in scripts)]
     if unknown := [name for name in only if name not in names]:
         raise OptionError(
@@ -162,13 +161,11 @@ def check_rollback(
 def play_scripts(
     session: Session,
     library: Path | None = None,
-    scripts: Sequence[MemoryScript] | None = None,
+    scripts: Sequence[MemoryScript] = (),
     *,
     settings: LlamaSettings = DEFAULT_SETTINGS,
 ) -> Iterator[CheckedLane]:
-    """Play scripts on llama.cpp's memory under its two policies; without any, those of reported
-    failures. Raises what LlamaProcess raises."""
-    scripts = memory_scripts(ROLLBACK_SCRIPTS) if scripts is None else scripts
+    """Play scripts on llama.cpp's memory under its policies. Raises what LlamaProcess raises."""
     owner: LlamaScriptEngine | None = None
     noise: dict[str, float] = {}
     try:
@@ -244,8 +241,14 @@ def _played_script(
 class RollbackChecks:
     """`check_rollback` with its defaults, step by step; the first one is done at once."""
 
-    def __init__(self, session: Session, library: Path | None, trace: TraceStore) -> None:
-        self._lanes = check_rollback(session, library, trace=trace)
+    def __init__(
+        self,
+        session: Session,
+        library: Path | None,
+        trace: TraceStore,
+        scripts: Sequence[MemoryScript],
+    ) -> None:
+        self._lanes = check_rollback(session, library, trace=trace, scripts=scripts)
         self.step()
 
     def step(self) -> bool:

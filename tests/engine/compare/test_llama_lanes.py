@@ -13,7 +13,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, with_mode_lanes
 from engine.compare.memory_engine import play_script
-from engine.compare.memory_script_parser import parse_script, read_script
+from engine.compare.memory_script_parser import memory_scripts, parse_script, read_script
 from engine.compare.rollback_check import play_scripts
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
@@ -257,11 +257,13 @@ def test_planes_need_wider_ubatches(fake: FakeLlama) -> None:
 def test_scripts_of_reported_failures_are_right_and_see_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    scripts = memory_scripts(ROLLBACK_SCRIPTS)
     use(monkeypatch, FakeLlama(session(MTP)))
-    checked = list(play_scripts(session(MTP)))
+    checked = list(play_scripts(session(MTP), scripts=scripts))
     assert len(checked) == 16 and {one.outcome for one in checked} == {"right"}
     use(monkeypatch, FakeLlama(session(MTP), drift=0.01))
-    wrong = {one.scenario for one in play_scripts(session(MTP)) if one.outcome == "WRONG"}
+    again = play_scripts(session(MTP), scripts=scripts)
+    wrong = {one.scenario for one in again if one.outcome == "WRONG"}
     assert wrong == {
         # those that restore a checkpoint
         "beyond-an-end-token",
