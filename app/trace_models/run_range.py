@@ -15,6 +15,8 @@ from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.step_sums import joint_counts, per_position
 
+_MOST_RATES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class RunRange:
@@ -58,7 +60,7 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
         "rounds": f"{len(cost.rounds):,}",
         "tokens": f"{emitted:,}",
         "accepted": f"{n_accepted:,} of {n_drafted:,}  {share}",
-        "by position": "  ".join("–" if rate is None else f"{rate:.2f}" for rate in rates),
+        "by position": _rates(rates),
         "tokens a round": significant(emitted / n_rows if n_rows else None),
         "ms a round": significant(cost.per_round()),
     }
@@ -76,6 +78,11 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
         else size_text(cost.bytes_written),
     }
     return found
+
+
+def _rates(rates: list[float | None]) -> str:
+    shown = (NOT_OBSERVED if rate is None else f"{rate:.2f}" for rate in rates[:_MOST_RATES])
+    return "  ".join((*shown, *("…" for _ in rates[_MOST_RATES:][:1])))
 
 
 def _count(n: int | None) -> str:

@@ -181,11 +181,13 @@ def _most(values: np.ndarray) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """Time of one lane's rounds over another's: in all, and the lowest and highest of N_PARTS."""
+    """Time of one lane's rounds over another's: in all, and the lowest and highest of N_PARTS.
+    more_ms: what it takes longer in a round."""
 
     ratio: float
     low: float
     high: float
+    more_ms: float
 
     @property
     def is_shown(self) -> bool:
@@ -218,7 +220,8 @@ def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
     if not sums[1].all():
         return None
     ratios = sums[0] / sums[1]
-    return TimeRatio(float(a.sum() / b.sum()), float(ratios.min()), float(ratios.max()))
+    more = float((a - b).mean())
+    return TimeRatio(float(a.sum() / b.sum()), float(ratios.min()), float(ratios.max()), more)
 
 
 def _is_usual(cost: RunCost) -> np.ndarray:
@@ -245,9 +248,8 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
         words = f"No difference shown between the times of {slow.name} and {fast.name}: "
         words += f"{found.spread}"
     else:
-        more = (slow.per_round() or 0.0) - (fast.per_round() or 0.0)
         words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
-        words += f"({found.spread}), {more:.2g} ms a round more"
+        words += f"({found.spread}), {found.more_ms:.2g} ms a round more"
     return f"{words}; {work_words(slow)}."
 
 

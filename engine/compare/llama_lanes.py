@@ -88,7 +88,7 @@ class LlamaNoiseLane(_JudgedByPlain):
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
         super().forget(seq)
-        self.engine.seq_rm(self._verifying, seq, -1)
+        self._remove_all(self._verifying, seq)
 
     def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:

@@ -64,7 +64,7 @@ def transcript() -> Transcript | None:
 def read_transcript(path: Path) -> list[Asked]:
     """The commands of a transcript; of one that was cut short, those that are whole. Raises
     PeerLibraryError."""
-    found = []
+    found: list[Asked] = []
     with path.open("rb") as file:
         while True:
             try:

@@ -32,6 +32,7 @@ from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.planes import PlaneMemory
 from engine.memory.policies import memory_sizes
 from engine.memory.state_file import load_state, save_state
+from engine.model.mixers import layout_of
 from engine.options import RunOptions
 from engine.session import Session
 from engine.trace.records import POLICY, REFERENCE
@@ -60,6 +61,8 @@ def play_script(
     """
     if batch_invariant is None:
         batch_invariant = session.compute != "f32"
+    layout = layout_of(session.config)
+    script = script.for_models("rings" if layout and layout.by_position else "states")
     _check_size(session, script, policy)
     trace = TraceStore() if trace is None else trace
     first = len(trace.runs)

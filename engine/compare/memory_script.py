@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -155,14 +155,21 @@ class ExpectFacts:
 Action = ContextSpec | DecodeTokens | SequenceOperation | StateCopy | CompareRanges | ExpectFacts
 
 
+MODELS = frozenset(("states", "rings"))
+"""Models whose states are made of all that came before, and those that keep rings by position
+alone, where more can be undone and positions are not shifted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One line of a script. policies: rollback policies under which it is played."""
+    """One line of a script. policies: rollback policies under which it is played. models: those
+    with which it is played, of MODELS."""
 
     line: int
     text: str
     policies: frozenset[str]
     action: Action
+    models: frozenset[str] = MODELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,11 @@ class MemoryScript:
     about: str
     policies: tuple[str, ...]
     statements: tuple[Statement, ...]
+
+    def for_models(self, kind: str) -> MemoryScript:
+        """The script with the statements that are played with models of one kind."""
+        played = tuple(one for one in self.statements if kind in one.models)
+        return replace(self, statements=played)
 
     def for_policy(self, policy: str) -> list[Statement]:
         """The statements that are played under a policy, in order."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.compare.memory_script import (
     EXACT,
+    MODELS,
     Action,
     CompareRanges,
     ContextSpec,
@@ -36,7 +37,8 @@ FORMAT = """\
 A TOML file: title and about, what it shows; policies, a list of the rollback policies that it is
 for (default: all); steps, between ''' and ''', one statement a line, where # starts a comment.
 [carry ring] in front of a statement limits it to these policies; alone on a line it does so for all
-that follow, until [all] or another one.
+that follow, until [all] or another one. [rings] limits it to models that keep rings by position
+(deepseek4), [states] to the others; both kinds of words may be in one pair of brackets.
 
 tokens NAME = TOKENS | "text"        ids (modulo the vocabulary) or names, each NAME[2:5], NAME+1;
                                      pattern[16:56] = (7 position + 31 sequence + 1) mod vocabulary
@@ -129,7 +131,8 @@ class _Parser:
         self._tokens: dict[str, Tokens] = {}
         self._contexts: dict[str, ContextSpec] = {}
         self._made: dict[str, frozenset[str]] = {}
-        self._for = self._block = frozenset(ROLLBACK_POLICIES)
+        self._for = frozenset(ROLLBACK_POLICIES)
+        self._block = self._for, MODELS
         self._n_tokens = 0
 
     def read_keys(self, text: str, path: Path) -> tuple[str, int]:
@@ -150,15 +153,19 @@ class _Parser:
         return file.steps, text.count("\n", 0, start.end()) + 1
 
     def read(self, number: int, line: str) -> None:
-        text, policies = line, self._block
+        text, (policies, models) = line, self._block
         if line.startswith("["):
             guard, closed, line = line[1:].partition("]")
             if not closed:
                 raise _Wrong("the list of policies in front has no end")
             every = guard.strip() == "all"
-            policies = frozenset(ROLLBACK_POLICIES if every else _policies(guard))
+            guard = guard.replace(",", " ")
+            models = frozenset(MODELS & set(guard.split())) or MODELS
+            names = " ".join(word for word in guard.split() if word not in MODELS)
+            every |= not names and models != MODELS
+            policies = frozenset(ROLLBACK_POLICIES if every else _policies(names))
             if not line.strip():
-                self._block = policies
+                self._block = policies, models
                 return
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
@@ -177,7 +184,7 @@ class _Parser:
         else:
             self._for = policies & set(self.policies)
             action = self._action(word, rest)
-            self.statements.append(Statement(number, text, policies, action))
+            self.statements.append(Statement(number, text, policies, action, models))
 
     def _action(self, word: str, rest: str) -> Action:
         words = rest.split()

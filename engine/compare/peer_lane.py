@@ -24,7 +24,7 @@ from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess, LlamaSettings
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
-from engine.errors import StateBlobError
+from engine.errors import PeerLibraryError, StateBlobError
 from engine.model.mixers import layout_of
 from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
@@ -80,7 +80,15 @@ class LlamaLane(Follower):
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""
-        self.engine.seq_rm(self.context, seq, -1)
+        self._remove_all(self.context, seq)
+
+    def _remove_all(self, context: int, seq: int) -> None:
+        """Of a process that has ended, which another lane may have done, the lane fails."""
+        try:
+            self.engine.seq_rm(context, seq, -1)
+        except PeerLibraryError as error:
+            if not self.error:
+                self.facts.lane_error = str(error)
 
     def state(self, seq: int) -> RecurrentState | None:
         """What the next batch of a sequence would read, None without recurrent layers.

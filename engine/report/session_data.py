@@ -279,7 +279,7 @@ def ring_images(run: RunRef) -> Iterator[tuple[int, int, np.ndarray]]:
     if not table.n:
         return
     names = {store.text_pool.find(state): number for number, state in enumerate(SLOT_STATES)}
-    if not _reads_stale(run.facts):
+    if not reads_stale(run.facts):
         names[store.text_pool.find("stale")] = SHOWN_STATES.index(_SPENT)
     codes, indices = np.unique(table["state"], return_inverse=True)
     states = np.array([names.get(code, NOT_OBSERVED) for code in codes.tolist()], np.uint8)[indices]
@@ -305,8 +305,9 @@ def _ring(run: RunRef) -> list[dict[str, Any]]:
     ]
 
 
-def _reads_stale(facts: RunFacts) -> bool:
-    """Whether a run may have read what is recorded as stale."""
+def reads_stale(facts: RunFacts) -> bool:
+    """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
+    fault that is about it; of others, and where the options are not known, it cannot be known."""
     is_ours = facts.source is None or facts.source.engine in (None, "draftscope")
     if facts.options is None or not is_ours or facts.lane_kind in (PEER, PEER_NOISE):
         return True

@@ -219,4 +219,6 @@ _table = pick(rope_table_naive, rope_table_with_torch)
 _apply = pick(
     apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
 )
-_at_end = pick(rope_at_end_naive, rope_at_end_with_torch, None, rope_at_end_with_llvm)
+_at_end = pick(
+    rope_at_end_naive, rope_at_end_with_torch, "kernels.rope.with_triton", rope_at_end_with_llvm
+)

@@ -14,7 +14,7 @@ HEADS = 4
 def _rotate(
     x, cos, sin, y, n_tokens, n_heads, head_dim, half,
     x_b, x_t, x_h, x_d, cos_b, cos_t, cos_d, sin_b, sin_t, sin_d,
-    BH: tl.constexpr, BD: tl.constexpr, REST: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, REST: tl.constexpr, END: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     b, t = tl.program_id(2).to(tl.int64), tl.program_id(0)
     h = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
@@ -24,18 +24,37 @@ def _rotate(
     inside = (h < n_heads) & (j < half)[None, :]
     c = tl.load(cos + b * cos_b + t * cos_t + j * cos_d, j < half, 0.0)[None, :]
     s = tl.load(sin + b * sin_b + t * sin_t + j * sin_d, j < half, 0.0)[None, :]
-    first = tl.load(x + j[None, :] * x_d, inside, 0.0)
-    second = tl.load(x + (j + half)[None, :] * x_d, inside, 0.0)
-    tl.store(y + j[None, :], first * c - second * s, inside)
-    tl.store(y + (j + half)[None, :], second * c + first * s, inside)
+    if BACK:
+        s = -s
+    # halves at the beginning of a head, or neighbours at its end
+    at = (head_dim - 2 * half + 2 * j if END else j)[None, :]
+    other = at + (1 if END else half)
+    first = tl.load(x + at * x_d, inside, 0.0)
+    second = tl.load(x + other * x_d, inside, 0.0)
+    tl.store(y + at, first * c - second * s, inside)
+    tl.store(y + other, second * c + first * s, inside)
     if REST > 0:
-        r = (2 * half + tl.arange(0, REST))[None, :]
-        beyond = (h < n_heads) & (r < head_dim)
+        r = tl.arange(0, REST)[None, :]
+        beyond = (h < n_heads) & (r < head_dim - 2 * half)
+        r += 0 if END else 2 * half
         tl.store(y + r, tl.load(x + r * x_d, beyond, 0.0), beyond)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """See kernels.rope.apply_rope."""
+    return _turned(x, cos, sin, end=False, back=False)
+
+
+def rope_at_end(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
+) -> torch.Tensor:
+    """See kernels.rope.rope_at_end."""
+    return _turned(x, cos, sin, end=True, back=back)
+
+
+def _turned(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, end: bool, back: bool
+) -> torch.Tensor:
     n_batch, n_tokens, n_heads, head_dim = x.shape
     half = cos.shape[-1]
     rest = head_dim - 2 * half
@@ -43,6 +62,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     _rotate[(n_tokens, cdiv(n_heads, HEADS), n_batch)](
         x, cos, sin, y, n_tokens, n_heads, head_dim, half,
         *x.stride(), *cos.stride(), *sin.stride(),
-        BH=HEADS, BD=power_of_2(half), REST=power_of_2(rest) if rest else 0, num_warps=1,
+        BH=HEADS, BD=power_of_2(half), REST=power_of_2(rest) if rest else 0, END=end, BACK=back,
+        num_warps=1,
     )  # fmt: skip
     return y

@@ -231,13 +231,14 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     norm.gated_rms_norm(x, x, d, 1e-6)
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
+    rope.rope_at_end(torch.ones(1, n_tokens, 16, 256), table, table, back=True)
     pointwise.swiglu(x, x)
     norm.group_rms_norm(
         torch.ones(n_tokens, 8, 640), torch.ones(n_tokens, 8, 640), d.view(-1, 640), 1e-5
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv", *["_norm"] * 3, "_rotate", "_swiglu", "_norm", "_relu2"]
+    assert names == ["_conv", *["_norm"] * 3, *["_rotate"] * 2, "_swiglu", "_norm", "_relu2"]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])

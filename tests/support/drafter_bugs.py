@@ -469,7 +469,7 @@ BUGS: dict[str, Bug] = {
         "special tokens", "ordinary", _MODEL, prompt=_special_as_text, good_prompt=with_first
     ),
     "other cut": Bug("tokens", "other tokens", _MODEL, prompt=_other_cut),
-    "one position too far": Bug("positions", "too far", _ROW, _too_far),
+    "one position too far": Bug("positions", "too far", ("eagle3", "eagle3-d2t"), _too_far),
     "before the norm": Bug("target rows", "before the target's final norm", ("mtp",), _before_norm),
     "rolled rows": Bug("target rows", "moved around", _ROW, _rolled_rows),
     "zero rows": Bug("target rows", "zeros", (*_ROW, "dflash", "dflash2", "dspark"), _zero_rows),

@@ -25,7 +25,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "an accepted draft of a log is counted one too short": (
             "lognumbers",
-            around("engine.observe.rounds.log:ServerLog._accepted", _one_fewer),
+            around("engine.observe.rounds.log:ServerLog.on_accepted", _one_fewer),
         ),
         "lines of a log are searched in quadratic time": (
             "lognumbers",
@@ -128,8 +128,9 @@ def _in_the_end(note: Any, files: Any, facts: Any, round_: Any, after: Any = Non
         note(files, facts, round_, after)
 
 
-def _one_fewer(original: Any, reader: Any, slot: Any, us: Any, accepted: int, *more: Any) -> None:
-    original(reader, slot, us, max(0, accepted - 1), *more)
+def _one_fewer(original: Any, server: Any, *said: Any) -> Any:
+    *before, accepted, drafted = said
+    return original(server, *before, max(0, accepted - 1), drafted)
 
 
 def _slowly(feed: Any, reader: Any, text: str) -> None:

@@ -220,6 +220,7 @@ class ErrorPlot(PlotSurface):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__("0.000", parent)
+        self.setAccessibleName("Relative errors")
         self.setFont(figures_font())
         self.setMinimumHeight(10 * self.fontMetrics().height())
         self._bars = pg.BarGraphItem(x=[], height=[], width=0.8)

@@ -240,6 +240,7 @@ class LaneCard(QAbstractButton):
         moved = self.moved_text
         painter.setPen(theme.color("ui.muted"))
         said = painter.fontMetrics().horizontalAdvance(" moved")
+        taken = said + painter.fontMetrics().horizontalAdvance(moved)
         if moved != NOT_OBSERVED:
             painter.drawText(third, right, " moved")
             painter.setPen(theme.color("ui.text"))
@@ -247,8 +248,12 @@ class LaneCard(QAbstractButton):
         font.setBold(False)
         painter.setFont(font)
         painter.setPen(theme.color("ui.muted"))
+        room = third.width() - shift - taken
+        fitting = (
+            words for words in ("ms a round", "ms") if metrics.horizontalAdvance(words) < room
+        )
         if self.time_text != NOT_OBSERVED:
-            painter.drawText(third.adjusted(shift, 0, 0, 0), left, "ms a round")
+            painter.drawText(third.adjusted(shift, 0, 0, 0), left, next(fitting, ""))
         gap, high = (1, 3) if self._low else (4, _BAR_HIGH)
         bar = QRectF(third.left(), third.bottom() + gap, third.width(), high)
         x = bar.left()

@@ -10,13 +10,12 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.round_view import RoundView
-from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import GrowingArray
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import draw_nothing
-from engine.trace.facts import RunFacts
-from engine.trace.records import MISSING, PEER, PEER_NOISE, SLOT_STATES
+from engine.report.session_data import reads_stale
+from engine.trace.records import MISSING, SLOT_STATES
 from engine.trace.run_ref import RunRef
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
@@ -130,7 +129,7 @@ class RingView(RoundView):
         states = np.zeros(len(codes), np.uint8)
         for state, value in _CODE.items():
             states[codes == store.text_pool.find(state)] = value
-        if not _reads_stale(run.facts):
+        if not reads_stale(run.facts):
             is_spent = states == _CODE["stale"]
             states[is_spent] = _CODE[_SPENT]
             self._has_spent = self._has_spent or bool(is_spent.any())
@@ -296,15 +295,6 @@ class RingView(RoundView):
             for seq, n in zip(seq_ids.tolist(), n_slots.tolist(), strict=True)
         )
         return f"rounds: {self._n_rounds}{slots}, stale: {self._n_stale}"
-
-
-def _reads_stale(facts: RunFacts) -> bool:
-    """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
-    fault that is about it; of others, and where the options are not known, it cannot be known."""
-    options = facts.options
-    if options is None or not is_ours(facts) or facts.lane_kind in (PEER, PEER_NOISE):
-        return True
-    return "stale-plane" in options.faults
 
 
 def _ink_on(colour: QColor) -> QColor:

@@ -106,7 +106,6 @@ class CMakeBuilds:
         if not self._has_tree():
             shutil.rmtree(self.tree, ignore_errors=True)
             self.tree.parent.mkdir(parents=True, exist_ok=True)
-            git(self._repo, "worktree", "prune")
             git(self._repo, "worktree", "add", "--detach", "--force", str(self.tree), key)
             return
         # left by a git that was killed; no other one works in this tree

@@ -144,8 +144,8 @@ def _compared(
             expected = good.answer(one)
             try:
                 found = bad.answer(one)
-            except PeerLibraryError as error:
-                return FirstWrong(None, one.name, "", np.inf, noise, f"{where}: {error.message}")
+            except PeerLibraryError as ended:
+                return FirstWrong(None, one.name, "", np.inf, noise, f"{where}: {ended.message}")
             bound = min(max(_MARGIN * noise, _LEAST), _MOST)
             for op, node, error in _differences(one.name, expected, found):
                 if error > bound if undone else error > _MOST:
@@ -231,4 +231,4 @@ def _words(asked: Asked) -> str:
         f"sequence {seq}"
         for seq in dict.fromkeys(arrays[1].tolist())
     ]
-    return f"context {asked.values[0]}, {', '.join(spans)}"
+    return f"context {asked.values[0]!r}, {', '.join(spans)}"

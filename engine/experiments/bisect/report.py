@@ -107,8 +107,11 @@ def _fault_lines(fault: Fault) -> Iterator[str]:
     else:
         yield f"one of {len(fault.suspects)} revisions up to {last.short} {last.title}"
         yield f"  {_named([one.short for one in fault.suspects])}"
-    for check, (outcome, about) in fault.checks.items():
-        yield f"  {check}: {outcome}" + (f", {about}" if about else "")
+    by_words: dict[tuple[str, str], list[str]] = {}
+    for check, words in fault.checks.items():
+        by_words.setdefault(words, []).append(check)
+    for (outcome, about), checks in by_words.items():
+        yield f"  {'; '.join(checks)}: {outcome}" + (f", {about}" if about else "")
     if fault.first_wrong:
         yield f"  first wrong value: {fault.first_wrong.text}"
     if len(fault.suspects) == 1:

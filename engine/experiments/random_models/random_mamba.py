@@ -67,6 +67,10 @@ def _nemotron(
     return _config(arch, n_embd, n_vocab, [kinds[kind] for kind in pattern], mtp=head)
 
 
+def _alone(n_layer: int, n_embd: int, n_vocab: int, mamba: Mamba2Part) -> ModelConfig:
+    return _config("mamba2", n_embd, n_vocab, [BlockParts((mamba,), None)] * n_layer)
+
+
 def _granite(
     n_layer: int,
     n_embd: int,
@@ -156,6 +160,10 @@ MAMBA_SIZES = {
         "0.3b": _granite(32, 768, 100_352, Mamba2Part(4, 128, 48, 32, 1), (12, 4, 64), 2048),
         "tiny": _granite(5, 256, 512, Mamba2Part(4, 32, 8, 64, 1), _TINY_HEADS, 256),
     },
+    "mamba2": {
+        "0.4b": _alone(48, 1024, 50_288, Mamba2Part(4, 128, 32, 64, 1)),
+        "tiny": _alone(3, 256, 512, Mamba2Part(4, 32, 8, 64, 2)),
+    },
     "falcon-h1": {
         "0.5b": _falcon(36, 1024, 32_784, Mamba2Part(4, 128, 24, 64, 1), (8, 2, 64), 2048),
         "tiny": _falcon(3, 256, 512, Mamba2Part(4, 32, 8, 32, 1), _TINY_HEADS, 256),
@@ -175,18 +183,19 @@ MAMBA_SIZES = {
 def add_mamba_keys(writer: GGUFWriter, config: ModelConfig) -> None:
     """What a file says of its sizes."""
     arch, blocks = config.architecture, config.all_blocks
-    attention = _first(config, AttentionPart)
     writer.add_block_count(len(blocks))
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    writer.add_feed_forward_length([_width(block) for block in blocks])
-    writer.add_head_count(attention.n_head)
-    writer.add_head_count_kv([attention.n_head_kv if block.cells() else 0 for block in blocks])
-    writer.add_key_length(attention.head_dim)
-    writer.add_value_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(attention.head_dim)
+    if config.cells():
+        attention = _first(config, AttentionPart)
+        writer.add_feed_forward_length([_width(block) for block in blocks])
+        writer.add_head_count(attention.n_head)
+        writer.add_head_count_kv([attention.n_head_kv if block.cells() else 0 for block in blocks])
+        writer.add_key_length(attention.head_dim)
+        writer.add_value_length(attention.head_dim)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_rope_dimension_count(attention.head_dim)
     if arch.startswith("nemotron"):
         writer.add_layer_norm_eps(config.eps)
     if arch == "granitehybrid":

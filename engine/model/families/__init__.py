@@ -16,7 +16,7 @@ from engine.model.families.deepseek4 import deepseek4_notes, read_deepseek4
 from engine.model.families.glm5 import glm5_next_notes, read_glm5_next
 from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
-from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid
+from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid, read_mamba2_alone
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
 from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
 from engine.model.families.qwen4exp import qwen4exp_notes, read_qwen4exp
@@ -47,6 +47,7 @@ FAMILIES = {
     "nemotron_h": Family(read_nemotron_h, peer_planes=True),
     "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
     "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
+    "mamba2": Family(read_mamba2_alone, peer_planes=False),
     "falcon-h1": Family(read_falcon_h1, peer_planes=False),
     "kimi-linear": Family(read_kimi_linear, peer_planes=False),
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
@@ -62,6 +63,20 @@ FAMILIES = {
     "lfm2": Family(read_lfm2, peer_planes=True),
     "lfm2moe": Family(read_lfm2moe, peer_planes=True),
 }
+
+
+_SELECTIVE_SCAN = "Mamba-1's selective scan (a step, B and C from a product of their own)"
+_RWKV = "RWKV's time mixing"
+MISSING = {
+    "mamba": _SELECTIVE_SCAN,
+    "jamba": _SELECTIVE_SCAN,
+    "plamo2": "Mamba with norms of step, B and C",
+    "rwkv6": _RWKV,
+    "rwkv6qwen2": _RWKV,
+    "rwkv7": _RWKV,
+    "arwkv7": _RWKV,
+}
+"""Recurrent architectures of llama.cpp that do not run here, and the part that they need."""
 
 
 def read_config(file: GgufFile) -> ModelConfig:
@@ -85,8 +100,10 @@ def read_any_config(file: GgufFile) -> ModelConfig:
     if other := other_kind(file):
         raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
     if arch not in FAMILIES:
+        lacks = f", which lacks {MISSING[arch]}" if arch in MISSING else ""
         raise UnsupportedModelError(
-            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run here.",
+            f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run "
+            f"here{lacks}.",
             f"Open a model of one of these, or run it in llama-server and look at that with "
             f"`draftscope observe`: {', '.join(FAMILIES)}.",
         )

@@ -55,6 +55,13 @@ def attending_layers(file: GgufFile, blocks: int) -> list[int]:
     return [i for i, n in enumerate(each(file, key, blocks, high=MAX_HEADS)) if n]
 
 
+def read_mamba2_alone(file: GgufFile) -> ModelConfig:
+    """Mamba-2 (arXiv 2405.21060): nothing but its blocks."""
+    sizes = common_sizes(file)
+    block = BlockParts((read_mamba2(file),), None)
+    return model_config(file, sizes, blocks=(block,) * sizes.n_blocks)
+
+
 def read_falcon_h1(file: GgufFile) -> ModelConfig:
     """Falcon-H1: attention and Mamba-2 side by side in every block."""
     sizes = common_sizes(file)

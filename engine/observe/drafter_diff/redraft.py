@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -47,8 +47,9 @@ from engine.session import Session
 from kernels.norm import rms_norm
 
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
-_SHARE, _SHARE_AFTER = 0.05, 0.25
-"""Of drafts that have to be wrong: of all, or of those after a rejection."""
+_SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
+"""Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
+a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
 _TIE, _EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
 in all; of runs of this engine in modes that round alike, less."""
@@ -91,6 +92,7 @@ class Redrafter:
         facts = side.run.facts
         is_exact = not is_observed(facts) and {facts.compute, session.compute} <= {*_EXACT}
         self._tie = _EXACT_TIE if is_exact else _TIE
+        self._share = _SHARE if is_exact else _SHARE_ROUNDED
         side = replace(side, text=side.text[:LONGEST_TEXT])
         self._side = side
         longest = min(64, max(draft.n_drafted for draft in side.drafts))
@@ -245,7 +247,10 @@ class Redrafter:
             return None
         window = self._window(wrong)
         clean = Replay(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
-        guess, left = self._best_guess(window, sum(clean.values()))
+        is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
+        guess, left = self._best_guess(window, sum(clean.values()), vague=is_many)
+        if guess is None and not is_many and self._tie is _TIE:
+            return None  # rounding of another mode turns some
         recorded, mended = self._walk(window[0].pos0)
         first = wrong[0]
         if guess is None:
@@ -286,7 +291,7 @@ class Redrafter:
         rounds = {draft.round for draft in wrong}
         after = [later for last, later in pairwise(sampled) if last.n_accepted < last.n_drafted]
         n_after = sum(draft.round in rounds for draft in after)
-        return len(wrong) >= _SHARE * len(sampled) or (
+        return len(wrong) >= self._share * len(sampled) or (
             n_after >= FEW and n_after >= _SHARE_AFTER * len(after)
         )
 
@@ -371,11 +376,11 @@ class Redrafter:
     # -- mistakes ------------------------------------------------------------------------------
 
     def _best_guess(
-        self, window: Sequence[RecordedDraft], clean: float
+        self, window: Sequence[RecordedDraft], clean: float, *, vague: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        for guess in self._guesses(window):
+        for guess in chain(self._guesses(window), self._vague(window, drawn=vague)):
             check_cancelled(self._cancelled)
             replay = Replay(
                 guess.model,
@@ -393,12 +398,11 @@ class Redrafter:
         return best, left
 
     def _guesses(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        yield from self._of_candidates(window)
+        yield from self._of_candidates()
         yield from self._of_rows()
         yield from self._of_blocks()
         yield from self._of_state()
         yield from self._of_stale_rows(window)
-        yield from self._vague(window)
 
     def _of_state(self) -> Iterator[Guess]:
         missing = Deviation("", "the drafter has not seen the prompt", since_prompt=True)
@@ -556,14 +560,7 @@ class Redrafter:
         made.first = own.first if first is None else first
         return made
 
-    def _of_candidates(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        ids = {token for draft in window for token in draft.tokens}
-        if len(ids) == 1:
-            token = next(iter(ids))
-            about = (
-                f"all drafts are of token {self._side.shown(token)} alone: rows or logits are NaN"
-            )
-            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
+    def _of_candidates(self) -> Iterator[Guess]:
         drafted = self._model.drafted_ids
         if drafted is not None:
             own = drafted.tolist()
@@ -584,15 +581,23 @@ class Redrafter:
         for rank in (1, 2):
             yield self._guess(CANDIDATES, about.format(rank + 1), change=partial(_from_rank, rank))
 
-    def _vague(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _vague(self, window: Sequence[RecordedDraft], *, drawn: bool) -> Iterator[Guess]:
         """What explains a part of anything, after all else."""
+        ids = {token for draft in window for token in draft.tokens}
+        if len(ids) == 1:
+            token = next(iter(ids))
+            about = (
+                f"all drafts are of token {self._side.shown(token)} alone: rows or logits are NaN"
+            )
+            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
         most = max((token for draft in self._drafts for token in draft.tokens), default=0)
         beyond = sum(any(i > most for i in self._best.get(draft.round, ())) for draft in window)
         if beyond >= FEW:
             about = f"only ids up to {most} are ever drafted: the output head is cut"
             yield self._guess(CANDIDATES, about, change=partial(_cut_at, most))
-        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        yield self._guess(CANDIDATES, about, change=_any_of_ten)
+        if drawn:
+            about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
+            yield self._guess(CANDIDATES, about, change=_any_of_ten)
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

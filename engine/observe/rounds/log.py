@@ -834,9 +834,13 @@ class LogReader:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
         before, block = self._lines.number, Block(lines)
-        readings = [self._readings.get(shape) for shape in block.shapes]
-        values, light = self._columns(block, readings)
-        todo = [i for i, one in enumerate(readings) if one is None or one.whose != "nothing"]
+        numbers = {shape: i for i, shape in enumerate(dict.fromkeys(block.shapes))}
+        of_line = np.fromiter(map(numbers.__getitem__, block.shapes), np.int64, len(lines))
+        known = [self._readings.get(shape) for shape in numbers]
+        readings = list(map(known.__getitem__, of_line.tolist()))
+        values, light = self._columns(block, known, of_line)
+        says_more = np.array([one is None or one.whose != "nothing" for one in known])
+        todo = np.flatnonzero(says_more[of_line]).tolist()
         runs = light.runs(todo)
         n_learned, at, placed = self._lines.n_learned, 0, -1
         while at < len(todo):
@@ -864,19 +868,19 @@ class LogReader:
         self._lines.number = before + len(lines)
 
     def _columns(
-        self, block: Block, readings: list[Reading | None]
+        self, block: Block, known: list[Reading | None], of_line: np.ndarray
     ) -> tuple[dict[int, tuple[Any, ...]], LightRows]:
-        """Values of lines, by their numbers in the block."""
-        by_shape: dict[Reading, list[int]] = {}
-        for i, one in enumerate(readings):
-            if one is not None and one.whose != "nothing":
-                by_shape.setdefault(one, []).append(i)
+        """Values of lines, by their numbers in the block. known: how lines of each shape are read;
+        of_line: the shape of each line."""
+        kinds: dict[Reading | None, int] = {}
+        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known])[of_line]
+        order = np.argsort(kind, kind="stable")
+        ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         values: dict[int, tuple[Any, ...]] = {}
-        light = LightRows(len(readings))
-        for reading, those in by_shape.items():
-            if len(those) < FEW:
+        light = LightRows(len(of_line))
+        for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
+            if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
-            rows = np.array(those)
             is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
             if is_light and light.add(block, reading, rows, self._lines.source):
                 continue

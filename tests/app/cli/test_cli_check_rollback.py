@@ -131,10 +131,11 @@ def test_a_library_that_ends_fails(
 ) -> None:
     fake = FakeLlama(session(MTP_MODELS[0]))
 
-    def ends(context: object, batch: object) -> int:
+    def ends(*_: object) -> int:
         raise PeerLibraryError("The llama.cpp library ended its process in decode.", "Look.")
 
     monkeypatch.setattr(fake, "llama_decode", ends)
+    monkeypatch.setattr(fake, "llama_memory_seq_rm", ends)  # asked after its end
     use(monkeypatch, fake)
     assert check("--json") == 1
     lanes = json.loads(capsys.readouterr().out)["lanes"]

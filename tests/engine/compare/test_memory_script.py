@@ -183,15 +183,33 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_files_of_earlier_versions_say_the_same_as_the_bundled_ones() -> None:
-    """The bundled scripts as they were before they became TOML."""
+    """The bundled scripts as they were before they became TOML, and before some of their lines
+    were for models with states other than rings alone."""
     bundled = memory_scripts(MEMORY_SCRIPTS)
     assert len(bundled) == 12
     for new in bundled:
         old = read_script(OLD_FILES / f"{new.name}.memory")
         for name in ("name", "title", "about", "policies"):
             assert getattr(new, name) == getattr(old, name)
-        same = [(one.text, one.policies, one.action) for one in old.statements]
-        assert [(one.text, one.policies, one.action) for one in new.statements] == same
+        said, same = (
+            [(one.text.partition("] ")[2] or one.text, one.policies, one.action) for one in of]
+            for of in (new.for_models("states").statements, old.statements)
+        )
+        assert said == same
+
+
+def test_statements_for_kinds_of_models() -> None:
+    script = parse_script(
+        "s",
+        "s.memory",
+        "title Some\nabout One\ncontext A\n[ring rings] clear A\n[states]\nclear A\n[all]\nclear A",
+    )
+    lines = {
+        kind: [one.line for one in script.for_models(kind).for_policy("ring")]
+        for kind in ("rings", "states")
+    }
+    assert lines == {"rings": [3, 4, 8], "states": [3, 6, 8]}
+    assert 4 not in [one.line for one in script.for_policy("carry")]
 
 
 def test_lines_are_those_of_the_file() -> None:

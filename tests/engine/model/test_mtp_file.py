@@ -29,10 +29,15 @@ MODELS = {
     "nemotron_h_moe-b-mtp-f32": 5,
     "glm5-next-b-mtp-f32": 3,
     "qwen4exp-c-mtp-f32": 3,
+    "deepseek4-a-mtp-f32": 3,
 }
 NEXT = "qwen3next-e-v2x-f32"
 TOKENS = [5, 17, 230, 41, 3, 99]
-OUTSIDE = ("token_embd.weight", "output.weight", "output_norm.weight")
+OUTSIDE = (
+    *("token_embd.weight", "output.weight", "output_norm.weight"),
+    # the last gates of deepseek4, as the converter writes them
+    *(f"output_hc_{name}.weight" for name in ("fn", "base", "scale")),
+)
 Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
 
 

@@ -131,6 +131,11 @@ def test_rope(device, n_rot, strides):
     wanted = rope_law.apply_rope(x.double(), *(part.double() for part in table))
     assert nmse(y.cpu(), wanted) < F32
     assert torch.equal(y.cpu()[..., n_rot:], x[..., n_rot:])
+    for back in (False, True):
+        y = rope.rope_at_end(*given, back)
+        wanted = rope_law.rope_at_end(x.double(), *(part.double() for part in table), back)
+        assert nmse(y.cpu(), wanted) < F32
+        assert torch.equal(y.cpu()[..., :-n_rot], x[..., :-n_rot])
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (2, 3, 96), (3, 1500)], ids=str)

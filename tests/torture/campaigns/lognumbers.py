@@ -26,7 +26,7 @@ _KNOWN = {
     "B1-mtpbench.txt": (0, 438, 357, 316),
     "slot-1-nothing.log": (242, 502, 720, 260),
     "light-log.json.gz": (741, 2400, 2207, 1659),
-    "chunks.jsonl": (37, 189, 197, 122),
+    "chunks.jsonl": (7, 18, 17, 11),
     "llama-mtp-reply.json": (0, 40, 63, 17),
     "vllm-spec.json": (0, 4, 129, 10),
     "sglang-spec.json": (0, 64, 69, 41),

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.foreign_numbers import is_real
@@ -86,7 +88,7 @@ def write_requests(
     if models:
         facts |= {"model": {"name": ", ".join(models)}}
     facts |= more
-    if len(json.dumps(facts)) > _MOST_FACTS:
+    if len(msgspec.json.encode(facts)) > _MOST_FACTS:
         raise TraceFileError(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",

@@ -49,7 +49,7 @@ def test_it_is_read_as_it_was_meant(arch, tmp_path):
     assert replace(config, name="") == RANDOM_FAMILIES[arch].sizes["tiny"]
 
 
-@pytest.mark.parametrize("arch", MAMBA_SIZES)
+@pytest.mark.parametrize("arch", GOLDEN)
 def test_it_has_the_tensors_of_a_converted_model(arch, tmp_path):
     """Shapes have as many dimensions, too: llama.cpp takes no others."""
     golden = golden_file(f"{GOLDEN[arch]}.gguf")
