@@ -45,7 +45,9 @@ def use(monkeypatch: pytest.MonkeyPatch, fake: FakeLlama) -> None:
 def with_scripts(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let check-rollback play these scripts alone."""
     scripts = tuple(read_script(ROLLBACK_SCRIPTS / f"{name}.toml") for name in names)
-    monkeypatch.setattr("engine.compare.rollback_check.memory_scripts", lambda folder: scripts)
+    monkeypatch.setattr(
+        "engine.compare.memory_script_parser.memory_scripts", lambda folder: scripts
+    )
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
