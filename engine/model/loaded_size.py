@@ -34,6 +34,7 @@ _KEPT = (
     "ffn_gate_inp",
     "ple_conv1d.",
     "indexer",
+    "compressor_ape.",
     "_fn.",
     "_norm",
     "hnorm",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PySide6.QtCore import QObject, QPoint, QRect, QTimer
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication, QMessageBox, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QToolButton, QWidget
 
 from tests.support.x_display import XUser
 
@@ -59,12 +59,6 @@ class Driver(QObject):
     def window(self) -> MainWindow:
         (window,) = self.windows
         return window
-
-    @property
-    def question(self) -> QMessageBox | None:
-        """The dialog that waits for an answer, once keys go to it."""
-        box = self.app.activeModalWidget()
-        return box if isinstance(box, QMessageBox) and box.isActiveWindow() else None
 
     def click(self, widget: QWidget) -> None:
         """Click into the middle of what is painted of a widget."""
@@ -122,14 +116,11 @@ def first_start(driver: Driver) -> Story:
     seen["plots_status"] = driver.on_screen(window.statusBar())
     seen["plots_buttons"] = _plot_buttons(driver)
     driver.user.press("Control_L", "q")
-    yield "the question", lambda: driver.question
-    seen["question"] = driver.question and driver.question.informativeText()
-    driver.user.press("Return")
     yield "the end", lambda: False
 
 
 def second_start(driver: Driver) -> Story:
-    """Find the run of the first start, show it, quit without a question."""
+    """Find the run of the first start, show it, quit."""
     seen, window = driver.seen, driver.window
     yield "the library", lambda: window.bridge.earlier
     seen["layout"] = window.docks.layout_name

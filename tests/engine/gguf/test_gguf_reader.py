@@ -27,6 +27,8 @@ def test_golden_files_agree_with_gguf_py(path: Path) -> None:
     with GgufFile.open(path) as file:
         reader = TensorReader(file)
         for tensor in gguf.GGUFReader(path).tensors:
+            if tensor.tensor_type is gguf.GGMLQuantizationType.I32:
+                continue  # ids of experts
             expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             found = reader.take(tensor.name, expected.shape)
             assert found.dtype == torch.float32
@@ -80,6 +82,8 @@ def test_slices_are_those_of_the_whole(path: Path) -> None:
     with GgufFile.open(path) as file:
         reader = TensorReader(file)
         for name, info in file.tensors.items():
+            if info.type.name == "I32":
+                continue
             whole = reader.take(name, info.shape)
             slices = list(reader.take_each(name, info.shape))
             assert len(slices) == info.shape[0]

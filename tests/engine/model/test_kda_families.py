@@ -161,7 +161,7 @@ BAD = {
     "expert_gating_func": [0, 3, DROP],
     "expert_weights_scale": [-1.0, float("inf")],
     "leading_dense_block_count": [-1, 0, 3, 2**31],
-    "swiglu_clamp_exp": [[1.0], [-1.0] * 5, [float("nan")] * 5, 1.0, "off"],
+    "swiglu_clamp_exp": [[1.0], [-1.0] * 5, [float("nan")] * 5, "off"],
     "nextn_predict_layers": [-1, 0, 2, 5],
 }
 
