@@ -110,9 +110,9 @@ MUTANTS = (
         "self._pos[seq], self._pending[seq], self._n_seen[seq] = -1, 0, 0",
         "self._pos[seq], self._n_seen[seq] = -1, 0",
         "queue planes",
-        "run",
-        "state-wrong",
-        weak="the prompt starts from a plane of a text that has ended, which is no longer known; the finding says after which prompt and that its snapshots are not this text's",
+        "",
+        "",
+        "A plane is read at most as deep as one was written since, and a sequence that begins has only the newest.",
     ),
     Mutant(
         "position",
@@ -1111,7 +1111,7 @@ MUTANTS = (
         "n_carried = [0 for depth in depths]",
         "lane carry,ubatch=2",
         "compare",
-        "stale-plane",
+        "rejected-tokens-in-state",
     ),
     Mutant(
         "replay",
