@@ -130,6 +130,7 @@ class DivergenceView(QWidget):
             if self._lanes.poll():
                 self.plots.draw()
                 self.tables.draw()
+            self.plots.fit()
             self._tell()
 
     def set_cursor(self, position: Position | None) -> None:

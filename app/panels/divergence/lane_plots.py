@@ -120,6 +120,15 @@ class LanePlots(QSplitter):
         self.states.draw()
         self._show_extent()
 
+    def fit(self) -> None:
+        """End the axis at the last position once the lanes have ended: that comes after the last of
+        them."""
+        before = self._span
+        if self._lanes is not None:
+            self._set_span(self._lanes, len(self._lanes.positions()))
+        if self._span != before:
+            self._show_extent()
+
     def set_cursor(self, pos: int | None) -> None:
         """Put the cursor line on a position."""
         self.delta.set_cursor(pos)

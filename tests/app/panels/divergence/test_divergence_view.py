@@ -435,3 +435,19 @@ def test_heads_of_two_lines_are_as_high_from_the_first_look_on(
     one = header.height()
     view.show_run(RunRef(faulty_comparison().store, 3))
     qtbot.waitUntil(lambda: header.height() >= one + header.fontMetrics().height())
+
+
+def test_the_axis_ends_at_the_last_position_once_the_lanes_have_ended(view: DivergenceView) -> None:
+    """The end of a comparison comes after its last position, and nothing more with it."""
+    builder = LaneBuilder()
+    builder.lane("noise", NOISE)
+    run_id = builder.lane("planes", CLEAN)
+    for facts in builder.store.runs.values():
+        facts["options"] = {"n_predict": 200}
+    view.show_run(RunRef(builder.store, run_id))
+    left, right = view.plots.delta.x_range
+    assert right - left > 150, "room for what is expected"
+    builder.end()
+    view.refresh()
+    left, right = view.plots.delta.x_range
+    assert right - left < 30
