@@ -432,10 +432,10 @@ def counting_cause(side: DraftSide) -> Cause | None:
 
 
 def _by_counters(side: DraftSide) -> Cause | None:
-    told = [side.told.get(name) for name in ("draft_n_accepted", "draft_n")]
-    if not all(isinstance(one, int | float) and one >= 0 for one in told):
+    stated = [side.counters.get(name) for name in ("draft_n_accepted", "draft_n")]
+    if not all(isinstance(one, int | float) and one >= 0 for one in stated):
         return None
-    theirs, (accepted, drafted) = tuple(int(one or 0) for one in told), side.counts
+    theirs, (accepted, drafted) = tuple(int(one or 0) for one in stated), side.counts
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None

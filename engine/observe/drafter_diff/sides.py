@@ -26,8 +26,8 @@ class DraftSide:
 
     prompt: ids, None where they are not known; n_prompt: how many. ids: of the emitted tokens, up
     to the first one that is not known. text: both; a prompt that is not known is a row of MISSING.
-    drafts: those that were verified, in order. told: counters
-    of the engine itself for this sequence. special: ids that stand for no text.
+    drafts: those that were verified, in order. counters: those of the
+    engine itself for this sequence. special: ids that stand for no text.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DraftSide:
     starts: Sequence[int]
     drafters: list[str]
     asked: Asked
-    told: Mapping[str, Any]
+    counters: Mapping[str, Any]
     session: Session | None = None
 
     @property
