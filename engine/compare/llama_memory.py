@@ -116,7 +116,7 @@ class LlamaScriptEngine:
         self.unread = ""
         """Why states are not compared, if the library writes them in an unknown format."""
         self._session = session
-        self.n_vocab = session.config.n_vocab
+        self.n_vocab, self.has_ties = session.config.n_vocab, session.config.ranks
         self.n_layers, self.layout = engine.facts().n_layers, layout_of(session.config)
 
     def encode(self, text: str) -> list[int]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
 from engine.compare.memory_script import (
     CompareRanges,
@@ -28,6 +30,7 @@ from engine.compare.memory_script import (
     SequenceOperation,
     StateCopy,
     Statement,
+    TokenPart,
 )
 from engine.errors import DraftscopeError
 
@@ -120,17 +123,23 @@ class MemoryPlay:
         engine: MemoryEngine,
         witness: CheckRecorder | None = None,
         noise: Mapping[str, float] | None = None,
+        *,
+        has_ties: bool = False,
     ) -> None:
         """noise: by measure, what an engine that is right may be apart by; upper bounds that are
-        lower are raised to it."""
-        self.script, self.policy = script, policy
+        lower are raised to it. has_ties: the model chooses by rank, so that a difference may be a
+        tie that the width of a batch tips; it is looked for where a check fails, by the same
+        batches without a rollback."""
+        self.script, self.policy, self._has_ties = script, policy, has_ties
         self.outcomes: list[StatementOutcome] = []
+        self.tipped: list[str] = []
+        """Checks that a tie explains, in words."""
         self.worst_nmse = math.nan
         """Of all checks that bound an error from above, NaN before the first."""
         self.error: DraftscopeError | None = None
         """What ended the play, if it was not a statement that went otherwise."""
         self._engine, self._witness, self._noise = engine, witness, noise or {}
-        statements = script.for_policy(policy)
+        self._statements = statements = script.for_policy(policy)
         specs = [one.action for one in statements if isinstance(one.action, ContextSpec)]
         self._n_seqs = {spec.name: spec.n_seqs for spec in specs}
         self._left = [one for one in statements if not isinstance(one.action, ContextSpec)]
@@ -199,13 +208,8 @@ class MemoryPlay:
             self._left.clear()
 
     def _decode(self, action: DecodeTokens) -> None:
-        engine, context = self._engine, self._contexts[action.context]
-        batch = {
-            seq: [
-                id_ for part in tokens for id_ in part.resolve(seq, engine.n_vocab, engine.encode)
-            ]
-            for seq, tokens in action.batch
-        }
+        context = self._contexts[action.context]
+        batch = self._resolved(action)
         longest = max(map(len, batch.values()))
         pieces = [batch]
         if action.one_by_one:
@@ -219,6 +223,13 @@ class MemoryPlay:
                 for pos, row in enumerate(rows, starts[seq]):
                     if (action.context, seq, pos) in self._wanted:
                         self._logits[action.context, seq, pos] = row.detach().clone()
+
+    def _resolved(self, action: DecodeTokens) -> dict[int, list[int]]:
+        n_vocab, encode = self._engine.n_vocab, self._engine.encode
+        return {
+            seq: [id_ for part in tokens for id_ in part.resolve(seq, n_vocab, encode)]
+            for seq, tokens in action.batch
+        }
 
     def _operate(self, action: SequenceOperation, line: int) -> bool:
         context, numbers = self._contexts[action.context], action.numbers
@@ -283,7 +294,10 @@ class MemoryPlay:
             return
         found = ReferenceLogits(right, right.argmax(1).tolist()).difference(left)
         value, bound = _measured(check.bound.measure, found, right), self._raised(check.bound)
-        self._note(statement, _beyond(bound, value), bound, value)
+        message = _beyond(bound, value)
+        if message and self._is_tipped(statement, check, bound, value):
+            message = ""
+        self._note(statement, message, bound, value)
         if check.bound.compare == "<=":
             self.worst_nmse = max(found.nmse + [v for v in [self.worst_nmse] if not math.isnan(v)])
         if self._witness:
@@ -294,14 +308,70 @@ class MemoryPlay:
         found = left.apart(check.left.seq, right, check.right.seq)
         if found is None:
             return
-        known = [one for one in (*found.state, *found.conv) if not math.isnan(one)]
-        value, bound = max(known, default=0.0), self._raised(check.bound)
+        value, bound = _state_error(found), self._raised(check.bound)
         message = _beyond(bound, value)
+        if message and self._is_tipped(statement, check, bound, value):
+            message = ""
         if not message and check.bound.compare == "<=" and found.n_cells:
             message = f"{found.n_cells} attention cells differ"
         self._note(statement, message, bound, value)
         if self._witness:
             self._witness.states(check, left.fact(check.left.seq, "pos") or 0, found)
+
+    def _is_tipped(
+        self, statement: Statement, check: CompareRanges, bound: MeasureBound, value: float
+    ) -> bool:
+        """Whether the same batches without a rollback are as far apart: then a tie of the model
+        differs with the width of a batch, and both sides are what they are without a rollback."""
+        if not self._has_ties or bound.compare != "<=" or not math.isfinite(value):
+            return False
+        played = self._statements[: self._statements.index(statement)]
+        twin_of = _without_rollback(played, self._resolved)
+        if twin_of is None:
+            return False
+        script = replace(self.script, statements=(*twin_of, statement))
+        twin = MemoryPlay(script, self.policy, self._engine)
+        while len(twin._left) > 1:
+            twin.step()
+        measure = self._states_apart if check.for_states else self._logits_apart
+        clean, *moved = (math.nan,) if twin.error else measure(twin, check, bound)
+        twin.stop()
+        if not clean > bound.limit or not all(map(bound.holds, moved)):
+            return False
+        self.tipped.append(
+            f"line {statement.line}, {statement.text}: {bound.measure} is {value:.1e}, and "
+            f"{clean:.1e} for the same batches without a rollback, from which it is "
+            f"{max(moved):.1e} apart: a tie, of experts say, that the width of a batch tips"
+        )
+        return True
+
+    def _states_apart(
+        self, twin: MemoryPlay, check: CompareRanges, bound: MeasureBound
+    ) -> list[float]:
+        """Errors of the states: twin's left from its right, then each side from twin's."""
+        sides = (check.left, check.right)
+        mine = [(self._contexts[side.context], side.seq) for side in sides]
+        clean = [(twin._contexts[side.context], side.seq) for side in sides]
+        pairs = [tuple(clean), *zip(mine, clean, strict=True)]
+        found = [one.apart(seq, other, place) for (one, seq), (other, place) in pairs]
+        return [math.nan if one is None else _state_error(one) for one in found]
+
+    def _logits_apart(
+        self, twin: MemoryPlay, check: CompareRanges, bound: MeasureBound
+    ) -> list[float]:
+        """The same of logits; NaN where ties do not explain as many rows."""
+        sides = (check.left, check.right)
+        mine, clean = ([play._rows(side) for side in sides] for play in (self, twin))
+        values = []
+        for left, right in (clean, *zip(mine, clean, strict=True)):
+            if left is None or right is None:
+                return [math.nan]
+            found = ReferenceLogits(right, right.argmax(1).tolist()).difference(left)
+            values.append(_measured(bound.measure, found, right))
+            share = tipped_share("f32", ranks=True)
+            if len(rows_beyond(np.array(found.nmse), logits_ceiling("f32"), share)):
+                return [math.nan]
+        return values
 
     def _raised(self, bound: MeasureBound) -> MeasureBound:
         least = self._noise.get(bound.measure, 0.0)
@@ -326,6 +396,65 @@ class MemoryPlay:
         self.outcomes.append(StatementOutcome(statement, value, bound, message))
         if message and self._witness:
             self._witness.failed(statement, message)
+
+
+def _without_rollback(
+    statements: Sequence[Statement], resolved: Callable[[DecodeTokens], dict[int, list[int]]]
+) -> list[Statement] | None:
+    """The contexts of statements without planes, and their batches without what they remove later;
+    None where they do more than decode, remove an end and restore a checkpoint."""
+    contexts: list[Statement] = []
+    batches: list[tuple[Statement, DecodeTokens, dict[int, list[int]]]] = []
+    marks: dict[tuple[str, str], int] = {}
+
+    def length(context: str, seq: int) -> int:
+        return sum(len(ids.get(seq, ())) for _, one, ids in batches if one.context == context)
+
+    def cut(context: str, seq: int, n: int) -> None:
+        for _, one, ids in batches:
+            if one.context == context and seq in ids:
+                ids[seq] = ids[seq][:n]
+                n -= len(ids[seq])
+
+    for statement in statements:
+        action = statement.action
+        if isinstance(action, ContextSpec):
+            contexts.append(replace(statement, action=replace(action, n_rs_seq=0)))
+        elif isinstance(action, DecodeTokens):
+            batches.append((statement, action, resolved(action)))
+        elif isinstance(action, SequenceOperation):
+            if not action.accepted:
+                continue
+            if action.name != "seq_rm":
+                return None
+            seq, start, end = (*action.numbers, -1)[:3]
+            if 0 <= end < length(action.context, seq):
+                return None
+            cut(action.context, seq, max(0, start))
+        elif isinstance(action, StateCopy):
+            place, n = (action.context, action.label), length(action.context, action.seq)
+            if action.name == "checkpoint":
+                marks[place] = n
+            elif action.name != "restore" or n < marks[place]:
+                return None
+            else:
+                cut(action.context, action.seq, marks[place])
+    return contexts + [
+        replace(
+            statement,
+            action=replace(
+                action,
+                batch=tuple((seq, (TokenPart(ids=tuple(row)),)) for seq, row in ids.items() if row),
+            ),
+        )
+        for statement, action, ids in batches
+        if any(ids.values())
+    ]
+
+
+def _state_error(found: MemoryDifference) -> float:
+    known = [one for one in (*found.state, *found.conv) if not math.isnan(one)]
+    return max(known, default=0.0)
 
 
 def _measured(measure: str, found: LogitsDifference, right: torch.Tensor) -> float:
