@@ -235,6 +235,11 @@ def _mark(message: str) -> Saying | None:
     return next((("mark", name, ()) for word, name in _MARKS.items() if word in message), None)
 
 
+def file_name(path: str) -> str:
+    """The last part of a path of any system."""
+    return re.split(r"[\\/]", path)[-1]
+
+
 def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
     """The head of a text that goes on to a quote at its end; None unless both are there."""
     found = head.search(text)
