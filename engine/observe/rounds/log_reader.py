@@ -154,12 +154,12 @@ class LogReader(LogServers):
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
             return False
-        handler, kind = reading.handler, reading.kind
+        handler, said = reading.handler, (line, us, reading.kind)
         try:
             if reading.whose == "server":
-                return handler is not None and handler(server, line, us, kind, *row[2:])
+                return handler is not None and handler(server, said, *row[2:])
             if reading.whose == "free":
-                return handler is not None and handler(server, row[2], line, us, kind, *row[3:])
+                return handler is not None and handler(server, row[2], said, *row[3:])
             slot = server.slots.get(row[2])
             if server.requests and server.begins_again(us):
                 return False
@@ -168,7 +168,7 @@ class LogReader(LogServers):
             server.works_on(slot, us)
             if handler is None or slot.request.is_broken:
                 return True
-            return handler(server, slot, line, us, kind, *row[4:])
+            return handler(server, slot, said, *row[4:])
         except OutOfRangeError:
             return False
 

@@ -22,7 +22,7 @@ Value: TypeAlias = tuple[int, int, float | None]
 whole number, a float of a decimal one, None of a text."""
 NOTHING: Value = (-1, -1, None)
 Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
-"""What a message says (a method of `ServerLog`), of which kind, and its values."""
+"""What a message says (a method of `ServerState`), of which kind, and its values."""
 
 # In none of these may what is repeated begin in several places of a text and run to its end: gaps
 # are bounded, and what ends a text is looked for from its end.

@@ -139,7 +139,7 @@ class ServerLog(ServerState):
             if saying is None:
                 self._not_taken(line, message)
             else:
-                self.on_candidate(line, None, "", *values_of(message, saying[2]))
+                self.on_candidate((line, None, ""), *values_of(message, saying[2]))
                 self.last_read = "server", (), 0, saying
         except OutOfRangeError as error:
             self._bad(line, str(error))
@@ -227,7 +227,7 @@ class ServerLog(ServerState):
         """Take what a message says; whether it was taken. whose: the slot, or its number."""
         name, kind, places = saying
         is_taken: bool = getattr(self, f"on_{name}")(
-            *whose, line, us, kind, *values_of(said, places)
+            *whose, (line, us, kind), *values_of(said, places)
         )
         if not is_taken:
             self._not_taken(line, said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, 
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
 
+Said: TypeAlias = tuple[int, int | None, str]
+"""The line of a message, its time in microseconds and of which kind it is."""
 MOST_DRAFTERS = 64
 _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
@@ -107,10 +109,9 @@ class ServerState:
         """A message of a slot came, at a time."""
         self.last_us, self._current = us, slot.request
 
-    def on_token(
-        self, slot: Slot, line: int, us: int | None, _kind: str, number: int, id_: int, text: str
-    ) -> bool:
+    def on_token(self, slot: Slot, said: Said, number: int, id_: int, text: str) -> bool:
         """A token was sampled."""
+        line, us, _ = said
         if self.is_light:
             self.is_light = False
             for earlier in self.requests:
@@ -140,27 +141,18 @@ class ServerState:
                 self._clock.ends(one, us)
         return True
 
-    def on_speed(
-        self,
-        slot: Slot,
-        _line: int,
-        us: int | None,
-        _kind: str,
-        n: int,
-        speed: float,
-        recent: float | None,
-    ) -> bool:
+    def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> bool:
         """How fast a request is so far."""
+        _, us, _ = said
         speeds = slot.request.speeds
         if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
             del speeds[1::2]
         speeds.append((None if us is None else us / 1e3, n, speed, recent))
         return True
 
-    def on_accepted(
-        self, slot: Slot, _line: int, us: int | None, kind: str, accepted: int, drafted: int
-    ) -> bool:
+    def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> bool:
         """A round was verified. kind: "restores", or "again" where others say it a second time."""
+        _, us, kind = said
         if accepted > (drafted or LONGEST_DRAFT):
             raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
         if kind == "again":
@@ -191,38 +183,28 @@ class ServerState:
         self.n_rounds += 1
         slot.request.rounds.append(one)
 
-    def on_generated(
-        self,
-        slot: Slot,
-        _line: int,
-        _us: int | None,
-        _kind: str,
-        history: int,
-        drafted: int,
-        pos: int,
-    ) -> bool:
+    def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> bool:
         """A draft is complete: a round begins, unless one is replayed."""
         if not slot.replay:
             self._begin(slot, history, drafted, pos)
         self._clock.joins(slot.round)
         return True
 
-    def on_decoded(self, slot: Slot, _line: int, _us: int | None, _kind: str, pos: int) -> bool:
+    def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
         """A round without a draft."""
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
         self._clock.joins(one)
         return True
 
-    def on_saved(self, slot: Slot, _line: int, us: int | None, _kind: str, mib: float) -> bool:
+    def on_saved(self, slot: Slot, said: Said, mib: float) -> bool:
         """A checkpoint of the memory was saved before a round."""
+        _, us, _ = said
         slot.checkpoint_bytes = round(mib * 2**20)
         self._clock.mark(us, "saved")
         return True
 
-    def on_restoring(
-        self, slot: Slot, _line: int, _us: int | None, _kind: str, n_bytes: int
-    ) -> bool:
+    def on_restoring(self, slot: Slot, _said: Said, n_bytes: int) -> bool:
         """A round's checkpoint is restored."""
         if slot.round is not None:
             slot.round.checkpoint_bytes = n_bytes
@@ -230,11 +212,11 @@ class ServerState:
 
     def on_mark(self, *args: Any) -> bool:
         """A phase begins or ends, of a slot or of the server."""
-        *_, us, kind = args
+        *_, (_, us, kind) = args
         self._clock.mark(us, kind)
         return True
 
-    def on_prompt(self, slot: Slot, _line: int, _us: int | None, _kind: str, n: int) -> bool:
+    def on_prompt(self, slot: Slot, _said: Said, n: int) -> bool:
         """A prompt came."""
         slot.request.n_prompt = self._prompt(slot).n_prompt = n
         return True
@@ -242,9 +224,7 @@ class ServerState:
     def on_common(
         self,
         slot: Slot,
-        _line: int,
-        _us: int | None,
-        _kind: str,
+        _said: Said,
         n_common: int,
         n_held: int,
         pos_min: int | None,
@@ -261,9 +241,7 @@ class ServerState:
         self._prompt(slot).is_forced = True
         return True
 
-    def on_cached(
-        self, slot: Slot, _line: int, _us: int | None, _kind: str, n: int | None, m: int | None
-    ) -> bool:
+    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None) -> bool:
         """Tokens of the prompt that are there; later parts of it say it again."""
         request, prompt = slot.request, self._prompt(slot)
         known = m or 0 if n is None else n
@@ -272,29 +250,16 @@ class ServerState:
         return True
 
     def on_checkpoint(
-        self,
-        slot: Slot,
-        _line: int,
-        _us: int | None,
-        kind: str,
-        last: int | None,
-        n_tokens: int | None,
-        mib: float | None,
+        self, slot: Slot, said: Said, last: int | None, n_tokens: int | None, mib: float | None
     ) -> bool:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
+        _, _, kind = said
         n = n_tokens or (0 if last is None else last + 1)
         self._prompts.checkpoint(self._prompt(slot), kind, n, round((mib or 0.0) * 2**20))
         return True
 
     def on_selected(
-        self,
-        number: int,
-        _line: int,
-        _us: int | None,
-        _kind: str,
-        by: str,
-        similarity: float | None,
-        kept: float | None,
+        self, number: int, _said: Said, by: str, similarity: float | None, kept: float | None
     ) -> bool:
         """A slot was chosen for the next request."""
         shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
@@ -302,13 +267,7 @@ class ServerState:
         return True
 
     def on_released(
-        self,
-        slot: Slot,
-        _line: int,
-        _us: int | None,
-        _kind: str,
-        n_tokens: int | None,
-        truncated: int | None,
+        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None
     ) -> bool:
         """A slot is done with its request."""
         slot.request.is_over = True
@@ -316,9 +275,7 @@ class ServerState:
             self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
         return True
 
-    def on_prompt_time(
-        self, slot: Slot, _line: int, _us: int | None, _kind: str, ms: float, n: int
-    ) -> bool:
+    def on_prompt_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
         """The sums of a prompt."""
         prompt = self._prompt(slot)
         prompt.prompt_ms, prompt.processed = ms, n
@@ -326,20 +283,19 @@ class ServerState:
             prompt.n_prompt = prompt.cached + n
         return _prompt_sums(slot.request, ms, n)
 
-    def on_eval_time(
-        self, slot: Slot, _line: int, _us: int | None, _kind: str, ms: float, n: int
-    ) -> bool:
+    def on_eval_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
         """The sums of an answer."""
         self._prompt(slot).written = n
         return _answer_sums(slot.request, ms, n)
 
-    def on_sums(self, slot: Slot, _line: int, _us: int | None, _kind: str, *sums: Any) -> bool:
+    def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""
         return _draft_sums(slot.request, *sums)
 
-    def on_bare(self, _line: int, _us: int | None, kind: str, *sums: Any) -> bool:
+    def on_bare(self, said: Said, *sums: Any) -> bool:
         """Sums without a slot: of the slot that the line before names, or of a request that the
         log does not show otherwise."""
+        _, _, kind = said
         request, take = self._current, _BARE_SUMS[kind]
         is_new = request is None or (
             request.prompt_ms is not None or request.predicted is not None
@@ -360,14 +316,7 @@ class ServerState:
         return not request.is_broken and take(request, *sums)
 
     def on_statistics(
-        self,
-        _line: int,
-        _us: int | None,
-        _kind: str,
-        name: str,
-        drafts: int,
-        tokens: int,
-        accepted: int,
+        self, _said: Said, name: str, drafts: int, tokens: int, accepted: int
     ) -> bool:
         """Sums of a drafter over all requests so far, written after those of one."""
         now = drafts, tokens, accepted
@@ -377,24 +326,16 @@ class ServerState:
             self._counts[name] = now
         return True
 
-    def on_impl(self, _line: int, us: int | None, _kind: str, name: str, size: int, n: int) -> bool:
+    def on_impl(self, said: Said, name: str, size: int, n: int) -> bool:
         """A drafter has drafted."""
+        _, us, _ = said
         self._clock.mark(us, "drafted")
         self._impls.append((name, size, n))
         del self._impls[:-64]
         return True
 
     def on_candidate(
-        self,
-        _line: int,
-        _us: int | None,
-        _kind: str,
-        number: int,
-        rank: int,
-        at: int,
-        token: int,
-        p: float,
-        text: str,
+        self, _said: Said, number: int, rank: int, at: int, token: int, p: float, text: str
     ) -> bool:
         """A token that a drafter looked at."""
         self._candidates.append((number, rank, at, token, p, text))
