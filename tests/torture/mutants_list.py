@@ -122,7 +122,7 @@ MUTANTS = (
         "if depth > self.n_rs_seq:",
         "lane planes,ubatch=2",
         "compare",
-        "stale-plane",
+        "depth-beyond-truth",
     ),
     Mutant(
         "checkpoint",
@@ -264,7 +264,7 @@ MUTANTS = (
         "self._depth[seq] = self.n_rs_seq",
         "lane planes,ubatch=2",
         "compare",
-        "stale-plane",
+        "rejected-tokens-in-state",
     ),
     Mutant(
         "planes",
@@ -329,7 +329,7 @@ MUTANTS = (
         "self._n_planes)",
         "lane planes,n_rs_seq=2",
         "compare",
-        "rollback-beyond-snapshots",
+        "rejected-tokens-in-state",
     ),
     Mutant(
         "ring",
@@ -390,7 +390,7 @@ MUTANTS = (
         "self._n_logged[seq]",
         "lane replay",
         "compare",
-        "stale-plane",
+        "wrong-fold",
     ),
     Mutant(
         "replay",

@@ -25,11 +25,11 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "an accepted draft of a log is counted one too short": (
             "lognumbers",
-            around("engine.observe.rounds.log:ServerLog.on_accepted", _one_fewer),
+            around("engine.observe.rounds.server_state:ServerState.on_accepted", _one_fewer),
         ),
         "lines of a log are searched in quadratic time": (
             "lognumbers",
-            around("engine.observe.rounds.log:LogReader.feed", _slowly),
+            around("engine.observe.rounds.log_reader:LogReader.feed", _slowly),
         ),
         "a terminal gets lines as they are": (
             "terminal",

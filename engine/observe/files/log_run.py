@@ -18,10 +18,11 @@ from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log import LogReader, ServerLog
 from engine.observe.rounds.log_lines import texts_of
 from engine.observe.rounds.log_prompts import note_prompts
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, LogRequest, LogRound
+from engine.observe.rounds.server_log import ServerLog
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, path_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.observe.rounds.log import file_name
+from engine.observe.rounds.log_words import file_name
 
 LONGEST_TEXT = 1 << 16
 MOST_BYTES = 64 << 20

@@ -22,7 +22,7 @@ Value: TypeAlias = tuple[int, int, float | None]
 whole number, a float of a decimal one, None of a text."""
 NOTHING: Value = (-1, -1, None)
 Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
-"""What a message says (a method of `ServerLog`), of which kind, and its values."""
+"""What a message says (a method of `ServerState`), of which kind, and its values."""
 
 # In none of these may what is repeated begin in several places of a text and run to its end: gaps
 # are bounded, and what ends a text is looked for from its end.
@@ -233,6 +233,11 @@ def _mark(message: str) -> Saying | None:
     if message.endswith("update slots"):
         return "mark", "update", ()
     return next((("mark", name, ()) for word, name in _MARKS.items() if word in message), None)
+
+
+def file_name(path: str) -> str:
+    """The last part of a path of any system."""
+    return re.split(r"[\\/]", path)[-1]
 
 
 def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:

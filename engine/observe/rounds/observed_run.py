@@ -26,8 +26,8 @@ from engine.observe.rounds.counters import (
     read_counters,
 )
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
-from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.log_prompts import note_prompts
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin

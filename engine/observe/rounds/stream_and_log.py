@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.log_prompts import LoggedPrompt
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, LogRequest, LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken

@@ -505,7 +505,7 @@ def test_other_tables(text: str, expected: list[Any], found: list[str]) -> None:
 def test_more_requests_than_a_trace_holds_are_taken_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.observe.rounds.log.MOST_REQUESTS", 16)
+    monkeypatch.setattr("engine.observe.rounds.server_log.MOST_REQUESTS", 16)
     head = "1.02.{:03}.004 I slot print_timing: id  0 | task {} | "
     line = "{head}draft acceptance = 0.5 (   30 accepted /    60 generated), mean len =  2.50\n"
     store = read("".join(with_times(line, head.format(i, i)) for i in range(100)))

@@ -11,8 +11,8 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.log_run import fill_log
-from engine.observe.rounds.log import LogReader
 from engine.observe.rounds.log_lines import LogLines, unwrapped
+from engine.observe.rounds.log_reader import LogReader
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -74,7 +74,7 @@ def test_times_years_apart_are_not_those_of_one_log() -> None:
 
 
 def test_more_requests_than_a_trace_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.observe.rounds.log.MOST_REQUESTS", 10)
+    monkeypatch.setattr("engine.observe.rounds.server_log.MOST_REQUESTS", 10)
     entry = "0.00.000.001 I slot update_slots: id  0 | task {} | accepted  1/ 3 draft tokens\n"
     with pytest.raises(TraceFileError, match="more than 10 requests"):
         fill_log(TraceStore(), "".join(map(entry.format, range(12))), "server.log")

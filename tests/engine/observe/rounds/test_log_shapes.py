@@ -11,8 +11,8 @@ import pytest
 
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.log_run import fill_log
-from engine.observe.rounds import log
-from engine.observe.rounds.log import LogReader
+from engine.observe.rounds import log_reader
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_shapes import Block
 from engine.trace.store import TraceStore
 from tests.bench.logs import KINDS
@@ -60,7 +60,7 @@ def by_line(
     monkeypatch: pytest.MonkeyPatch, read: Callable[[str], list[object]], text: str
 ) -> list[object]:
     with monkeypatch.context() as context:
-        context.setattr(log, "_FEW_LINES", 1 << 30)
+        context.setattr(log_reader, "_FEW_LINES", 1 << 30)
         return read(text)
 
 

@@ -10,7 +10,7 @@ from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.importing import is_log
 from engine.observe.files.log_run import fill_log
-from engine.observe.rounds.log import LogReader
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore

@@ -1,0 +1,266 @@
+"""Rounds and sums read from the log of a llama-server: at `-lv 5` with LLAMA_TRACE=1 all rounds
+with their tokens, with LLAMA_TRACE=1 alone those with a draft (the light form), else the sums that
+every request ends with."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TraceFileError
+from engine.foreign_numbers import OutOfRangeError
+from engine.observe.rounds.log_lines import LogLines, OtherLines, Time
+from engine.observe.rounds.log_shapes import (
+    FEW,
+    LONGEST_SHAPE,
+    MOST_SHAPES,
+    Block,
+    LightRows,
+    Reading,
+)
+from engine.observe.rounds.log_words import Saying
+from engine.observe.rounds.server_log import LogServers, Read, ServerLog
+
+MOST_ROUNDS = 1 << 22
+_FEW_LINES = 64
+"""Of which the shapes are not looked for."""
+_MOST_LINES = 1 << 16
+"""Of a block."""
+
+
+class LogReader(LogServers):
+    """Reads a log as it grows."""
+
+    def __init__(
+        self,
+        others: OtherLines | None = None,
+        fold: Callable[[ServerLog], int] | None = None,
+        *,
+        has_batches: bool = False,
+    ) -> None:
+        """others: takes lines of other engines. fold: where there are more requests
+        than a trace can hold, makes room among those of a server; returns for how many.
+        has_batches: whether rounds of the light form may be kept as batches."""
+        super().__init__(fold)
+        self._lines, self._others = LogLines(others), others
+        self._has_batches = has_batches
+        self._by_stream: dict[str, ServerLog] = {}
+        self._waiting: set[str] = set()
+        """Servers whose newest line may go on in the next one."""
+        self._n_block = _FEW_LINES
+        """Lines that are looked at together; few at first, since none of their shapes is known."""
+        self._readings: dict[bytes, Reading] = {}
+        """By shape."""
+        self._kinds: dict[tuple[Any, ...], Reading] = {}
+        """The same by their keys."""
+
+    def feed(self, text: str) -> None:
+        """More of the log, cut anywhere. Raises TraceFileError for more than a trace can hold."""
+        self._take(self._lines.lines(text))
+
+    def end(self) -> None:
+        """Nothing more comes: the last entry is complete, unless the server ended in it."""
+        known = {one: one.known_unread for one in self.servers}
+        self._take(self._lines.last_lines())
+        for server in self._by_stream.values():
+            server.end()
+            if self._lines.is_cut and server in known:
+                server.known_unread = known[server]
+
+    def _take(self, lines: list[str]) -> None:
+        at = 0
+        while at < len(lines):
+            block = lines[at : at + self._n_block]
+            at += len(block)
+            if len(block) < _FEW_LINES:
+                for line in block:
+                    self._place(line)
+            else:
+                self._take_block(block)
+                self._n_block = min(2 * self._n_block, _MOST_LINES)
+        if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
+            raise TraceFileError(
+                f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
+            )
+
+    def _take_block(self, lines: list[str]) -> None:
+        """Many lines: those of known shapes by columns, the others one by one. Lines that say
+        nothing are passed over."""
+        before, block = self._lines.number, Block(lines)
+        numbers = {shape: i for i, shape in enumerate(dict.fromkeys(block.shapes))}
+        of_line = np.fromiter(map(numbers.__getitem__, block.shapes), np.int64, len(lines))
+        known = [self._readings.get(shape) for shape in numbers]
+        readings = list(map(known.__getitem__, of_line.tolist()))
+        values, light = self._columns(block, known, of_line)
+        says_more = np.array([one is None or one.whose != "nothing" for one in known])
+        todo = np.flatnonzero(says_more[of_line]).tolist()
+        runs = light.runs(todo)
+        n_learned, at, placed = self._lines.n_learned, 0, -1
+        while at < len(todo):
+            i = todo[at]
+            if (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
+                at += n
+                continue
+            reading, row = readings[i], values.get(i) or light.row(i)
+            if reading is not None and row is not None and self._say(reading, before + i + 1, row):
+                at += 1
+                continue
+            self._lines.last = self._stream_before(block, readings, i, placed)
+            self._lines.number = before + i
+            self._place(lines[i], None if reading is not None else block.shapes[i])
+            while self._is_waiting and i + 1 < len(lines):
+                i += 1
+                self._place(lines[i], None)
+            if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
+                self._readings.clear()
+                self._kinds.clear()
+                n_learned = self._lines.n_learned
+            placed = i
+            at = bisect_right(todo, i, at)
+        self._lines.last = self._stream_before(block, readings, len(lines), placed)
+        self._lines.number = before + len(lines)
+
+    def _columns(
+        self, block: Block, known: list[Reading | None], of_line: np.ndarray
+    ) -> tuple[dict[int, tuple[Any, ...]], LightRows]:
+        """Values of lines, by their numbers in the block. known: how lines of each shape are read;
+        of_line: the shape of each line."""
+        kinds: dict[Reading | None, int] = {}
+        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known])[of_line]
+        order = np.argsort(kind, kind="stable")
+        ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
+        values: dict[int, tuple[Any, ...]] = {}
+        light = LightRows(len(of_line))
+        for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
+            if reading is None or reading.whose == "nothing" or len(rows) < FEW:
+                continue
+            is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
+            if is_light and light.add(block, reading, rows, self._lines.source):
+                continue
+            is_other = reading.whose == "other" and self._others is not None
+            names: OtherLines | LogLines | None = self._others if is_other else self._lines
+            assert names is not None
+            values.update(block.rows(reading, rows, names.source))
+        return values, light
+
+    def _say(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
+        """Take what a line of a known shape says; False for one that has to be looked at as a
+        whole. row: its server, time and values."""
+        if reading.whose == "other":
+            return self._say_other(reading, line, row)
+        server, us = self._by_stream.get(row[0]), row[1]
+        if server is None or server.is_waiting:
+            return False
+        handler, said = reading.handler, (line, us, reading.kind)
+        try:
+            if reading.whose == "server":
+                return handler is not None and handler(server, said, *row[2:])
+            if reading.whose == "free":
+                return handler is not None and handler(server, row[2], said, *row[3:])
+            slot = server.slots.get(row[2])
+            if server.requests and server.begins_again(us):
+                return False
+            if slot is None or slot.request.task != row[3]:
+                slot = server.slot(row[2], row[3])
+            server.works_on(slot, us)
+            if handler is None or slot.request.is_broken:
+                return True
+            return handler(server, slot, said, *row[4:])
+        except OutOfRangeError:
+            return False
+
+    def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
+        others, (source, _, *values) = self._others, row
+        try:
+            return others is not None and others.say(
+                reading.name, line, source, reading.kind, *values
+            )
+        except OutOfRangeError:
+            return False
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the next line may belong to the one before."""
+        return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
+
+    def _say_light(self, light: LightRows, lines: list[int]) -> bool:
+        server = self._by_stream.get(light.stream(lines[0]))
+        return server is not None and not server.is_waiting and server.takes_light(light.at(lines))
+
+    def _stream_before(
+        self, block: Block, readings: list[Reading | None], i: int, placed: int
+    ) -> str:
+        """The server that the line before is of. placed: the newest line that was placed."""
+        for at in range(i - 1, placed, -1):
+            one = readings[at]
+            if one is not None and one.is_own:
+                found = block.streams(one, np.array([at]), self._lines.source)
+                return found if isinstance(found, str) else found[0]
+        return self._lines.last
+
+    def _place(self, line: str, shape: bytes | None = None) -> None:
+        """A line by itself; how it was read is kept for others of its shape."""
+        n, by_stream = 0, self._by_stream
+        for stream, number, time, message, is_head in self._lines.placed(line):
+            n += 1
+            server = by_stream.get(stream)
+            if server is None:
+                server = by_stream[stream] = self._server(stream)
+            after = by_stream[stream] = server.add(number, time, message, is_head)
+            if after.is_waiting:
+                self._waiting.add(stream)
+            else:
+                self._waiting.discard(stream)
+        reading = None
+        if shape is None or len(shape) > LONGEST_SHAPE or shape in self._readings:
+            return
+        if n == 0 and self._others is not None and self._others.last_read is not None:
+            reading = self._other_reading(line, *self._others.last_read)
+        elif n == 1 and server is after and message is not None and after.last_read is not None:
+            reading = self._reading(line, stream, time, message, after.last_read)
+        if reading is not None:
+            if len(self._readings) >= MOST_SHAPES:
+                self._readings.clear()
+                self._kinds.clear()
+            self._readings[shape] = self._kinds.setdefault(reading.key, reading)
+
+    def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:
+        """How lines of another engine's shape are read."""
+        start = line.find(said)
+        if start < 0 or "\\u" in line or self._others is None:
+            return None
+        reading = Reading(line, "other", saying, source, is_own=False)
+        begin, end, _ = saying[2][0]
+        prefix = None if start else said[begin:end]
+        is_known = reading.add(line, start, saying[2]) and reading.set_prefix(
+            line, prefix, self._others.source
+        )
+        return reading if is_known else None
+
+    def _reading(
+        self, line: str, stream: str, time: Time, message: str, read: Read
+    ) -> Reading | None:
+        """How lines of a shape are read, from one that was; None where others may be different."""
+        whose, head, at, saying = read
+        start = len(line) - len(message) if line.endswith(message) else line.find(message)
+        if start < 0 or "\\u" in line:
+            return None
+        if whose == "free" and saying is None:
+            whose, head = "nothing", ()
+        if whose == "nothing":
+            time = None
+        reading = Reading(line, whose, saying, stream, is_own=self._lines.is_own)
+        if saying is not None:
+            reading.handler = getattr(ServerLog, f"on_{saying[0]}")
+        if not reading.is_own and whose != "nothing":
+            return None
+        is_known = (
+            reading.add(line, start, head)
+            and (saying is None or reading.add(line, start + at, saying[2]))
+            and reading.set_time(line, time)
+            and reading.set_prefix(line, self._lines.prefix, self._lines.source)
+        )
+        return reading if is_known else None

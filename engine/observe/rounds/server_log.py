@@ -1,0 +1,352 @@
+"""Log of one process of a llama-server, line by line. Builds of two years and ik_llama.cpp have
+other words for the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from engine.errors import TraceFileError
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
+from engine.observe.rounds.log_lines import (
+    LONGEST_LINE,
+    SHORTEST_LINE,
+    STAMP,
+    Time,
+    may_have_stamp,
+    microseconds,
+)
+from engine.observe.rounds.log_rounds import LogRequest
+from engine.observe.rounds.log_words import (
+    BUILD,
+    IDS,
+    IMPLEMENTATION,
+    LOOKS_LIKE,
+    MODEL,
+    PLANES,
+    SLOT,
+    START,
+    Saying,
+    Value,
+    candidate_saying,
+    file_name,
+    free_slot_saying,
+    is_open,
+    may_look_like,
+    server_saying,
+    slot_saying,
+    values_of,
+)
+from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState, Slot
+
+MOST_REQUESTS = 1 << 16
+_MOST_SERVERS = 1000
+_YEARS_US = int(LONGEST_MS / 2 * 1e3)
+RESTART_US = 5_000_000
+"""So far a clock has to fall before it is another process's: threads write out of order."""
+_MOST_RESTARTS = 64
+"""Seen by the clock alone; the lines of a log with more are not in their order."""
+_SHOWN = 100
+_OWN = ("spec", "srv ", "cmn ", "que ")
+"""What messages of the server's own parts begin with."""
+_DEEPEST = 8
+"""Entries within a line that are looked at."""
+_LOOKED_AT = 200
+_CHANGES_MORE = re.compile("build|Aggregate|found better prompt|model loaded|llama_server")
+"""In messages that change what is known of a server, or of which only the first one does."""
+Read: TypeAlias = tuple[str, tuple[Value, ...], int, Saying | None]
+"""How a message was read: whether it is of a "slot", of a "free" one, of the "server" or "nothing"
+at all, the slot and its task, where the rest begins, and what that says."""
+_NOTHING: Read = ("nothing", (), 0, None)
+
+
+class ServerLog(ServerState):
+    """What one process of a server wrote."""
+
+    def __init__(self, servers: LogServers, stream: str) -> None:
+        super().__init__(servers.joins)
+        self._servers = servers
+        self.stream = stream
+        self.n_rs_seq: int | None = None
+        self.drafters: list[str] = []
+        self.is_synthetic = False
+        self.has_times = False
+        self.model = ""
+        """The model's file, by its name."""
+        self.build = ""
+        self.is_whole = False
+        """Whether the log has the start of the process."""
+        self.n_unread = 0
+        """Lines that cannot be read."""
+        self.first_unread = ""
+        """Where the first of them is, and why."""
+        self.has_wrong_numbers = False
+        self.last_read: Read | None = None
+        """How the newest line was read, where another line of its shape says the same."""
+        self.is_waiting = False
+        """Whether the newest line may go on in the next one."""
+        self._waiting: tuple[int, Time, str] = 0, None, ""
+        self.first_us: int | None = None
+        self._depth = 0
+
+    def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
+        """The next line; it may go on with the one before it, which a token's text has cut. Returns
+        the log that takes the lines that follow: a new one where a process began."""
+        self.last_read = None
+        if self.is_waiting:
+            return self._go_on(number, time, message, is_head)
+        if not is_head and message is not None and len(message) < SHORTEST_LINE:
+            self.last_read = _NOTHING
+            return self
+        if message is None:
+            self._bad(number, "it is not valid JSON")
+        elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
+            if message.rstrip()[-2:] == "''":  # of a text that may begin with a quote
+                self.is_waiting, self._waiting = True, (number, time, message)
+            else:
+                self._read_candidate(number, message)
+        elif ("next token:" in message or "draft candidate" in message) and is_open(message):
+            self.is_waiting, self._waiting = True, (number, time, message)
+        else:
+            return self._take(number, time, message, is_head)
+        return self
+
+    def _go_on(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
+        """The line after one whose token may go on."""
+        first, at, before = self._waiting
+        if not is_head and message is not None and len(before) < LONGEST_LINE:
+            self._waiting = first, at, f"{before}\n{message}"
+            return self
+        self.end()
+        return self.add(number, time, message, is_head)
+
+    def end(self) -> None:
+        """Nothing more comes of this process for now."""
+        if self.is_waiting:
+            self.is_waiting = False
+            number, time, message = self._waiting
+            if "draft candidate" in message and message[:4] != "slot":
+                self._read_candidate(number, message)
+            else:
+                self._take(number, time, message, True)
+        self._place_candidates()
+        self.last_read = None
+
+    def _read_candidate(self, line: int, message: str) -> None:
+        saying = candidate_saying(message)
+        try:
+            if saying is None:
+                self._not_taken(line, message)
+            else:
+                self.on_candidate((line, None, ""), *values_of(message, saying[2]))
+                self.last_read = "server", (), 0, saying
+        except OutOfRangeError as error:
+            self._bad(line, str(error))
+
+    @property
+    def unread(self) -> list[dict[str, Any]]:
+        """The findings about lines that cannot be read or are missing, as a run keeps them."""
+        found = []
+        if self.n_unread:
+            message = (
+                "Entries of the log cannot be read; of their requests nothing after them is shown."
+                if self.has_wrong_numbers
+                else "Lines look like those of a server's rounds or sums and are not read."
+            )
+            evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
+            found.append({"rule": "log-unread", "message": message, "evidence": evidence})
+        if self.first_missing:
+            n = sum(one.n_missing for one in self.requests)
+            message = "Lines of the log are missing: rounds are those that are left in it."
+            evidence = f"{n:,} tokens have no line; the first gap is {self.first_missing}"
+            found.append({"rule": "log-lines-missing", "message": message, "evidence": evidence})
+        return found
+
+    def begins_again(self, us: int | None) -> bool:
+        """Whether another process writes: the clock begins again."""
+        if us is None or self.last_us is None or us >= self.last_us - RESTART_US:
+            return False
+        return len(self._servers.servers) < _MOST_RESTARTS
+
+    def _take(self, line: int, time: Time, message: str, is_head: bool) -> ServerLog:
+        """One entry."""
+        slot: Slot | None = None
+        us = microseconds(time)
+        try:
+            if us is not None:
+                self.first_us = us if self.first_us is None else self.first_us
+                if not -_YEARS_US < us - self.first_us < _YEARS_US:
+                    raise OutOfRangeError("its time is years away from that of the first entry")
+                self.has_times = True
+            is_slots = message[:4] == "slot"
+            found = SLOT.match(message) if is_slots else None
+            if found is None and "id_slot=" in message:
+                found = IDS.search(message)
+            if found is None:
+                is_start = "llama_server: init" in message or START.match(message) is not None
+                if is_start and self.requests:
+                    return self._servers.restarted(self).add(line, time, message, is_head)
+                self.is_whole |= is_start
+                self._of_server(line, us, message)
+                self.last_read = None if is_start else self.last_read
+                return self
+            number, task = int(found[1]), int(found[2])
+            at = found.end() if is_slots else 0
+            said = message[at:]
+            head = (*found.span(1), COUNT), (*found.span(2), COUNT)
+            if task < 0:
+                if (saying := free_slot_saying(said)) is not None:
+                    self._say(line, us, said, saying, number)
+                self.last_read = "free", head[:1], at, saying
+                return self
+            if task > COUNT:
+                raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
+            if self.requests and self.begins_again(us):
+                return self._servers.restarted(self).add(line, time, message, is_head)
+            slot = self.slot(number, task)
+            self.last_us = us
+            if slot.request.is_broken:
+                return self
+            if (saying := slot_saying(said)) is None:
+                if self._not_taken(line, said):
+                    self.last_read = "slot", head, at, None
+            elif self._say(line, us, said, saying, slot):
+                self.last_read = "slot", head, at, saying
+        except OutOfRangeError as error:
+            self._bad(line, str(error))
+            if slot is not None:
+                slot.request.is_broken = True
+                if slot.request.rounds and not slot.request.rounds[-1].is_complete:
+                    slot.request.rounds.pop()
+        return self
+
+    def _say(
+        self, line: int, us: int | None, said: str, saying: Saying, *whose: Slot | int
+    ) -> bool:
+        """Take what a message says; whether it was taken. whose: the slot, or its number."""
+        name, kind, places = saying
+        is_taken: bool = getattr(self, f"on_{name}")(
+            *whose, (line, us, kind), *values_of(said, places)
+        )
+        if not is_taken:
+            self._not_taken(line, said)
+        return is_taken
+
+    def _bad(self, line: int, why: str) -> None:
+        self.has_wrong_numbers = True
+        self._unread(line, why)
+
+    @property
+    def known_unread(self) -> tuple[int, str, bool]:
+        """What is known of lines that cannot be read; the last one of a log may be cut."""
+        return self.n_unread, self.first_unread, self.has_wrong_numbers
+
+    @known_unread.setter
+    def known_unread(self, known: tuple[int, str, bool]) -> None:
+        self.n_unread, self.first_unread, self.has_wrong_numbers = known
+
+    def _unread(self, line: int, why: str) -> None:
+        self.n_unread += 1
+        self.first_unread = self.first_unread or f"line {line}: {why}"
+
+    def _not_taken(self, line: int, message: str) -> bool:
+        """A line that nothing was made of. Whether there is nothing in it."""
+        if (inner := self._inner(message)) is not None:
+            self._add_inner(line, inner)
+        elif LOOKS_LIKE.search(message, 0, _LOOKED_AT) if may_look_like(message) else False:
+            self._unread(line, repr(message[:_SHOWN]))
+        else:
+            return True
+        return False
+
+    def _add_inner(self, line: int, inner: re.Match[str]) -> None:
+        if self._depth < _DEEPEST:
+            self._depth += 1
+            self.add(line, inner, inner.string[inner.end() :], True)
+            self._depth -= 1
+        self.last_read = None
+
+    @staticmethod
+    def _inner(message: str) -> re.Match[str] | None:
+        """The time of an entry within a line: some messages have no end, so that one follows."""
+        return STAMP.search(message, 0, LONGEST_LINE) if may_have_stamp(message) else None
+
+    def _of_server(self, line: int, us: int | None, message: str) -> None:
+        self._prompts.server(message)
+        if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
+            self._add_inner(line, inner)
+        elif "adding speculative" in message:
+            found = IMPLEMENTATION.search(message)
+            if found is not None and len(self.drafters) < MOST_DRAFTERS:
+                self.drafters.append(found[1])
+        elif "loading model" in message and (found := MODEL.search(message)) is not None:
+            self.model = file_name(found[1])
+        elif not self.build and "build" in message and (found := BUILD.search(message)):
+            self.build = found[1]
+        elif "n_rs_seq" in message and (found := PLANES.search(message)) is not None:
+            n_rs_seq = whole(found[1], LONGEST_DRAFT)
+            self.n_rs_seq = n_rs_seq if self.n_rs_seq is None else self.n_rs_seq
+        elif "synthetic speculative acceptance is enabled" in message:
+            self.is_synthetic = True
+        elif (saying := server_saying(message)) is not None:
+            if self._say(line, us, message, saying):
+                self.last_read = "server", (), 0, saying
+        elif self._not_taken(line, message) and not _CHANGES_MORE.search(message):
+            self.last_read = _NOTHING
+
+
+class LogServers:
+    """The processes that wrote a log, each with what it wrote. requests: of all of them, in the
+    order in which their tasks began."""
+
+    def __init__(self, fold: Callable[[ServerLog], int] | None) -> None:
+        self.requests: list[LogRequest] = []
+        self.servers: list[ServerLog] = []
+        self._fold = fold
+
+    def joins(self, request: LogRequest) -> None:
+        """A request more. Raises TraceFileError for more than a trace can hold."""
+        if len(self.requests) >= MOST_REQUESTS and not self._make_room():
+            raise TraceFileError(
+                f"The log tells of more than {MOST_REQUESTS:,} requests.",
+                "Cut it into several files.",
+            )
+        self.requests.append(request)
+
+    def _make_room(self) -> bool:
+        """Whether requests were taken together."""
+        if self._fold is not None and any(self._fold(server) > 0 for server in self.servers):
+            self.requests = [one for server in self.servers for one in server.requests]
+        return len(self.requests) < MOST_REQUESTS
+
+    def restarted(self, server: ServerLog) -> ServerLog:
+        """The log of the process that comes after another one's."""
+        return self._server(server.stream)
+
+    def _server(self, stream: str) -> ServerLog:
+        if len(self.servers) >= _MOST_SERVERS:
+            raise TraceFileError(
+                f"The log has more than {_MOST_SERVERS:,} servers, or starts of one.",
+                "Cut it into several files.",
+            )
+        self.servers.append(ServerLog(self, stream))
+        return self.servers[-1]
+
+    # -- of a log that one server writes while it is observed --------------------------------
+
+    @property
+    def server(self) -> ServerLog:
+        """The last process that had requests, or wrote at all."""
+        busy = [one for one in self.servers if one.requests] or self.servers
+        return busy[-1] if busy else ServerLog(self, "")
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the log has no tokens."""
+        return self.server.is_light
+
+    @property
+    def unread(self) -> list[dict[str, Any]]:
+        """The findings about lines that cannot be read or are missing."""
+        return [finding for one in self.servers for finding in one.unread]

@@ -1,0 +1,421 @@
+"""Requests and rounds of one process of a server, as the messages of its log tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
+
+Said: TypeAlias = tuple[int, int | None, str]
+"""The line of a message, its time in microseconds and of which kind it is."""
+MOST_DRAFTERS = 64
+_MOST_SPEEDS = 1000
+"""Of one request; a server writes one every three seconds."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """The state of a slot. replay: a restore was logged and its replay has not ended."""
+
+    request: LogRequest
+    round: LogRound | None = None
+    candidates: dict[int, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    checkpoint_bytes: int | None = None
+    replay: bool = False
+
+
+class ServerState:
+    """What one process of a server has said so far. requests: in the order in which their tasks
+    began. on_NAME: takes what a message says, by the name that log_words gives it; each raises
+    OutOfRangeError before it changes anything, and returns whether it was taken.
+    joins: called with each request."""
+
+    def __init__(self, joins: Callable[[LogRequest], None]) -> None:
+        self.requests: list[LogRequest] = []
+        self.pieces: dict[int, bytes] = {}
+        """Of tokens that were drafted or emitted, as far as they are whole characters."""
+        self.is_light = True
+        self.first_missing = ""
+        self.slots: dict[int, Slot] = {}
+        self.last_us: int | None = None
+        """The clock at the newest message of a slot."""
+        self.n_rounds = 0
+        self._joins = joins
+        self._candidates: list[tuple[int, int, int, int, float, str]] = []
+        """Drafted tokens that no round has yet."""
+        self._prompts = PromptLog()
+        self._current: LogRequest | None = None
+        self._impls: list[tuple[str, int, int]] = []
+        self._clock = PhaseClock()
+        self._counts: dict[str, Counts] = {}
+        self._says_at_once = False
+        """Whether rounds are written before their tokens; what names them later repeats them."""
+
+    def takes_light(self, rounds: np.ndarray) -> bool:
+        """Rounds of the light form, one for each row with slot, task, accepted, drafted and time in
+        microseconds (-1 without). Whether they were taken: none of them where one is anything else
+        than the round after another one of a request."""
+        number, task, accepted, drafted, us = rounds.T
+        if not self.is_light or self._clock.is_at_work or (accepted > drafted).any():
+            return False
+        last = -1 if self.last_us is None else self.last_us
+        if us[0] < last or (us[1:] < us[:-1]).any():
+            return False
+        found = []
+        for key in np.unique(number << 32 | task).tolist():
+            slot = self.slots.get(key >> 32)
+            if slot is None or slot.request.task != key & COUNT or slot.replay:
+                return False
+            if slot.request.is_broken:
+                return False
+            found.append((slot, (number == key >> 32).nonzero()[0]))
+        for slot, rows in found:
+            *earlier, newest = rows.tolist()
+            if earlier:
+                batch = rounds[earlier][:, 2:].astype(np.int64)
+                slot.request.batches.append((len(slot.request.rounds), batch))
+                self.n_rounds += len(earlier)
+            at = int(us[newest])
+            one = LogRound(None, int(drafted[newest]), int(accepted[newest]), is_complete=True)
+            one.end_us = None if at < 0 else at
+            self._add_round(slot, one)
+        self.last_us = None if us[-1] < 0 else int(us[-1])
+        self._says_at_once, self._current = True, self.slots[int(number[-1])].request
+        return True
+
+    def slot(self, number: int, task: int) -> Slot:
+        """The slot, at work for a task."""
+        slot = self.slots.get(number)
+        if slot is None or slot.request.task != task:
+            if slot is not None:
+                slot.request.is_over = True
+            slot = self.slots[number] = Slot(self._request(number, task))
+        self._current = slot.request
+        return slot
+
+    def _request(self, number: int, task: int) -> LogRequest:
+        request = LogRequest(number, task)
+        self._joins(request)
+        self.requests.append(request)
+        return request
+
+    def works_on(self, slot: Slot, us: int | None) -> None:
+        """A message of a slot came, at a time."""
+        self.last_us, self._current = us, slot.request
+
+    def on_token(self, slot: Slot, said: Said, number: int, id_: int, text: str) -> bool:
+        """A token was sampled."""
+        line, us, _ = said
+        if self.is_light:
+            self.is_light = False
+            for earlier in self.requests:
+                earlier.unfold()
+        request, token = slot.request, (id_, text)
+        self._learn(id_, text)
+        if number <= request.last_n:
+            return True  # a line that was copied twice
+        n_missing, before = number - request.last_n - 1, request.last_n
+        request.last_n = number
+        if n_missing:
+            request.n_missing += n_missing
+            self.first_missing = self.first_missing or (
+                f"before line {line}: n_gen is {number:,} after {before:,}"
+            )
+        if number == 1:
+            request.first, request.first_us = token, us
+        elif slot.round is not None:
+            one = slot.round
+            if one.first_n is None:
+                one.first_n = number
+            elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
+                one.tokens += [UNKNOWN_TOKEN] * n_missing
+            one.tokens.append(token)
+            if one.end_us is None and us is not None:
+                one.end_us = us
+                self._clock.ends(one, us)
+        return True
+
+    def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> bool:
+        """How fast a request is so far."""
+        _, us, _ = said
+        speeds = slot.request.speeds
+        if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
+            del speeds[1::2]
+        speeds.append((None if us is None else us / 1e3, n, speed, recent))
+        return True
+
+    def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> bool:
+        """A round was verified. kind: "restores", or "again" where others say it a second time."""
+        _, us, kind = said
+        if accepted > (drafted or LONGEST_DRAFT):
+            raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
+        if kind == "again":
+            if self._says_at_once:
+                return True
+            if drafted < accepted:  # some say 0 drafted of all rounds
+                return False
+        else:
+            self._says_at_once = True
+        restores = kind == "restores"
+        if slot.replay and not restores:
+            slot.replay = False  # the counts are those of the replay
+            if slot.round is not None:
+                slot.round.is_complete, slot.round.end_us = True, us
+                self._clock.ends(slot.round, us)
+            return True
+        if slot.round is None or slot.round.is_complete or self.is_light:
+            self._add_round(slot, LogRound(None, drafted))
+        one = slot.round
+        assert one is not None
+        one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
+        self._clock.ends(one, us)
+        slot.replay, one.is_complete = restores, not restores
+        return True
+
+    def _add_round(self, slot: Slot, one: LogRound) -> None:
+        slot.round = one
+        self.n_rounds += 1
+        slot.request.rounds.append(one)
+
+    def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> bool:
+        """A draft is complete: a round begins, unless one is replayed."""
+        if not slot.replay:
+            self._begin(slot, history, drafted, pos)
+        self._clock.joins(slot.round)
+        return True
+
+    def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
+        """A round without a draft."""
+        one = LogRound(pos, 0, is_complete=True)
+        self._add_round(slot, one)
+        self._clock.joins(one)
+        return True
+
+    def on_saved(self, slot: Slot, said: Said, mib: float) -> bool:
+        """A checkpoint of the memory was saved before a round."""
+        _, us, _ = said
+        slot.checkpoint_bytes = round(mib * 2**20)
+        self._clock.mark(us, "saved")
+        return True
+
+    def on_restoring(self, slot: Slot, _said: Said, n_bytes: int) -> bool:
+        """A round's checkpoint is restored."""
+        if slot.round is not None:
+            slot.round.checkpoint_bytes = n_bytes
+        return True
+
+    def on_mark(self, *args: Any) -> bool:
+        """A phase begins or ends, of a slot or of the server."""
+        *_, (_, us, kind) = args
+        self._clock.mark(us, kind)
+        return True
+
+    def on_prompt(self, slot: Slot, _said: Said, n: int) -> bool:
+        """A prompt came."""
+        slot.request.n_prompt = self._prompt(slot).n_prompt = n
+        return True
+
+    def on_common(
+        self,
+        slot: Slot,
+        _said: Said,
+        n_common: int,
+        n_held: int,
+        pos_min: int | None,
+        n_swa: int | None,
+    ) -> bool:
+        """What a prompt has in common with what its slot held, which could not be kept as is."""
+        prompt = self._prompt(slot)
+        prompt.n_common, prompt.n_held, prompt.n_swa = n_common, n_held, n_swa or 0
+        prompt.pos_min = -1 if pos_min is None else pos_min
+        return True
+
+    def on_forced(self, slot: Slot, *_args: Any) -> bool:
+        """All of the prompt is processed."""
+        self._prompt(slot).is_forced = True
+        return True
+
+    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None) -> bool:
+        """Tokens of the prompt that are there; later parts of it say it again."""
+        request, prompt = slot.request, self._prompt(slot)
+        known = m or 0 if n is None else n
+        request.n_cached = known if request.n_cached is None else request.n_cached
+        prompt.cached = known if prompt.cached is None else prompt.cached
+        return True
+
+    def on_checkpoint(
+        self, slot: Slot, said: Said, last: int | None, n_tokens: int | None, mib: float | None
+    ) -> bool:
+        """A context checkpoint is created, restored, erased or makes room ("erasing")."""
+        _, _, kind = said
+        n = n_tokens or (0 if last is None else last + 1)
+        self._prompts.checkpoint(self._prompt(slot), kind, n, round((mib or 0.0) * 2**20))
+        return True
+
+    def on_selected(
+        self, number: int, _said: Said, by: str, similarity: float | None, kept: float | None
+    ) -> bool:
+        """A slot was chosen for the next request."""
+        shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
+        self._prompts.selected(number, by, shares)
+        return True
+
+    def on_released(
+        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None
+    ) -> bool:
+        """A slot is done with its request."""
+        slot.request.is_over = True
+        if n_tokens is not None:
+            self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
+        return True
+
+    def on_prompt_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
+        """The sums of a prompt."""
+        prompt = self._prompt(slot)
+        prompt.prompt_ms, prompt.processed = ms, n
+        if prompt.n_prompt is None and prompt.cached is not None:
+            prompt.n_prompt = prompt.cached + n
+        return _prompt_sums(slot.request, ms, n)
+
+    def on_eval_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
+        """The sums of an answer."""
+        self._prompt(slot).written = n
+        return _answer_sums(slot.request, ms, n)
+
+    def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
+        """The sums of the drafts of a request."""
+        return _draft_sums(slot.request, *sums)
+
+    def on_bare(self, said: Said, *sums: Any) -> bool:
+        """Sums without a slot: of the slot that the line before names, or of a request that the
+        log does not show otherwise."""
+        _, _, kind = said
+        request, take = self._current, _BARE_SUMS[kind]
+        is_new = request is None or (
+            request.prompt_ms is not None or request.predicted is not None
+            if kind == "prompt_time"
+            else request.predicted is not None
+            if kind == "eval_time"
+            else request.drafted is not None and sums[1] is not None
+        )
+        if is_new or request is None:
+            if sums[1] is None:
+                return False
+            request = LogRequest(-1, -1)
+            take(request, *sums)
+            self._joins(request)
+            self.requests.append(request)
+            self._current = request
+            return True
+        return not request.is_broken and take(request, *sums)
+
+    def on_statistics(
+        self, _said: Said, name: str, drafts: int, tokens: int, accepted: int
+    ) -> bool:
+        """Sums of a drafter over all requests so far, written after those of one."""
+        now = drafts, tokens, accepted
+        if len(self._counts) < MOST_DRAFTERS or name in self._counts:
+            if self._current is not None:
+                self._current.statistics[name] = now, self._counts.get(name)
+            self._counts[name] = now
+        return True
+
+    def on_impl(self, said: Said, name: str, size: int, n: int) -> bool:
+        """A drafter has drafted."""
+        _, us, _ = said
+        self._clock.mark(us, "drafted")
+        self._impls.append((name, size, n))
+        del self._impls[:-64]
+        return True
+
+    def on_candidate(
+        self, _said: Said, number: int, rank: int, at: int, token: int, p: float, text: str
+    ) -> bool:
+        """A token that a drafter looked at."""
+        self._candidates.append((number, rank, at, token, p, text))
+        return True
+
+    def _prompt(self, slot: Slot) -> LoggedPrompt:
+        """What the log tells of the prompt of a slot's request."""
+        request = slot.request
+        if request.prompt is None:
+            request.prompt = self._prompts.begin(request.slot)
+        return request.prompt
+
+    def _begin(self, slot: Slot, history: int, drafted: int, pos: int) -> None:
+        self._place_candidates()
+        one = LogRound(pos, drafted)
+        self._add_round(slot, one)
+        one.checkpoint_bytes, slot.checkpoint_bytes = slot.checkpoint_bytes, None
+        for i, (name, size, n) in enumerate(self._impls):
+            # a draft may be cut after the drafter, never lengthened
+            if size == history and n >= drafted:
+                one.drafter = name
+                del self._impls[i]
+                break
+        n_told = drafted if len(slot.candidates) >= drafted else 0
+        tops = [slot.candidates.get(i, {}) for i in range(n_told)]
+        if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
+            one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
+        slot.candidates = {}
+
+    def _place_candidates(self) -> None:
+        """Give their slots the drafted tokens since the last time."""
+        new, self._candidates = self._candidates, []
+        for number, rank, at, token, p, text in new:
+            slot = self.slots.get(number)
+            if slot is not None and rank < 8 and at < LONGEST_DRAFT:
+                if not rank and not at:
+                    slot.candidates = {}
+                slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
+                self._learn(token, text)
+
+    def _learn(self, token_id: int, text: str) -> None:
+        if text and token_id not in self.pieces and "\ufffd" not in text:
+            self.pieces[token_id] = text.encode("utf-8", "replace")
+
+
+def _prompt_sums(request: LogRequest, ms: float, n: int) -> bool:
+    request.prompt_ms, request.n_processed = ms, n
+    if request.n_prompt is None and request.n_cached is not None:
+        request.n_prompt = request.n_cached + n
+    return True
+
+
+def _answer_sums(request: LogRequest, ms: float, n: int) -> bool:
+    request.predicted_ms, request.predicted, request.is_over = ms, n, True
+    return True
+
+
+def _draft_sums(
+    request: LogRequest,
+    ratio: str | None,
+    accepted: int | None,
+    drafted: int | None,
+    mean: str | None,
+    rates: str | None,
+) -> bool:
+    if accepted is not None and drafted is not None:
+        whole(str(accepted), drafted)  # it cannot be more
+    parts = [] if rates is None else [one.strip() for one in rates.split(",")]
+    if len(parts) > LONGEST_DRAFT:
+        raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
+    values = [real(one, 1.0) for one in parts if one]
+    if ratio is not None:
+        request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
+    request.mean_length = request.mean_length if mean is None else mean
+    request.rates = request.rates if rates is None else values
+    return True
+
+
+_BARE_SUMS: dict[str, Callable[..., bool]] = {
+    "prompt_time": _prompt_sums,
+    "eval_time": _answer_sums,
+    "sums": _draft_sums,
+}
