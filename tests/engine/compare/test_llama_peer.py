@@ -286,7 +286,7 @@ def test_scenarios_show_it_in_the_library(name: str) -> None:
     [
         "bailingmoe3-a-mtp-f32",
         "lfm2-a-tied-f32",
-        # other widths tip a tie of its experts
+        # another split of a batch tips a tie of its experts
         "lfm2moe-b-f32",
         "nemotron_h_moe-b-mtp-f32",
         "qwen35-h-v2x-mtp-q8_0",
