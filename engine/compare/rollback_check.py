@@ -67,6 +67,16 @@ check C 0 0:25 = B 0 nmse<=0
 check C 0 0:25 = B 0 max_abs<=0
 check C 0 0:25 = B 0 relative<=0
 check C 0 = B 0 error<=0
+context D n_rs_seq=0 n_ubatch=16
+context E n_rs_seq=0
+decode D 0: pattern[0:18]
+decode D 0: pattern[18:38]
+decode D 0: pattern[38:76]
+replay E 0: pattern[0:76]
+check D 0 0:76 = E 0 nmse<=0
+check D 0 0:76 = E 0 max_abs<=0
+check D 0 0:76 = E 0 relative<=0
+check D 0 = E 0 error<=0
 """
 _PLANES = f"{LLAMA},rollback=planes"
 _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,device")
@@ -199,7 +209,8 @@ def _opened(session: Session, library: Path | None, settings: LlamaSettings) -> 
 
 
 def _noise_of(owner: LlamaScriptEngine) -> dict[str, float]:
-    """By measure, _MARGIN times what batches of other widths are apart by."""
+    """By measure, _MARGIN times what batches of other widths are apart by, over as many tokens as
+    the scripts have: a tie of two experts may be anywhere."""
     play = MemoryPlay(parse_script("noise", "noise.memory", _NOISE), LLAMA_POLICIES[0], owner)
     while play.step():
         pass
