@@ -9,7 +9,7 @@ averages of a batch, so no counts follow from them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -35,7 +35,6 @@ from engine.trace.store import TraceStore
 VLLM, SGLANG_LOG, BENCH = "vllm-log", "sglang-log", "mtp-bench"
 UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
-_ENGINES = {VLLM: "vllm", SGLANG_LOG: "sglang", BENCH: "llama-server"}
 _MOST_RUNS = 256
 MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
@@ -229,7 +228,8 @@ class LineLogs:
         elif "'spec_verify_ct'" in said:
             at = said.find("Finish")
             run = self._run(SGLANG_LOG, source_of(said[: max(at, 0)], stream))
-            self._read(run, number, said, max(said.find("meta_info"), 0), self._finished)
+            part = said[max(said.find("meta_info"), 0) :]
+            self._read(run, number, part, self._finished)
             return True
         elif "pred=" in said and "acc=" in said:
             self._row(number, said)
@@ -259,20 +259,20 @@ class LineLogs:
             run = self._runs.setdefault(key, _Run(*key))
         return run
 
-    def _read(self, run: _Run, number: int, said: str, at: int, read: Any) -> None:
+    @staticmethod
+    def _read(
+        run: _Run, number: int, said: str, read: Callable[[str], RecordedRequest | None]
+    ) -> None:
         try:
-            found = read(run, said, at)
+            found, why = read(said), repr(said[:100])
         except OutOfRangeError as error:
-            found = None
-            why = str(error)
-        else:
-            why = repr(said[at : at + 100])
+            found, why = None, str(error)
         if found is None:
             run.has_unread(number, why)
         elif run.shape == BENCH:
             run.requests.append(found)
         else:
-            run.add(found.place.partition(", ")[0] if found.engine == "vllm" else "", found)
+            run.add("", found)
 
     # -- vLLM ----------------------------------------------------------------------------------
 
@@ -382,15 +382,16 @@ class LineLogs:
         run.add(label, found)
         return True
 
-    def _finished(self, _run: _Run, said: str, at: int) -> RecordedRequest | None:
+    @staticmethod
+    def _finished(said: str) -> RecordedRequest | None:
         values: dict[str, Any] = {}
-        for name, value in _PAIR.findall(said[at:]):
+        for name, value in _PAIR.findall(said):
             is_count = value.isdigit()
             values[name] = whole(value) if is_count else float(value)
         if SGLANG.read is None or "spec_verify_ct" not in values:
             return None
-        name = re.search(r"'id': '([^']{1,100})'", said[at:])
-        stop = re.search(r"'finish_reason': \{'type': '(\w{1,40})'", said[at:])
+        name = re.search(r"'id': '([^']{1,100})'", said)
+        stop = re.search(r"'finish_reason': \{'type': '(\w{1,40})'", said)
         found = SGLANG.read(Node(values, "the log", "", (), (), {}))
         found.place, found.stop = name[1] if name else "", stop[1] if stop else ""
         return found
@@ -408,8 +409,8 @@ class LineLogs:
             self._tables.append(_Run(BENCH, ""))
         table = self._tables[-1]
 
-        def read(_run: _Run, _said: str, _at: int) -> RecordedRequest:
-            found = RecordedRequest(_ENGINES[BENCH], name, stop="end")
+        def read(_said: str) -> RecordedRequest:
+            found = RecordedRequest("llama-server", name, stop="end")
             found.timings["predicted_n"] = whole(values["pred"])
             if values.get("draft", "").isdigit():
                 found.num_draft_tokens = whole(values["draft"])
@@ -427,7 +428,7 @@ class LineLogs:
                 )
             return found
 
-        self._read(table, number, said, 0, read)
+        self._read(table, number, said, read)
 
     def _total(self, said: str) -> None:
         table = self._tables[-1]
@@ -461,16 +462,8 @@ def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:
         return lines[0]
     if (found := _plain_sums(label, lines)) is not None:
         return found
-    requests = [
-        one if isinstance(one, RecordedRequest) else _plain_interval(label, one) for one in lines
-    ]
+    requests = [_interval(label, [one]) for one in lines]
     return merged(requests, f"{requests[0].place} and after")
-
-
-def _plain_interval(label: str, line: tuple[Any, ...]) -> RecordedRequest:
-    found = _plain_sums(label, [line])
-    assert found is not None
-    return found
 
 
 def _plain_sums(label: str, lines: Sequence[_Line]) -> RecordedRequest | None:
