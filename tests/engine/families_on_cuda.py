@@ -46,7 +46,8 @@ def decode(fake, opened: Session, options, n: int = 1) -> None:
     run = opened.start([Prompt(TOKENS[: 12 - i]) for i in range(n)], options)
     while run.step():
         pass
-    assert fake.recordings, "no pass was recorded"
+    # a product that finds out how to keep a row's bits waits for the device
+    assert bool(fake.recordings) != options.batch_invariant
     assert not fake.strays
     assert LAUNCHED
 
