@@ -16,7 +16,8 @@ from app.engine_thread.feed import Feed
 from app.looks.theme import Theme, apply_theme, load_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.window.banner import BannerArea
-from app.window.docks import LAYOUTS, Docks
+from app.window.docks import Docks
+from app.window.layouts import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
 from engine.trace.token_text import pieces_at

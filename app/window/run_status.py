@@ -64,7 +64,8 @@ class RunEnds(QObject):
     def _show_pairs(self, job: MeasurePlain) -> None:
         """It may have another card by now."""
         if job.error:
-            self._panels.banners.add("warning", "Plain decoding was not measured.", job.error)
+            words = "Plain decoding was not measured."
+            self._panels.run_banners.add(job.ref, "warning", words, job.error)
         self._panels.plain_measured()
         self._look_again()
 

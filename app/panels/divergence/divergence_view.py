@@ -15,13 +15,7 @@ from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots
 from app.panels.divergence.lane_tables import LaneTables
-from app.trace_models.compared_lanes import (
-    ComparedLanes,
-    lanes_of,
-    latest_lanes,
-    run_to_show,
-    verdict_sentence,
-)
+from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show, verdict_sentence
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
@@ -41,8 +35,8 @@ class DivergenceView(QWidget):
     """The lanes over plots and tables. actions: compare, first, previous, next.
 
     Everything on show comes from the trace; only the lanes of the next comparison are kept here.
-    The comparison on show is that of the run that the window shows, or the latest one. `plots`,
-    `tables` and `bar` are made with the first one.
+    The comparison on show is that of the run that the window shows. `plots`, `tables` and `bar` are
+    made with the first one.
     """
 
     plots: LanePlots
@@ -103,8 +97,8 @@ class DivergenceView(QWidget):
     # -- the trace -------------------------------------------------------------------------
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show the comparison that a run belongs to, else the latest, else none."""
-        lanes = () if run is None else lanes_of(run) or latest_lanes(run.store)
+        """Show the comparison that a run belongs to, else none."""
+        lanes = () if run is None else lanes_of(run)
         same = lanes == (() if self._lanes is None else self._lanes.runs)
         if not same:
             run_ids = tuple(lane.run_id for lane in lanes)

@@ -366,22 +366,22 @@ def test_a_grammar_is_named_by_its_file(panel: RunPanel) -> None:
 def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
     heard: list[str] = []
     panel.options_changed.connect(lambda: heard.append(panel.problem))
-    panel.draft["synth_rates"].setText("0.5, 0.9, 0.1")
+    panel.synthetic["synth_rates"].setText("0.5, 0.9, 0.1")
     assert "rises" in panel.problem
     assert panel.message.text() == panel.problem == heard[-1]
     with pytest.raises(OptionError):
         panel.options()
-    panel.draft["synth_rates"].setText("0.9, x")
+    panel.synthetic["synth_rates"].setText("0.9, x")
     assert "is not a number" in panel.problem
-    panel.draft["synth_rates"].setText("0.9 0.5 0.1")
+    panel.synthetic["synth_rates"].setText("0.9 0.5 0.1")
     assert panel.problem == ""
     assert "invalid" in panel.message.text()
-    assert "invalid" in panel.draft.summary
+    assert "invalid" in panel.synthetic.summary
     assert panel.options().spec.synthetic == (0.9, 0.5, 0.1)
     panel.n_max.setValue(2)
     assert "3 values" in panel.problem
-    panel.draft["synth_rates"].clear()
-    panel.draft["synth_len"].setValue(2.5)
+    panel.synthetic["synth_rates"].clear()
+    panel.synthetic["synth_len"].setValue(2.5)
     assert panel.options().spec.synth_len == 2.5
     panel.drafter.set_names([])
     assert panel.problem == "", "nothing is drafted, so nothing is accepted"
