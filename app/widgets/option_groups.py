@@ -371,9 +371,9 @@ class ProvokingGroup(OptionGroup):
     what: it does to the output. options: their group on the command line.
     """
 
-    def __init__(self, title: str, options: str, what: str) -> None:
+    def __init__(self, title: str, options: str, what: str, parent: QWidget) -> None:
         self._speculative, self._what = False, what
-        super().__init__(title, shown(options), plain="none")
+        super().__init__(title, shown(options), parent, plain="none")
         self.refresh()
 
     def set_use(self, speculative: bool) -> None:

@@ -211,8 +211,6 @@ class EngineNews(QObject):
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
-        if fork := run.facts.fork:
-            self._feed.set_overlay(run.sibling(fork.parent))
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",
@@ -287,7 +285,7 @@ class EngineNews(QObject):
         files, folder = bridge.files, bridge.trace_folder
         parts = [bridge.state.value]
         if folder is not None:
-            parts = [f"trace {folder}", "opened from disk"]
+            parts = [f"trace {folder}", *self._on_show(), "opened from disk"]
             if bridge.has_run:
                 parts.append(f"{bridge.live} {bridge.state.value}")
         elif bridge.connecting:
@@ -296,14 +294,14 @@ class EngineNews(QObject):
             told = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
             parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
-            parts += self._other_on_show()
+            parts += self._on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
-            parts += self._other_on_show()
+            parts += self._on_show()
         self._panels.status.set_model(" · ".join(part for part in parts if part))
 
-    def _other_on_show(self) -> list[str]:
+    def _on_show(self) -> list[str]:
         """The run on show, with its model if that is not the one in use."""
         shown = self._feed.run
         if shown is None:

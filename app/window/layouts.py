@@ -26,7 +26,7 @@ PAGES = {
     "lab": {"faults": "Faults and rates", "breaks": "Break rules"},
     "time": {"timing": "Time per round", "verify": "Verify width"},
     "tuning": {
-        "tune": "n_max and p_min",
+        "tune": "Draft lengths",
         "what_if": "What if",
         "drafter": "Drafter",
         "results": "Results",

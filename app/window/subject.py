@@ -67,6 +67,8 @@ class SubjectNames(QObject):
             self._docks.note(name, label)
         for name in _OF_COMPARISON:
             self._docks.note(name, comparison_label(lanes) if lanes else label)
+        is_turn = run is not None and run.facts.turn is not None
+        self._docks.note("conversation", label if is_turn else f"not of {label}" if label else "")
         self._docks.note("model", self._other_model(run))
 
     def _other_model(self, run: RunRef | None) -> str:

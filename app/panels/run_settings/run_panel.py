@@ -207,8 +207,8 @@ class RunPanel(QWidget):
         self.mmap = choice({name: about for name, (_, about) in MMAP_CHOICES.items()}, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
         self.limits = LimitsGroup()
-        self.faults = ProvokingGroup("Faults", "faults", "output may be wrong")
-        self.synthetic = ProvokingGroup("Synthetic acceptance", "synthetic", "output invalid")
+        self.faults = ProvokingGroup("Faults", "faults", "output may be wrong", self)
+        self.synthetic = ProvokingGroup("Synthetic acceptance", "synthetic", "output invalid", self)
         self._groups: dict[str, OptionGroup] = {
             "drafters": self.draft,
             "sampling": self.sampling,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QObject, Qt
@@ -38,7 +39,7 @@ def scenario_actions(
         action = QAction(one.title.replace("&", "&&"), parent)
         action.setObjectName(f"scenario.{one.name}")
         action.setToolTip(one.about)
-        symptom = one.about.partition(". ")[0].rstrip(".") + "."
+        symptom = re.split(r"[.:;](?: |$)", one.about, maxsplit=1)[0] + "."
         action.setData((getattr(one, "symptom", "") or symptom, isinstance(one, MemoryScript)))
         action.triggered.connect(lambda _=False, chosen=one: play(chosen))
         actions.append(action)

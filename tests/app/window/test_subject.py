@@ -3,6 +3,8 @@ with it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
@@ -11,11 +13,12 @@ from app.engine_thread.events import State
 from app.widgets.buttons import TitleNote
 from app.window.layouts import LAYOUTS
 from app.window.window import MainWindow
+from engine.trace.facts import ForkOrigin
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
 from tests.support.lane_traces import CLEAN, LaneBuilder
-from tests.support.timed_trace import timed_trace
+from tests.support.timed_trace import add_rounds, begin, timed_trace
 from tests.support.window_acts import messages, settle, trigger, wait
 
 PANELS = ("rollback", "memory", "inspector", "runs", "acceptance", "time", "tuning")
@@ -43,6 +46,7 @@ def test_every_panel_names_what_it_shows(window: MainWindow, store: TraceStore) 
         whole = name if run_id == 0 else f"comparison, runs {n_runs - 2} to {n_runs - 1}"
         assert {said(window.docks[panel]) for panel in PANELS} == {name}
         assert said(window.docks["findings"]) == said(window.docks["divergence"]) == whole
+        assert said(window.docks["conversation"]) == f"not of {name}"
     window.feed.clear()
     assert {said(window.docks[panel]) for panel in (*PANELS, "findings")} == {""}
 
@@ -93,6 +97,38 @@ def test_a_message_about_a_run_goes_with_it(
         assert hidden == [not one for one in seen], shown
     window.feed.show_run(None)
     assert of_run.isHidden() and not of_all.isHidden()
+
+
+@pytest.mark.shares_window
+def test_a_fork_has_its_parent_over_it_and_no_other_run_has(window: MainWindow) -> None:
+    store, _, parent = timed_trace(12)
+    other = begin(store, ("draft-mtp",))
+    add_rounds(store, other, 0, 6)
+    fork = RunRef(store, begin(store, ("draft-mtp",)))
+    fork.facts.fork = ForkOrigin(parent=parent, round=4)
+    add_rounds(store, fork.run_id, 4, 12)
+    over = []
+    for run_id in (fork.run_id, other, fork.run_id, parent):
+        window.feed.show_run(RunRef(store, run_id))
+        over.append(None if window.feed.overlay is None else window.feed.overlay.run.run_id)
+    assert over == [parent, None, parent, fork.run_id], "parent and fork change places"
+
+
+def test_a_run_of_another_model_is_named_where_the_model_is(
+    loaded: MainWindow, model_file: Path, qtbot: QtBot
+) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    first = loaded.feed.run
+    assert said(loaded.docks["model"]) == ""
+    with qtbot.waitSignal(loaded.bridge.loaded):
+        loaded.open_model(model_file.with_name("other.gguf"))
+    wait(qtbot, loaded, State.READY)
+    loaded.runs.run_selected.emit(first)
+    assert said(loaded.docks["model"]) == "in use; run 0 is of model"
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    qtbot.waitUntil(lambda: said(loaded.docks["model"]) == "")
 
 
 def test_a_run_that_goes_on_is_not_lost_from_sight(

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QLabel, QTabBar
+from PySide6.QtWidgets import QApplication, QDialog, QDockWidget, QLabel, QMainWindow, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.saved.settings import TEXT_ZOOMS, Settings
+from app.window.docks import LAYOUT_VERSION
 from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
@@ -117,6 +118,26 @@ def test_spoilt_layout_gives_the_first_one(
     assert {name for name in TITLES if window.docks[name].isVisible()} == set(
         LAYOUTS["stream"].shown
     )
+
+
+def test_a_layout_of_other_docks_gives_the_first_one(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    """As the window before this one had: more of them, with other names."""
+    before = QMainWindow()
+    for name in ("what_if", "gate", "rollback"):
+        dock = QDockWidget(name, before)
+        dock.setObjectName(f"dock.{name}")
+        before.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, dock)
+    for version in (LAYOUT_VERSION - 1, LAYOUT_VERSION):
+        Settings().set_layout("stream", before.saveState(version))
+        window = make_window(Bridge(engine))
+        if version != LAYOUT_VERSION:
+            shown = {name for name in TITLES if window.docks[name].isVisible()}
+            assert shown == set(LAYOUTS["stream"].shown)
+        window.docks.reveal("gate")
+        assert window.docks["checks"].isVisible()
+        window.close()
 
 
 @pytest.mark.shares_window

@@ -285,7 +285,7 @@ def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
     assert panel.options().parallel == 2
     panel.prompts.remove_button.click()
     assert panel.texts() == ["two"] * 3
-    assert not panel.prompts.remove_button.isVisible(), "the last one stays"
+    assert not panel.prompts.remove_button.isEnabled(), "the last one stays"
 
 
 def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
@@ -304,6 +304,28 @@ def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
 
 
 # -- options beyond the first lines --------------------------------------------------------
+
+
+def test_a_removed_prompt_comes_back_where_it_was(panel: RunPanel, qtbot: QtBot) -> None:
+    box = panel.prompts
+    box.put_entries({"texts": ["a", "b", "c"]})
+    panel.resize(300, 700)
+    panel.show()
+    qtbot.waitExposed(panel)
+    buttons = box.add_button, box.remove_button
+    places = [button.geometry() for button in buttons]
+    assert not box.undo_button.isVisible()
+    for index in (1, 0):
+        box._go_to(index)
+        box.remove_button.click()
+    assert panel.texts() == ["c"]
+    qtbot.waitUntil(box.undo_button.isVisible)
+    assert [button.geometry() for button in buttons] == places
+    box.undo_button.click()
+    assert (panel.texts(), box.editor.toPlainText()) == (["a", "c"], "a")
+    box.undo_button.click()
+    assert (panel.texts(), box.editor.toPlainText()) == (["a", "b", "c"], "b")
+    assert not box.undo_button.isVisible()
 
 
 def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:

@@ -147,6 +147,8 @@ def test_behind_a_long_name_there_is_room_for_what_it_does(
     ("typed", "first"),
     [
         ("inspector", "Panels: Step Inspector"),
+        ("what if", "Panels: What if"),
+        ("kernels", "Panels: Kernels"),
         ("ghost", "Ghost Tokens"),
         ("csv trace", "Export Trace…"),  # what it does
         ("exp tr", "Export Trace…"),
