@@ -118,6 +118,12 @@ class TitleButton(QToolButton):
 
 
 _LEAST_CHARACTERS = 5
+_PLACES = (
+    QEvent.Type.Resize,
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.Show,
+    QEvent.Type.WindowTitleChange,
+)
 
 
 class TitleNote(ElidedLabel):
@@ -138,7 +144,7 @@ class TitleNote(ElidedLabel):
             self._place()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest, QEvent.Type.Show):
+        if event.type() in _PLACES:
             self._place()
         return super().eventFilter(watched, event)
 

@@ -49,6 +49,7 @@ class Appearance(QObject):
         self._keeping.timeout.connect(self.keep)
         self._keeping.start(_KEEP_MS)
         panels.run_panel.set_open_groups(settings.open_groups)
+        docks.turn_to(settings.pages)
         panels.run_panel.folded.connect(self._keep_groups)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
 
@@ -70,6 +71,7 @@ class Appearance(QObject):
             self._kept = found
             self._settings.set_layout(*found)
         self._settings.set_geometry(window.saveGeometry())
+        self._settings.pages = self._docks.pages
         self._settings.sync()
 
     def rest(self) -> None:

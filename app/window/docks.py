@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer
@@ -16,7 +16,7 @@ from app.widgets.pages import Pages
 from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
 from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
 
-_HIGH = ("runs", "lab", "conversation", "tuning")
+_HIGH = ("runs", "lab", "conversation", "tuning", "checks")
 """What they hold does not fit every place; the other panels scroll by themselves."""
 
 LAYOUT_VERSION = zlib.crc32(" ".join(sorted((*TITLES, *DOCK_OF))).encode()) >> 1
@@ -65,6 +65,7 @@ class Docks:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
         self._notes: dict[str, TitleNote] = {}
+        self._pages: dict[str, Pages] = {}
         self._makers: dict[str, Callable[[], object]] = {}
         self._moves = False
         """Whether docks change places."""
@@ -80,7 +81,7 @@ class Docks:
             self._docks[name] = dock
             self._notes[name] = TitleNote(dock)
             if name in PAGES:
-                pages = Pages(PAGES[name])
+                pages = self._pages[name] = Pages(PAGES[name])
                 dock.setWidget(LowPanel(pages) if name in _HIGH else pages)
                 pages.turned.connect(self._making.start)
         window.setDockNestingEnabled(True)
@@ -101,15 +102,25 @@ class Docks:
         """A dock by its name, or by that of a view in it."""
         return self._docks[DOCK_OF.get(name, name)]
 
-    def _pages(self, name: str) -> Pages | None:
+    def _shared(self, name: str) -> Pages | None:
         """The pages of a dock, or of that which a view shares."""
-        found = _inside(self[name].widget())
-        return found if isinstance(found, Pages) else None
+        return self._pages.get(DOCK_OF.get(name, name))
+
+    @property
+    def pages(self) -> list[str]:
+        """Names of the views in front where several share a dock."""
+        return [pages.current for pages in self._pages.values()]
+
+    def turn_to(self, names: Iterable[str]) -> None:
+        """Bring these views to the front where they share a dock; a name of no view is ignored."""
+        for name in names:
+            if name in DOCK_OF:
+                self._pages[DOCK_OF[name]].turn_to(name)
 
     def fill(self, name: str, widget: QWidget) -> None:
         """Put a view into its dock."""
         self._makers.pop(name, None)
-        pages = self._pages(name)
+        pages = self._shared(name)
         if pages is None:
             self[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
         else:
@@ -117,12 +128,12 @@ class Docks:
 
     def view(self, name: str) -> QWidget | None:
         """What `fill` put there, None before."""
-        pages = self._pages(name)
+        pages = self._shared(name)
         return _inside(self[name].widget()) if pages is None else pages.view(name)
 
     def front(self, name: str) -> QWidget | None:
         """The view that is in front in a dock, or in the dock of this view."""
-        pages = self._pages(name)
+        pages = self._shared(name)
         return self.view(name if pages is None else pages.current)
 
     def fill_when_seen(self, name: str, make: Callable[[], object]) -> None:
@@ -130,18 +141,21 @@ class Docks:
         if self.view(name) is not None:
             return
         self._makers[name] = make
-        self[name].visibilityChanged.connect(lambda _: self._make_if_seen(name))
-        self._make_if_seen(name)
-
-    def _make_if_seen(self, name: str) -> None:
+        self[name].visibilityChanged.connect(
+            lambda seen: self._make(name) if seen and self._is_in_front(name) else None
+        )
         if self._is_seen(name):
             self._make(name)
 
+    def _is_in_front(self, name: str) -> bool:
+        """Whether a view would be in sight if its dock was."""
+        pages = self._shared(name)
+        return pages is None or pages.shows(name)
+
     def _is_seen(self, name: str) -> bool:
         """Whether a view is in sight, and not under another tab."""
-        dock, pages = self[name], self._pages(name)
-        shows = pages is None or pages.shows(name)
-        return shows and dock.isVisible() and dock.geometry().right() >= 0
+        dock = self[name]
+        return self._is_in_front(name) and dock.isVisible() and dock.geometry().right() >= 0
 
     def _make(self, name: str) -> None:
         """Make the view of a dock, unless docks change places: most come into sight on the way."""
@@ -197,9 +211,7 @@ class Docks:
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         self._take_down()
-        for dock in PAGES:
-            pages = self._pages(dock)
-            assert pages is not None
+        for dock, pages in self._pages.items():
             pages.set_stack(LAYOUTS[name].stack and dock in LAYOUTS[name].bottom)
         self._place(LAYOUTS[name])
         if saved is None or saved.isEmpty():
@@ -217,9 +229,7 @@ class Docks:
 
     def reset(self) -> None:
         """Every dock of the layout in use in its first place, the first of its pages in front."""
-        for name, titles in PAGES.items():
-            if pages := self._pages(name):
-                pages.turn_to(next(iter(titles)))
+        self.turn_to([next(iter(titles)) for titles in PAGES.values()])
         self.apply(self.layout_name)
 
     def _take_down(self) -> None:
@@ -322,12 +332,9 @@ class Docks:
         all closed get half the window, and the panels at the left keep their width."""
         window, first, left = self._window, self[names[0]], self._docks["model"]
         size = window.size()
-        for name in names:
-            pages = self._pages(name)
-            if pages is not None:
-                pages.turn_to(name if name in DOCK_OF else pages.current)
-                self._make(pages.current)
-        self._make(names[0])
+        self.turn_to(names)
+        pages = self._shared(names[0])
+        self._make(names[0] if pages is None else pages.current)
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()
@@ -354,7 +361,7 @@ class Docks:
             return
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):
-            pages = self._pages(name)
+            pages = self._shared(name)
             chosen = _first_for_keys(view) or (pages.bar if pages else None)
         if chosen is not None:
             chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)

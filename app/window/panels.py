@@ -99,14 +99,16 @@ class Panels:
 
         stack = PlotStack(self._centre)
 
+        def target(name: str) -> QWidget | None:
+            return PlotGroup.target(docks.front(name))
+
         def put(name: str, view: PlotView) -> None:
             self._offer_run([view])
             docks.fill(name, view)
             if isinstance(view, RoundView):
                 stack.add(docks[name], view)
             if not docks[name].findChildren(TitleButton):
-                in_use = lambda: PlotGroup.target(docks.front(name))  # noqa: E731
-                TitleButton(docks[name], "Plot", menu, in_use)
+                TitleButton(docks[name], "Plot", menu, partial(target, name))
             made(view)
 
         self._theme, self._docks, self._made = theme, docks, made

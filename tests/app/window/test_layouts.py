@@ -95,6 +95,8 @@ def test_each_is_kept_for_itself(
     first.docks["memory"].close()
     choose(first, "rollback")
     first.docks["findings"].show()
+    first.docks.reveal("what_if")
+    first.docks["tuning"].close()
     choose(first, "stream")
     assert shown(first) == set(LAYOUTS["stream"].shown) - {"memory"}
     choose(first, "rollback")
@@ -102,8 +104,10 @@ def test_each_is_kept_for_itself(
     second = new()
     assert second.docks.layout_name == "rollback"
     assert shown(second) == {*LAYOUTS["rollback"].shown, "findings"}
+    assert second.docks.pages == ["ring", "faults", "timing", "what_if", "gate"]
     second.actions_by_id["view.reset_layout"].trigger()
     assert shown(second) == set(LAYOUTS["rollback"].shown)
+    assert second.docks.pages[3] == "tune"
     choose(second, "stream")
     assert "memory" not in shown(second)
 
