@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
@@ -230,6 +231,7 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
         "model": {"name": server.model} if server.model else None,
         "speculative_types": drafters,
         "synthetic": server.is_synthetic,
+        "accept_rule": rule.text if (rule := server.rule) else None,
         "observed_findings": server.unread,
     } | ({"server": {"address": server.stream}} if server.stream else {})
 
@@ -267,8 +269,9 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
             writer.facts.add_to("observed_findings", lost | {"seq_id": seq_id})
     rows = RowWriter(writer, reach)
     rows.drafters, rows.log_pieces = server.drafters, server.pieces
+    rows.rule = rule = server.rule or AcceptRule()
     if server.is_light:
-        _write_light(writer, server, rows.drafters, reach)
+        _write_light(writer, server, rows.drafters, reach, rule.name)
     else:
         ready = [
             row
@@ -354,7 +357,7 @@ def _whole_tokens(one: LogRound, after: int | None, is_last: bool) -> tuple[Stre
 
 
 def _write_light(
-    writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach
+    writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach, rule: str
 ) -> None:
     """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
     not logged, nor is any token."""
@@ -384,7 +387,7 @@ def _write_light(
         "seq_id": seq_id,
         "t_ms": np.maximum(t_ms - begun, 0.0),
         "drafter": np.where(is_drafted, drafter, 0).astype(np.int32),
-        "accept_rule": np.where(is_drafted, code("match"), 0).astype(np.int32),
+        "accept_rule": np.where(is_drafted, code(rule), 0).astype(np.int32),
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
         "num_target_tokens": 1 + restored,

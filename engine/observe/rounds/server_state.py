@@ -42,6 +42,9 @@ class ServerState:
         """Of tokens that were drafted or emitted, as far as they are whole characters."""
         self.is_light = True
         self.first_missing = ""
+        self.draws = False
+        """Whether a token was accepted that is not its drafter's best: drafts are drawn, and which
+        tokens they have is known of the accepted ones alone."""
         self.slots: dict[int, Slot] = {}
         self.last_us: int | None = None
         """The clock at the newest message of a slot."""
@@ -135,6 +138,9 @@ class ServerState:
                 one.first_n = number
             elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
                 one.tokens += [UNKNOWN_TOKEN] * n_missing
+            at = len(one.tokens)
+            if at < min(one.accepted, len(one.draft)) and not one.restored:
+                self.draws |= one.draft[at][0][0] != id_
             one.tokens.append(token)
             if one.end_us is None and us is not None:
                 one.end_us = us
