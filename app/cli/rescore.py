@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
         "request's sampler can draw. What rounding moves is measured on the same text. A lossy\n"
         "rule of acceptance allows accepted tokens what it allows. By place in the draft, the\n"
-        "accepted share stands beside the one that the rule is expected to accept: for rejection\n"
+        "accepted share is followed by the one that the rule is expected to accept: for rejection\n"
         "sampling the sum of min(p, q) over the vocabulary.",
     )
     parser.epilog = (
