@@ -49,7 +49,7 @@ class AcceptRule:
         is_right = len(given) <= len(defaults) and all(0 < one <= 1 for one in given)
         if name not in ABOUT or not is_right:
             raise OptionError(
-                f"{text[:60]!r} is no acceptance rule.",
+                f"{text[:60]!r} is not an acceptance rule.",
                 f"Name one of {', '.join(ABOUT)}; values are above 0 and at most 1.",
             )
         return cls(name, (*given, *defaults[len(given) :]))

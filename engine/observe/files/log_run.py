@@ -364,7 +364,7 @@ def _write_light(
     tables = [_light_table(request) for request in server.requests]
     n_each = [len(one) for one in tables]
     seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    accepted, drafted, us, restored, sizes = np.concatenate(tables).T
+    accepted, drafted, us, restored, sizes, n_max = np.concatenate(tables).T
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
     before = np.concatenate([np.cumsum(part) - part for part in np.split(whole, np.cumsum(n_each))])
@@ -399,6 +399,7 @@ def _write_light(
         "replay_index": restored,
         "verify_width": drafted + 1,
         "checkpoint_bytes": sizes,
+        "draft_n_max": n_max,
         "n_rs_seq": np.full(len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
     }
     # before each request's first row one of its prompt, which ended at some time before
@@ -418,8 +419,8 @@ def _write_light(
 
 
 def _light_table(request: LogRequest) -> np.ndarray:
-    """The complete rounds of a request, int64 [n, 5]: tokens accepted and drafted, time in
-    microseconds (-1 without), whether a checkpoint was restored, and its bytes."""
+    """The complete rounds of a request, int64 [n, 6]: tokens accepted and drafted, time in
+    microseconds (-1 without), whether a checkpoint was restored, its bytes, the longest draft."""
     parts, at = [], 0
     for end, batch in [*request.batches, (len(request.rounds), np.zeros((0, 3), np.int64))]:
         rounds = [
@@ -429,12 +430,13 @@ def _light_table(request: LogRequest) -> np.ndarray:
                 -1 if one.end_us is None else one.end_us,
                 one.restored,
                 MISSING if one.checkpoint_bytes is None else one.checkpoint_bytes,
+                MISSING if one.n_max is None else one.n_max,
             )
             for one in request.rounds[at:end]
             if one.is_complete
         ]
-        parts += [np.array(rounds, np.int64).reshape(-1, 5), np.zeros((len(batch), 5), np.int64)]
-        parts[-1][:, :3], parts[-1][:, 4], at = batch, MISSING, end
+        parts += [np.array(rounds, np.int64).reshape(-1, 6), np.zeros((len(batch), 6), np.int64)]
+        parts[-1][:, :3], parts[-1][:, 4:], at = batch, MISSING, end
     return np.concatenate(parts)
 
 

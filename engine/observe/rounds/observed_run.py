@@ -126,7 +126,7 @@ class ObservedRun:
         self._rows = RowWriter(self._writer, self._reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
-        said = rule_said(json.dumps(facts["server_args"])) if "server_args" in facts else None
+        said = rule_said(json.dumps(facts, default=str))  # a capture's arguments of the server
         self._learn_rule(said or (known.rule if known is not None else None))
 
     @property

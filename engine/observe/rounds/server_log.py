@@ -358,13 +358,6 @@ class LogServers:
         return self.server.is_light
 
     @property
-    def rule(self) -> AcceptRule | None:
-        """How drafted tokens are accepted, where a line says it or the drafts show it."""
-        if self.is_synthetic:
-            return AcceptRule(SYNTHETIC)
-        return self.said_rule or (AcceptRule(REJECTION) if self.draws else None)
-
-    @property
     def unread(self) -> list[dict[str, Any]]:
         """The findings about lines that cannot be read or are missing."""
         return [finding for one in self.servers for finding in one.unread]

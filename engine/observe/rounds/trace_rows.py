@@ -343,7 +343,7 @@ def _of_log(log: LogRound | None) -> dict[str, Any]:
     if log is None:
         return {}
     phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
-    return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
+    return {"checkpoint_bytes": log.checkpoint_bytes, "draft_n_max": log.n_max, **phases}
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def test_a_rule_is_read_as_it_is_written(text: str) -> None:
     "text", ["", "strict", "match:1", "relaxed:0", "relaxed:2", "relaxed:x", "threshold:1,1,1"]
 )
 def test_what_is_no_rule_is_refused_with_the_names(text: str) -> None:
-    with pytest.raises(OptionError, match="is no acceptance rule") as error:
+    with pytest.raises(OptionError, match="is not an acceptance rule") as error:
         AcceptRule.read(text)
     assert "rejection" in error.value.remedy
     assert rule_of(RunFacts(accept_rule=text)) is None
