@@ -43,8 +43,8 @@ class Draft:
     rows that it was made from and that the target did not compute there, None where they were not
     looked at; n_wrong_tokens: tokens in the drafter's memory that are not the text's. sure: what
     a confidence head gave each token, empty without one. block: rows of the block that it was
-    drafted in, None where it was not drafted as a block. ms: its part of the call for all
-    sequences.
+    drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
+    depth allowed, None without one. ms: its part of the call for all sequences.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -61,6 +61,7 @@ class Draft:
     n_wrong_tokens: int | None = None
     sure: list[float] = field(default_factory=list)
     block: int | None = None
+    n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
 
     def cut(self, n_max: int, reason: str) -> None:

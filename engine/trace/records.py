@@ -24,7 +24,7 @@ SCHEMA_VERSION = 4
 """Raised where a column changes its meaning."""
 READ_VERSIONS = (3, SCHEMA_VERSION)
 """Traces of other versions are not read. In version 3 every token has an id."""
-SCHEMA_MINOR = 4
+SCHEMA_MINOR = 5
 """Raised where tables or columns join, which name it in `since`; it goes on from version to
 version. Older traces open with those empty, and in newer ones what this program does not know is
 kept and written back."""
@@ -211,6 +211,14 @@ ROUNDS = (
         "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
     ),
     Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
+    Column(
+        "draft_n_max",
+        "int",
+        "longest draft by the rule of adaptive depth; empty without one",
+        0,
+        LONGEST_DRAFT,
+        since=5,
+    ),
 )
 
 TOKENS = (
