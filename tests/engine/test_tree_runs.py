@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from engine.decode import verify_loop
 from engine.decode.acceptance import Judge
 from engine.draft.drafter import Draft
+from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_simple import NgramSimple
-from engine.draft.tree import branches
+from engine.draft.tree import branch_of, branches
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import MemoryShelf
@@ -38,7 +39,8 @@ from engine.options import (
 from engine.run import Run
 from engine.session import Session
 from tests.support.all_pairs import all_pairs
-from tests.support.golden_files import DATA, second_set
+from tests.support.golden_drafters import TARGETS, drafter_file, drafters
+from tests.support.golden_files import DATA, golden_file, second_set, with_mtp
 from tests.support.golden_runs import (
     MODELS,
     SAMPLED,
@@ -263,3 +265,77 @@ def test_what_has_no_trees_says_so(spec):
 def test_too_many_branches_are_refused():
     with pytest.raises(OptionError, match="90 branches of each of 1 sequences"):
         tree_options((10, 9))
+
+
+EAGLE3 = drafters("eagle3")
+MTPS = [(name, "") for name in with_mtp(NAMES)]
+MODEL_DRAFTERS = [*MTPS, *((TARGETS[one], one) for one in EAGLE3)]
+    *((name, "") for name in with_mtp(NAMES)),
+    *((TARGETS[one], one) for one in EAGLE3),
+]
+
+
+@cache
+def opened(name: str, draft: str) -> Session:
+    if not draft:
+        return session(name)
+    files = golden_file(f"{name}.gguf"), drafter_file(f"{draft}.gguf")
+    return Session.open(*files, compute="f32")
+
+
+def drafter_of(draft: str) -> str:
+    return "draft-eagle3" if draft else "draft-mtp"
+
+
+@pytest.mark.parametrize(
+    ("models", "policy", "how", "way"),
+    all_pairs(
+        MODEL_DRAFTERS,
+        list(ROLLBACK_POLICIES),
+        [(split, kv) for split in SPLITS for kv in KV_MODES],
+        [(s, n, p_min) for s in SAMPLERS for n, p_min in ((1, 0.0), (3, 0.1))],
+    ),
+)
+def test_model_drafters_change_no_token(models, policy, how, way):
+    (name, draft), (split, kv), (sampler, n, p_min) = models, how, way
+    spec = SpecOptions(types=(drafter_of(draft),), tree=(2, 2), n_max=3, p_min=p_min)
+    options = replace(
+        options_of(N), spec=spec, sampler=sampler, rollback=policy, split=split, kv=kv, parallel=n
+    )
+    run = decode(opened(name, draft), prompts_of(name)[:n], options)
+    assert tokens_of(run) == plain(name, sampler)[:n]
+    for column in ("num_wrong_rows", "num_wrong_tokens"):
+        assert not run.trace.drafts.column(column).any()
+
+
+@pytest.mark.parametrize(("name", "draft"), MODEL_DRAFTERS[:1] + MODEL_DRAFTERS[-1:])
+def test_branches_are_the_chains_of_other_first_tokens(name, draft):
+    """A chain that is made to begin with the second best token is the second branch."""
+    step = ModelDrafter._step
+
+    def first_draft(tree: tuple[int, ...], rank: int) -> Draft:
+        calls = []
+
+        def other_first(self: Any, *given: Any) -> Any:
+            found = step(self, *given)
+            calls.append(0)
+            if len(calls) > 1 or not rank:
+                return found
+            ids, probs = found.ids.roll(-rank, 1), found.probs.roll(-rank, 1)
+            return found._replace(ids=ids, probs=probs)
+
+        spec = SpecOptions(types=(drafter_of(draft),), tree=tree, n_max=4, p_min=1e-6)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelDrafter, "_step", other_first)
+            run = opened(name, draft).start([prompt_of(name)], replace(options_of(N), spec=spec))
+            run.step()
+            run.step()
+        return run._scheduler._chain.asked[0][1]
+
+    tree = first_draft((3,), 0)
+    found = [branch_of(tree, path) for path in branches(tree.parents)]
+    for rank, branch in enumerate(found):
+        chain = first_draft((), rank)
+        assert branch.tokens == chain.tokens
+        np.testing.assert_allclose(branch.probs, chain.probs, atol=1e-5)
+    assert len(found) == 3
