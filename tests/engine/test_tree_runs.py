@@ -38,6 +38,7 @@ from engine.options import (
 )
 from engine.run import Run
 from engine.session import Session
+from engine.trace.records import EMITTED_KINDS
 from tests.support.all_pairs import all_pairs
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters
 from tests.support.golden_files import DATA, golden_file, second_set, with_mtp
@@ -270,9 +271,6 @@ def test_too_many_branches_are_refused():
 EAGLE3 = drafters("eagle3")
 MTPS = [(name, "") for name in with_mtp(NAMES)]
 MODEL_DRAFTERS = [*MTPS, *((TARGETS[one], one) for one in EAGLE3)]
-    *((name, "") for name in with_mtp(NAMES)),
-    *((TARGETS[one], one) for one in EAGLE3),
-]
 
 
 @cache
@@ -339,3 +337,39 @@ def test_branches_are_the_chains_of_other_first_tokens(name, draft):
         assert branch.tokens == chain.tokens
         np.testing.assert_allclose(branch.probs, chain.probs, atol=1e-5)
     assert len(found) == 3
+
+
+def test_the_trace_holds_every_node_once():
+    """Numbers and parents make the tree again; what was judged is on one branch."""
+    trees: dict[int, Draft] = {}
+    branch = Judge.branch
+
+    def noted(judge: Judge, round_: Any, *rest: Any) -> int:
+        trees[round_.number] = round_.draft
+        return branch(judge, round_, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "branch", noted)
+        run = with_trees(HYBRID, tree_options((3, 2), n_rs_seq=DEPTH), 5)
+    table, rounds = run.trace.tokens, run.trace.rounds
+    rows = [table.row(i) for i in range(len(table))]
+    assert trees
+    for number, tree in trees.items():
+        nodes = [r for r in rows if r["round"] == number and r["draft_node"] is not None]
+        nodes.sort(key=lambda r: r["draft_node"])
+        assert [r["token_id"] for r in nodes] == tree.tokens
+        assert [r["draft_parent"] for r in nodes] == tree.parents
+        assert [r["draft_index"] for r in nodes] == tree.depths
+        judged = [r["draft_node"] for r in nodes if r["kind"] != "side"]
+        assert judged in branches(tree.parents)
+        row = next(r for r in (rounds.row(i) for i in range(len(rounds))) if r["round"] == number)
+        assert row["num_draft_tokens"] == len(judged)
+        assert row["verify_width"] == sum(1 + len(path) for path in branches(tree.parents))
+        accepted = [r for r in nodes if r["kind"] == "accepted"]
+        assert row["num_accepted_draft_tokens"] >= len(accepted)
+        emitted = [r for r in rows if r["round"] == number and r["kind"] in EMITTED_KINDS]
+        assert [r["pos"] for r in emitted] == [
+            *range(row["pos0"] + 1, row["pos0"] + 1 + len(emitted))
+        ]
+    chains = [r for r in rows if r["round"] not in trees]
+    assert all(r["draft_node"] is None and r["kind"] != "side" for r in chains)
