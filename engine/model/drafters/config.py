@@ -58,6 +58,10 @@ class DrafterConfig(Protocol):
         """Whether without a head of its own it uses its own embedding, if it has one, rather than
         the target's head."""
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """How names of tensors begin that it drafts without."""
+
     def cells(self) -> dict[int, CellSize]:
         """What a token leaves in each of its layers."""
 
@@ -142,14 +146,19 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             REMEDY,
         )
     own = {D2T: tensors[D2T].shape} if D2T in tensors else {}
-    hold_to_shapes(file, shapes | own, "this drafter")
+    hold_to_shapes(file, shapes | own, "this drafter", config.unused)
     return shapes
 
 
 def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
     """Figures of a drafter, from metadata and directory alone."""
     tensors = file.tensors.values()
-    own = {name: info for name, info in file.tensors.items() if name not in _NOT_KEPT}
+    unused = config.unused
+    own = {
+        name: info
+        for name, info in file.tensors.items()
+        if name not in _NOT_KEPT and not name.startswith(unused)
+    }
     cells = sum(size.n_bytes for size in config.cells().values())
     return DrafterInfo(
         drafter=config.drafter,
@@ -160,6 +169,7 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
         cell_bytes=cells + 4 * config.n_kept,
         n_target=config.n_target,
         taps=config.taps,
+        unused=tuple(one for one in unused if any(name.startswith(one) for name in file.tensors)),
     )
 
 
@@ -188,7 +198,8 @@ class DrafterInfo:
 
     loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
     token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
-    final norm. draft_head_bytes: as ModelInfo has them.
+    final norm. draft_head_bytes: as ModelInfo has them. unused: how names of tensors in the file
+    begin that it drafts without.
     """
 
     drafter: str
@@ -200,6 +211,7 @@ class DrafterInfo:
     n_target: int
     taps: tuple[int, ...]
     draft_head_bytes: int = 0
+    unused: tuple[str, ...] = ()
 
     def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
         """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty

@@ -14,12 +14,12 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import UnsupportedModelError
-from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.drafters.dflash_heads import MarkovHead, Selector
 from engine.model.feed_forward import Swiglu
 from engine.model.memory import ModelMemory
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import GeluPart, SwigluPart
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
@@ -62,15 +62,20 @@ class DynamicConv:
 
 
 class DFlashBlock:
-    """One layer: a Qwen3 block, with DFlash2's convolutions where the file has them."""
+    """One layer: a Qwen3 block, with DFlash2's convolutions and Gemma's norms of what is added and
+    factor of the result where the file has them."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         self.attention = BlockAttention(weights, config, layer)
         self._norms = [weights.keep(f"{name}_norm.weight") for name in ("attn", "ffn")]
-        self._ffn = Swiglu(SwigluPart(config.n_ff), weights)
+        self._ffn = Swiglu(SwigluPart(config.n_ff, GeluPart() if config.gelu else None), weights)
         self._convs = [
             DynamicConv(weights, config, name) if config.conv else None for name in ("attn", "ffn")
         ]
+        self._post_norms = [weights.keep(name) if name in weights else None for name in POST_NORMS]
+        self._out_scale = None
+        if OUT_SCALE in weights:
+            self._out_scale = weights.keep(OUT_SCALE).expand(config.n_embd).contiguous()
         self._eps = config.eps
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
@@ -79,11 +84,12 @@ class DFlashBlock:
             partial(self.attention, around=around),
             partial(self._ffn, invariant=around.invariant),
         )
-        for norm, conv, sublayer in zip(self._norms, self._convs, sublayers, strict=True):
+        parts = zip(self._norms, self._convs, sublayers, self._post_norms, strict=True)
+        for norm, conv, sublayer, post_norm in parts:
             y = rms_norm(x, norm, self._eps)
             y = conv(y, sublayer, invariant=around.invariant) if conv else sublayer(y)
-            x = add(x, y)
-        return x
+            x = add(x, y if post_norm is None else rms_norm(y, post_norm, self._eps))
+        return x if self._out_scale is None else multiply(x, self._out_scale)
 
 
 class DFlash:

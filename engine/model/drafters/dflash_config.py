@@ -21,6 +21,11 @@ from engine.model.rope import ROPE_FACTORS, RopeConfig
 
 ARCHITECTURE = "dflash"
 SELECTOR, MARKOV, CONFIDENCE = "selector_hidden.weight", "markov_w1.weight", "conf_proj.weight"
+POST_NORMS = "post_attention_norm.weight", "post_ffw_norm.weight"
+OUT_SCALE = "layer_output_scale.weight"
+"""Of blocks as Gemma has them: norms of what is added, and a factor of all that leaves a block."""
+LILICORR = "lilicorr."
+_GELU = "gelu", "gelu_pytorch_tanh"
 MAX_BLOCK = 1024
 
 
@@ -51,7 +56,7 @@ class DFlashConfig:
     causal: block rows do not see those after them. scale: of the products of queries and keys.
     anchor: row 0 of a block drafts too, and every row the token after its own. conv, selector: of
     DFlash2. markov: rank of DSpark's head, 0 without one. divided: angles of rope are divided
-    by ROPE_FACTORS.
+    by ROPE_FACTORS. gelu: in place of SiLU in the feed-forward part.
     """
 
     name: str
@@ -77,6 +82,7 @@ class DFlashConfig:
     conv: BlockConvSizes | None
     selector: SelectorSizes | None
     divided: bool = False
+    gelu: bool = False
 
     @property
     def drafter(self) -> str:
@@ -92,6 +98,12 @@ class DFlashConfig:
     def reads_behind_norm(self) -> bool:
         """No reference does."""
         return False
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """LiLiCorr (arXiv 2608.20530) chooses again among the candidates of a block: without it the
+        block drafts what it drafts."""
+        return (LILICORR,)
 
     @property
     def n_kept(self) -> int:
@@ -159,6 +171,8 @@ class DFlashConfig:
         return {
             f"{prefix}attn_v.weight": (n_kv, self.n_embd),
             f"{prefix}attn_sinks.weight": (self.n_heads,),
+            **{prefix + name: (self.n_embd,) for name in POST_NORMS},
+            prefix + OUT_SCALE: (1,),
         }
 
     def _of_block(self) -> Shapes:
@@ -226,6 +240,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         conv=_conv(file, n_embd) if selector else None,
         selector=_selector(file) if selector else None,
         divided=divided,
+        gelu=_is_gelu(file),
     )
 
 
@@ -277,14 +292,18 @@ def _columns(file: GgufFile, name: str) -> int:
     return shape[1]
 
 
-def _refuse_other_forms(file: GgufFile) -> None:
+def _is_gelu(file: GgufFile) -> bool:
     activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
-    if activation != "silu":
+    if activation not in ("silu", *_GELU):
         raise UnsupportedModelError(
-            f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; only silu runs "
-            "here.",
-            "Choose a drafter of a Qwen target.",
+            f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; silu and gelu "
+            "run here, as in llama.cpp.",
+            "Choose a drafter with one of these.",
         )
+    return activation in _GELU
+
+
+def _refuse_other_forms(file: GgufFile) -> None:
     if file.int_(f"{ARCHITECTURE}.hyper_connection.count", 0) > 1:
         raise UnsupportedModelError(
             f"{file.path.name}: drafters with hyper connections do not run here.",
