@@ -16,7 +16,7 @@ from engine.model.config import ModelConfig
 from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
 from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
-from engine.model.parts import CellSize, ResidualStream, Shapes
+from engine.model.parts import CellSize, Shapes
 from engine.model.rope import ROPE_FACTORS
 from engine.model.tensors import hold_to_shapes, unused_blocks
 
@@ -46,8 +46,8 @@ class DrafterConfig(Protocol):
 
     @property
     def reads_behind_norm(self) -> bool:
-        """Whether the layer after the last one is the target's row after its final norm; else
-        such a drafter is not known."""
+        """Whether the layer after the last one is the target's row after its final norm, or, where
+        there are several streams, their mean; a drafter that reads the other is not known."""
 
     @property
     def n_kept(self) -> int:
@@ -81,17 +81,18 @@ def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
 
 def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
     """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
-    if not isinstance(config.trunk, ResidualStream):
+    if not config.trunk.tapped:
         raise UnsupportedModelError(
             f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
-            " several streams do.",
+            " several streams do, of which no reference makes one row.",
             OTHER_TARGET,
         )
     outside = [i for i in layers if not 0 <= i <= config.n_layer]
     if outside:
+        last = "mean of its streams" if config.trunk.n_handed > 1 else "row after its final norm"
         raise UnsupportedModelError(
             f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
-            f"0..{config.n_layer - 1}, with {config.n_layer} for the row after its final norm.",
+            f"0..{config.n_layer - 1}, with {config.n_layer} for the {last}.",
             OTHER_TARGET,
         )
 
@@ -123,7 +124,8 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             f"{target.n_embd}.",
             OTHER_TARGET,
         )
-    if target.n_layer in config.taps and not config.reads_behind_norm:
+    reads_last = (target.trunk.n_handed == 1) == config.reads_behind_norm
+    if target.n_layer in config.taps and not reads_last:
         raise UnsupportedModelError(
             f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
             f"0..{target.n_layer - 1}.",

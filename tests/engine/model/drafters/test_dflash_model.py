@@ -143,7 +143,7 @@ def _with(name, array):
         (WINDOWED, {"dflash.attention.sliding_window_pattern": [True]}, None, "1 values for 3"),
         (WINDOWED, {"tokenizer.ggml.mask_token_id": 384}, None, "token 384 is outside the 384"),
         (WINDOWED, {"dflash.hidden_activation": "relu2"}, None, "uses 'relu2'; silu and"),
-        (WINDOWED, {"dflash.hyper_connection.count": 4}, None, "hyper connections do not run"),
+        (WINDOWED, {"dflash.hyper_connection.count": 4}, None, "2 key-value heads, where"),
         (WINDOWED, {}, _without("blk.1.attn_k.weight"), "blk.1.attn_k.weight: the tensor is miss"),
         (WINDOWED, {}, _with("d2t", np.arange(1, 221) * 2), "outside the target's ids 0..383"),
         (WINDOWED, {}, _with("blk.0.post_norm.weight", np.ones(64, "f4")), "has no place in"),
