@@ -52,6 +52,12 @@ class RunEnds(QObject):
         self._compiling.timeout.connect(self._look_at_compiler)
         self._is_compiling = False
 
+    @property
+    def can_measure(self) -> bool:
+        """Whether the run on show could be measured against plain decoding now."""
+        run, bridge = self._feed.run, self._bridge
+        return run is not None and bridge.can_start and bridge.request_of(run) is not None
+
     def measure_plain(self) -> None:
         """Run what the run on show was asked for with its drafters and without, in alternation."""
         run = self._feed.run
@@ -94,7 +100,7 @@ class RunEnds(QObject):
         end = None if run is None else run_end(run)
         card.show_end(
             end,
-            can_measure=bridge.can_start and run is not None and bridge.request_of(run) is not None,
+            can_measure=self.can_measure,
             can_compare=bridge.can_start and bridge.server is None,
         )
 

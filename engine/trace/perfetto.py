@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,24 @@ _COUNTERS = {
 }
 
 
+def check_package() -> None:
+    """Raises OptionError where the package perfetto is not installed."""
+    if find_spec("perfetto") is None:
+        raise OptionError(
+            "Traces of Perfetto are written by its package, which is not installed.",
+            "Install it: pip install 'draftscope[perfetto]'.",
+        )
+
+
 def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
     """Write the file, in place of an earlier one; how many events it has.
 
     Raises OptionError without the package perfetto and where the system does not let us write,
     TraceFileError where no round has a time.
     """
-    try:
-        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
-    except ImportError as error:
-        raise OptionError(
-            "Traces of Perfetto are written by its package, which is not installed.",
-            "Install it: pip install 'draftscope[perfetto]'.",
-        ) from error
+    check_package()
+    from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+
     events = _Events()
     for run in runs:
         _add_run(events, run)

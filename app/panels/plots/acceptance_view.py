@@ -14,6 +14,7 @@ from app.looks.theme import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
 from app.trace_models.number_text import significant
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
@@ -156,7 +157,7 @@ class AcceptanceView(OverlaidView):
 
     def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
         name = overlay.name
-        over = f"of {name}, over those of {overlay.over}"
+        over = f"of {name}, over those of {run_name(overlay.over)}"
         return [
             Swatch(
                 f"{name}, last {WINDOW}",

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.round_view import RoundView
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay, plot_pen
@@ -57,7 +58,7 @@ class OverlaidView(RoundView):
         axis = self._overlay.axis(self.plot.run_axis.unit)
         round_ = axis.round_at(x)
         words = self._overlay_words(self._overlay, round_)
-        parts = [f"{self._overlay.over}, {own}"] if own else []
+        parts = [f"{run_name(self._overlay.over)}, {own}"] if own else []
         if words:
             parts.append(f"{self._overlay.name}, {axis.text(round_)}\n{words}")
         return "\n".join(parts)
@@ -154,7 +155,7 @@ class BarView(OverlaidView):
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
         of_one_trace = overlay.run.store is overlay.over.store
-        label = f"{overlay.name} over {overlay.over}" if of_one_trace else overlay.name
+        label = f"{overlay.name} over {run_name(overlay.over)}" if of_one_trace else overlay.name
         return [Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay)]
 
     def _clear_overlay(self) -> None:
