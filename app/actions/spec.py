@@ -181,7 +181,7 @@ RUN = (
         "run.measure_plain",
         "Me&asure Plain",
         "Run what the run on show was asked for with its drafters and without, in alternation",
-        needs="a run on show of the model in use, which is idle",
+        needs="a run on show that this session started from its prompts, while nothing runs",
     ),
     ActionSpec(
         "run.watch",

@@ -257,8 +257,7 @@ class RunLibrary(QObject):
         for one in new:
             if one == new[0] or one.facts.lane in (None, REFERENCE):
                 number += 1
-            note(one, number=number)
-            self._write(one)
+            note(one, number=number)  # saved with its rows
         if new:
             self._list()
 

@@ -15,6 +15,7 @@ from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.run_facts import run_title
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -136,8 +137,18 @@ class RunEnds(QObject):
 
 
 def _lane(run: RunRef) -> str:
-    """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
-    return run_title(run.facts) if run.facts.lane else ""
+    """Which lane of a comparison a run is, which the Run panel does not say, and how the state of a
+    fork was rebuilt; empty for others."""
+    facts = run.facts
+    if facts.fork is not None:
+        return f"{_fork(run)}, {facts.fork.rebuilt}"
+    return run_title(facts) if facts.lane else ""
+
+
+def _fork(run: RunRef) -> str:
+    fork = run.facts.fork
+    assert fork is not None
+    return f"fork of {run_name(run.sibling(fork.parent))} at round {fork.round}"
 
 
 _LEAST_S, _LEAST_TOKENS = 2.0, 16
@@ -161,6 +172,9 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     wanted = tokens_asked(run)
     of = f" / {wanted:,}" if wanted else ""
     parts = [f"{numbers.tokens:,}{of} tokens"]
+    fork = run.facts.fork
+    if fork is not None and numbers.rounds is not None and numbers.rounds < fork.round:
+        parts.insert(0, f"{_fork(run)}: rounds before it are decoded again")
     if numbers.rounds:
         parts.append(f"round {numbers.rounds - 1:,}")
     seconds, speed = _seconds(run), numbers.tokens_per_second

@@ -124,10 +124,10 @@ class Sessions(QObject):
 
     def perfetto(self, run: RunRef) -> None:
         """Ask for a file and write a run, or its comparison, as a trace of Perfetto."""
-        from engine.trace.perfetto import check_package
+        from engine.trace.perfetto import new_builder
 
         try:
-            check_package()
+            new_builder()
         except DraftscopeError as error:
             self._banners.add("warning", error.message, error.remedy)
             return

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,16 @@ _COUNTERS = {
 }
 
 
-def check_package() -> None:
-    """Raises OptionError where the package perfetto is not installed."""
-    if find_spec("perfetto") is None:
+def new_builder() -> Any:
+    """What the package builds a trace with. Raises OptionError where it is not installed."""
+    try:
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+    except ImportError as error:
         raise OptionError(
             "Traces of Perfetto are written by its package, which is not installed.",
             "Install it: pip install 'draftscope[perfetto]'.",
-        )
+        ) from error
+    return TraceProtoBuilder()
 
 
 def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
@@ -55,9 +57,7 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
     Raises OptionError without the package perfetto and where the system does not let us write,
     TraceFileError where no round has a time.
     """
-    check_package()
-    from perfetto.trace_builder.proto_builder import TraceProtoBuilder
-
+    builder = new_builder()
     events = _Events()
     for run in runs:
         _add_run(events, run)
@@ -66,7 +66,6 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
             "No round of these runs has a time.",
             "Name the trace of a run whose engine reports when its rounds end.",
         )
-    builder = TraceProtoBuilder()
     for described in events.tracks:
         packet = builder.add_packet()
         packet.trusted_packet_sequence_id = _SEQUENCE_ID

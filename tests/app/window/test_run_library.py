@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QApplication, QLineEdit
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread import worker
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.files import WritePerfetto
 from app.trace_models.run_facts import ModelRuns, RunRow
 from app.trace_models.run_notes import note, notes_of
 from app.window import run_library
@@ -25,7 +27,7 @@ from engine.trace.facts import RunFacts
 from engine.trace.reopen import open_trace
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
-from tests.support.window_acts import messages, trigger, wait
+from tests.support.window_acts import job_ends, messages, trigger, wait
 
 
 @pytest.fixture
@@ -344,3 +346,34 @@ def test_one_run_is_exported_with_its_lanes(
         button.click()
         assert opened[-1] == str(folder)
         assert f"warning: Nothing on this desktop opens {folder}." in " ".join(messages(loaded))
+
+
+def test_a_number_is_saved_with_its_run_and_not_before(
+    start: Callable[[], MainWindow], model_file: Path, qtbot: QtBot
+) -> None:
+    """The file of the trace does not know the second run when it starts."""
+    window = start()
+    run_on(window, model_file, qtbot)
+    saved(window, qtbot)
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+    assert messages(window) == []
+
+
+def test_a_run_becomes_a_trace_of_perfetto(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not loaded.actions_by_id["file.perfetto"].isEnabled()
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    asked = str(tmp_path / "run"), ""
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *a, **k: asked)
+    with job_ends(qtbot, loaded.bridge, WritePerfetto):
+        trigger(loaded, "file.perfetto")
+    assert (tmp_path / "run.pftrace").stat().st_size > 1000
+    assert f"Perfetto trace written to {tmp_path / 'run.pftrace'}." in messages(loaded)[-1]
+    (button,) = loaded.banners.banners[-1].offer_buttons
+    assert button.text() == "Open &Folder"
+    monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
+    trigger(loaded, "file.perfetto")
+    assert "pip install 'draftscope[perfetto]'" in loaded.banners.banners[-1].remedy
