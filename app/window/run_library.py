@@ -100,11 +100,12 @@ class RunLibrary(QObject):
         self.with_rows(run.store, lambda: self._news.select_run(run))
 
     def overlay(self, run: RunRef | None) -> None:
-        """Lay a run over the one on show, as soon as its rows are in memory; None takes it off."""
+        """Lay one more run over the one on show, as soon as its rows are in memory; None takes all
+        off."""
         if run is None:
             self._feed.set_overlay(None)
         else:
-            self.with_rows(run.store, lambda: self._feed.set_overlay(run))
+            self.with_rows(run.store, lambda: self._feed.add_overlay(run))
 
     def can_repeat(self, run: RunRef | None) -> bool:
         """Whether a run or comparison could begin again now."""
@@ -139,8 +140,7 @@ class RunLibrary(QObject):
             self._panels.banners.add("info", f"{what} goes on: stop it first.")
         if not chosen:
             return
-        overlay = self._feed.overlay
-        if overlay is not None and overlay.run in chosen:
+        if set(chosen).intersection(self._feed.overlaid):
             self._feed.set_overlay(None)
         shows = self._feed.run in chosen
         beside = self._neighbour(chosen) if shows else None
@@ -214,7 +214,7 @@ class RunLibrary(QObject):
         held = [runs.store for runs in bridge.listed if runs.on_disk is None]
         n_bytes = sum(store.n_bytes() for store in held)
         in_use = {bridge.session_store, bridge.store}
-        in_use |= {run.store for run in (feed.run, feed.overlay and feed.overlay.run) if run}
+        in_use |= {run.store for run in (feed.run, *feed.overlaid) if run}
         for store in sorted(held, key=lambda one: self._used.get(one, 0)):
             if n_bytes <= MOST_BYTES:
                 break

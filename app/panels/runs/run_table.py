@@ -62,7 +62,7 @@ class RunTable(ColumnTable):
         self._query: tuple[str, ...] = ()
         self._starred_only = False
         self._shown: RunRef | None = None
-        self._overlaid: RunRef | None = None
+        self._overlaid: tuple[RunRef, ...] = ()
         self.retheme(theme)
 
     @property
@@ -72,12 +72,12 @@ class RunTable(ColumnTable):
 
     @property
     def overlaid(self) -> RunRef | None:
-        """The run that is drawn over the one on show, None without one."""
-        return self._overlaid
+        """The run that is compared with the one on show, None without one."""
+        return next(iter(self._overlaid), None)
 
-    def set_overlaid(self, run: RunRef | None) -> None:
-        """Mark the run that lies over the one on show."""
-        self._overlaid = run
+    def set_overlaid(self, runs: Sequence[RunRef]) -> None:
+        """Mark the runs that lie over the one on show."""
+        self._overlaid = tuple(runs)
         self.refresh()
 
     def can_overlay(self, run: RunRef) -> bool:
@@ -235,8 +235,9 @@ class RunTable(ColumnTable):
         if role == Qt.ItemDataRole.EditRole:
             return line.row.name
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
-            icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
-            return icons.get(line.row.run)
+            if line.row.run == self._shown:
+                return self._shown_icon
+            return self._overlaid_icon if line.row.run in self._overlaid else None
         if role == Qt.ItemDataRole.FontRole and line.row.run == self._shown:
             return _bold()
         if role == Qt.ItemDataRole.ForegroundRole:

@@ -107,7 +107,7 @@ class RunsView(QStackedWidget):
         self.search = RunSearch()
         self.search.changed.connect(self._search)
         self.pair = RunPair()
-        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare the two.")
+        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare up to four.")
         self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
         self.hint.setContentsMargins(8, 4, 8, 0)
         self.detail = QLabel()
@@ -160,8 +160,8 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Mark a second run and compare it with the one on show, or none."""
-        self.model.set_overlaid(None if overlay is None else overlay.run)
+        """Mark overlaid runs and compare the first with the one on show, or none."""
+        self.model.set_overlaid([] if overlay is None else [one.run for one in overlay.every])
         self.pair.set_overlay(overlay)
         self._show_what_is_offered()
 
