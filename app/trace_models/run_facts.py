@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
-from app.trace_models.run_notes import notes_of, number_of, prompt_text, started_at
+from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -82,7 +82,7 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
                 for of, when in zip(origins, begun, strict=True)
             ]
     one, two = (
-        name or f"run {number_of(run)}{of}"
+        name or f"{run_name(run)}{of}"
         for name, run, of in zip(names, (first, second), origins, strict=True)
     )
     return one, two

@@ -34,8 +34,9 @@ def number_of(run: RunRef) -> int:
 
 
 def run_name(run: RunRef) -> str:
-    """What the user calls a run, else its number: "run 3"."""
-    return notes_of(run.facts).name or f"run {number_of(run)}"
+    """What the user calls a run, else its number: "run 3", of a lane "run 3, planes"."""
+    lane = f", {run.facts.lane}" if run.facts.lane else ""
+    return notes_of(run.facts).name or f"run {number_of(run)}{lane}"
 
 
 def note(run: RunRef, **changes: Any) -> None:

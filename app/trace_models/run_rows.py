@@ -290,7 +290,9 @@ class RunOverlay:
 
     def end(self, unit: str) -> float:
         """Right edge of the last round of all of them."""
-        axes = [one.axis(unit) for one in self.every]
-        rounds = [axis.rows.rounds.values if axis.rows else () for axis in axes]
-        lasts = zip(axes, rounds, strict=True)
-        return max(axis.start(int(of[-1]) + 1) if len(of) else 0.0 for axis, of in lasts)
+        ends = [0.0]
+        for one in self.every:
+            rounds = one.rows().rounds.values
+            if len(rounds):
+                ends.append(one.axis(unit).start(int(rounds[-1]) + 1))
+        return max(ends)

@@ -14,10 +14,10 @@ from PySide6.QtGui import QGuiApplication
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.feed import Feed
-from app.engine_thread.job import Job
 from app.engine_thread.jobs.decoding import StartRun
 from app.engine_thread.jobs.files import ReadRows
 from app.engine_thread.jobs.judging import TriageRuns
+from app.engine_thread.worker import DecodingJob
 from app.saved.autosave import Autosave
 from app.saved.errors import issue_text
 from app.trace_models.compared_lanes import lanes_of
@@ -119,8 +119,8 @@ class RunLibrary(QObject):
             self._panels.banners.clear()
             self.with_rows(run.store, lambda: self._bridge.ask(job))
 
-    def _repeat(self, run: RunRef) -> Job | None:
-        job = self._bridge.again(next(iter(lanes_of(run)), run))
+    def _repeat(self, run: RunRef) -> DecodingJob | None:
+        job: DecodingJob | None = self._bridge.again(next(iter(lanes_of(run)), run))
         facts = run.facts
         told = facts.options is not None and is_ours(facts) and self._bridge.server is None
         if job is not None or not told or facts.lane or facts.turn or facts.fork:

@@ -242,7 +242,7 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
-        handlers["run.again"] = lambda: self.feed.run and self.library.again(self.feed.run)
+        handlers["run.again"] = self._run_again
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self._connect(handlers | control.handlers())
 
@@ -397,6 +397,10 @@ class MainWindow(QMainWindow):
     def _perfetto_shown(self) -> None:
         if self.feed.run is not None:
             self.sessions.perfetto(self.feed.run)
+
+    def _run_again(self) -> None:
+        if self.feed.run is not None:
+            self.library.again(self.feed.run)
 
     def _report_shown(self) -> None:
         if self.feed.run is not None:

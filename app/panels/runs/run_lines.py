@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from app.trace_models.compared_lanes import run_to_show
 from app.trace_models.run_facts import RunRow
 from app.trace_models.run_notes import notes_of
 from engine.analysis.findings.run_rows import lane_kind
-from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
+from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 
 OPEN, FOLDED = "▾", "▸"
-_PLAIN = (REFERENCE, NOISE, PEER_NOISE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +98,9 @@ class _Tree:
         lanes = [row for row in group if row.run in self._found]
         if not lanes:
             return
-        shown = run_to_show(first.run)
-        row = next((one for one in group if one.run == shown), first)
-        every = [one.run.facts for one in group]
-        names = [facts.lane or "" for facts in every if lane_kind(facts) not in _PLAIN]
+        policies = [one for one in group if lane_kind(one.run.facts) in (POLICY, PEER)]
+        row = next(iter(policies), first)  # as run_to_show has it
+        names = [one.run.facts.lane or "" for one in policies]
         what = f"compare {', '.join(names) or 'lanes'}"
         marks = tuple(dict.fromkeys(mark for one in group for mark in one.marks))
         stop = next((one.stop for one in group if not one.ended), row.stop)
