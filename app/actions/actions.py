@@ -27,6 +27,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.open_results",
             "file.close_trace",
             "file.export",
+            "file.export_run",
+            "file.perfetto",
             "file.report",
             "file.share",
             SEPARATOR,

@@ -87,8 +87,9 @@ def text(placeholder: str) -> QLineEdit:
     return line
 
 
-def file_path(placeholder: str, accepted: str) -> QLineEdit:
-    """The path of a file, typed or chosen. accepted: filters of the dialog."""
+def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
+    """The path of a file, typed or chosen; of a folder without `accepted`, filters of the
+    dialog."""
     line = text(placeholder)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
@@ -96,9 +97,14 @@ def file_path(placeholder: str, accepted: str) -> QLineEdit:
 
     def ask() -> None:
         options = QFileDialog.Option.DontUseNativeDialog
-        name, _ = QFileDialog.getOpenFileName(
-            line, "Choose a file", line.text(), accepted, options=options
-        )
+        if accepted:
+            name, _ = QFileDialog.getOpenFileName(
+                line, "Choose a file", line.text(), accepted, options=options
+            )
+        else:
+            name = QFileDialog.getExistingDirectory(
+                line, "Choose a folder", line.text(), options=options
+            )
         if name:
             line.setText(name)
 

@@ -10,7 +10,6 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State, TraceRead
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.files import ExportTrace
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
@@ -51,7 +50,6 @@ class EngineNews(QObject):
         bridge.run_started.connect(self._show_run)
         bridge.run_ended.connect(self._end_run)
         bridge.broke.connect(self._show_break)
-        bridge.exported.connect(self._show_exported)
         bridge.finished.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
@@ -203,9 +201,6 @@ class EngineNews(QObject):
             options = panel.options()
             self._panels.model_map.set_options(options, len(panel.texts()))
             self._panels.divergence.header.editor.set_options(options)
-
-    def _show_exported(self, export: ExportTrace) -> None:
-        self._panels.banners.add("info", f"Trace exported to {export.folder}.")
 
     # -- runs ------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from app.window.subject import SubjectNames
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
+from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
     from app.panels.checks.conform_view import ConformView
@@ -214,6 +215,8 @@ class MainWindow(QMainWindow):
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
+            "file.export_run": lambda: self._export_run(self.feed.run),
+            "file.perfetto": self._perfetto_shown,
             "file.report": self._report_shown,
             "file.share": self._share_shown,
             "file.copy_text": copies.text,
@@ -237,6 +240,8 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
+        handlers["run.again"] = self._run_again
+        handlers["run.measure_plain"] = self.run_ends.measure_plain
         self._connect(handlers | control.handlers())
 
     def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
@@ -270,6 +275,7 @@ class MainWindow(QMainWindow):
         self.tokens.cancel_asked.connect(control.cancel_sequence)
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
+        self.runs.export_asked.connect(self._export_run)
         self.sessions.runs_asked.connect(lambda: self.docks.reveal("runs"))
         panels.conversation.run_selected.connect(self.library.select)
         self.bridge.inspected.connect(panels.conversation.set_files)
@@ -357,7 +363,11 @@ class MainWindow(QMainWindow):
             ("go.previous_divergence", diverges),
             ("file.open_draft", bridge.files is not None),
             ("file.export", shown is not None and not bridge.exporting),
+            ("file.export_run", shown is not None and not bridge.exporting),
+            ("run.again", self.library.can_repeat(shown)),
+            ("run.measure_plain", self.run_ends.can_measure),
             ("file.report", shown is not None),
+            ("file.perfetto", shown is not None),
             ("file.share", shown is not None),
             ("file.copy_text", shown is not None),
             *((name, shown is not None) for name in _NEED_RUN),
@@ -388,6 +398,20 @@ class MainWindow(QMainWindow):
     def _export_shown(self) -> None:
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
+
+    def _export_run(self, run: RunRef | None) -> None:
+        if run is not None:
+            self.library.with_rows(
+                run.store, lambda: self.sessions.export(run.store, *(lanes_of(run) or (run,)))
+            )
+
+    def _perfetto_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.perfetto(self.feed.run)
+
+    def _run_again(self) -> None:
+        if self.feed.run is not None:
+            self.library.again(self.feed.run)
 
     def _report_shown(self) -> None:
         if self.feed.run is not None:

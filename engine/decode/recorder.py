@@ -138,17 +138,25 @@ class Recorder:
         among them, so that the sum over rows is the time that passed.
         """
         now = run_clock()
-        self._elapsed_ms += (now - self._resumed) * 1e3
+        elapsed_ms = (now - self._resumed) * 1e3
+        self._elapsed_ms += elapsed_ms
         self._resumed = now
         number, n = rounds[0].number, len(rounds)
         if self._files:
             self._files.note(self.facts, number)
         self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
+        phase_ms = [sum(clock.columns(round_.seq, n).values()) for round_ in rounds]
+        rest_ms = max(0.0, elapsed_ms - sum(phase_ms)) / n
         traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(rounds)
         for i, round_ in enumerate(rounds):
-            columns: dict[str, Any] = {"round": number, "t_ms": self._elapsed_ms, **(told or {})}
+            columns: dict[str, Any] = {
+                "round": number,
+                "t_ms": self._elapsed_ms,
+                "total_ms": phase_ms[i] + rest_ms,
+                **(told or {}),
+            }
             slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]

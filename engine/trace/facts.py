@@ -344,12 +344,15 @@ class AuditFacts(Struct, frozen=True):
 
 class RunNotes(Struct, frozen=True):
     """What the user and the window keep of a run. name: empty for a run that is called by its
-    number. prompt: the beginning of the first one."""
+    number, which counts the runs of all sessions, lanes of a comparison as one; None: that in its
+    trace. prompt: the beginning of the first one. scenario: that it was started by."""
 
     name: str = ""
     starred: bool = False
     deleted: bool = False
     prompt: str = ""
+    number: Count | None = None
+    scenario: str = ""
 
 
 # -- all of them -------------------------------------------------------------------------------

@@ -211,7 +211,12 @@ ROUNDS = (
     _ms("restore_ms", "checkpoint restore"),
     _ms("replay_ms", "decoding accepted tokens again"),
     Column(
-        "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
+        "total_ms",
+        "real",
+        "the whole round: its phases and what lies between them, or where phases are unknown",
+        0.0,
+        LONGEST_MS,
+        since=3,
     ),
     Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
     Column(

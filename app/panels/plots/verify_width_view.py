@@ -70,7 +70,7 @@ class VerifyWidthView(BarView):
             "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
             parent,
         )
-        self._rows_over: RunRows | None = None
+        self._rows_over: dict[RunRef, RunRows] = {}
         self._bars = StackedBars(len(_PARTS))
         self._borders = pg.PlotCurveItem(connect="pairs")
         self._longest = pg.PlotCurveItem(connect="pairs")
@@ -129,15 +129,13 @@ class VerifyWidthView(BarView):
         return decodes
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
-        known = self._rows_over
-        if known is not None and known.run != overlay.run:
-            known = None
-        self._rows_over, _, _ = _read_rows(known, overlay.run)
-        return self._rows_over
+        rows, _, _ = _read_rows(self._rows_over.get(overlay.run), overlay.run)
+        self._rows_over[overlay.run] = rows
+        return rows
 
     def _clear_overlay(self) -> None:
         super()._clear_overlay()
-        self._rows_over = None
+        self._rows_over = {}
 
     def _draw(self) -> None:
         if self._rows is None or self._run is None:

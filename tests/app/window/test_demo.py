@@ -234,4 +234,7 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     found = dict(zip(tokens.column("pos")[mine].tolist(), ids[mine].tolist(), strict=True))
     assert found[pos] == 100
     assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:9])
-    assert run_row(run).drafter == "↳ run 0, draft-mtp"
+    said = f"fork of run 0 at round {run.facts.fork.round}, rounds 0 to"
+    qtbot.waitUntil(lambda: said in window.status.going_text)
+    assert window.status.going_text.endswith("decoded again")
+    assert run_row(run).drafter.startswith("from round ") and "draft-mtp" in run_row(run).drafter

@@ -162,6 +162,7 @@ def test_behind_a_long_name_there_is_room_for_what_it_does(
         ("csv trace", "Export Trace…"),  # what it does
         ("exp tr", "Export Trace…"),
         ("gttk", "Ghost Tokens"),
+        ("measure plain", "Measure Plain"),
     ],
 )
 def test_words_come_before_letters_anywhere(
