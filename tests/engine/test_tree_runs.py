@@ -11,23 +11,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.decode import verify_loop
 from engine.decode.acceptance import Judge
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
+from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
-from engine.draft.tree import branch_of, branches
+from engine.draft.tree import branch_of, branches, tree_of, width_at
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import MemoryShelf
 from engine.options import (
+    DRAFTERS,
     KV_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
@@ -140,26 +141,25 @@ def test_no_token_changes(name, policy, split, kv, way):
         assert run.trace.ubatches.column("n_seqs").max() > 1
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_whatever_is_drawn(data):
-    """Snapshots that reach and that do not, passes that split, replays of both kinds."""
-    name = data.draw(st.sampled_from(NAMES), "model")
-    sampler = data.draw(st.sampled_from(SAMPLERS), "sampler")
-    n = data.draw(st.sampled_from((1, 3)), "sequences")
-    options = tree_options(
-        tuple(data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=2), "tree")),
-        sampler=sampler,
-        rollback=data.draw(st.sampled_from(list(ROLLBACK_POLICIES)), "policy"),
-        split=data.draw(st.sampled_from(SPLITS), "split"),
-        kv=data.draw(st.sampled_from(KV_MODES), "kv"),
-        n_rs_seq=data.draw(st.none() | st.integers(0, 6), "snapshots"),
-        n_ubatch=data.draw(st.sampled_from((3, 8, 512)), "pass"),
-        replay=data.draw(st.sampled_from(("trust", "verify")), "replay"),
-        parallel=n,
-    )
-    run = with_trees(name, options, data.draw(st.integers(0, 99), "seed"), n)
-    assert tokens_of(run) == plain(name, sampler)[:n]
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_drawn(seed):
+    """200 runs: snapshots that reach and that do not, passes that split, replays of both kinds."""
+    draw = random.Random(seed)
+    for _ in range(10):
+        name, sampler, n = draw.choice(NAMES), draw.choice(SAMPLERS), draw.choice((1, 3))
+        options = tree_options(
+            tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2))),
+            sampler=sampler,
+            rollback=draw.choice([*ROLLBACK_POLICIES]),
+            split=draw.choice(SPLITS),
+            kv=draw.choice(KV_MODES),
+            n_rs_seq=draw.choice((None, *range(7))),
+            n_ubatch=draw.choice((3, 8, 512)),
+            replay=draw.choice(("trust", "verify")),
+            parallel=n,
+        )
+        run = with_trees(name, options, draw.randrange(1000), n)
+        assert tokens_of(run) == plain(name, sampler)[:n], (name, options)
 
 
 class Verified:
@@ -233,7 +233,7 @@ def test_a_wrong_parent_is_caught():
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 def test_the_state_of_another_branch_is_caught(policy):
     """The text goes on from its first branch, whichever was accepted."""
-    copy = HybridMemory.seq_cp
+    copy = HybridMemory.fork
 
     def not_back(memory: HybridMemory, src: int, dst: int) -> None:
         if dst:
@@ -242,7 +242,7 @@ def test_the_state_of_another_branch_is_caught(policy):
     snapshots = DEPTH if ROLLBACK_POLICIES[policy].keeps_snapshots else None
     options = tree_options((3,), rollback=policy, n_rs_seq=snapshots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HybridMemory, "seq_cp", not_back)
+        patch.setattr(HybridMemory, "fork", not_back)
         runs = [with_trees(HYBRID, options, seed) for seed in range(4)]
     assert any(tokens_of(run) != plain(HYBRID, SAMPLERS[0])[:1] for run in runs)
 
@@ -373,3 +373,31 @@ def test_the_trace_holds_every_node_once():
         ]
     chains = [r for r in rows if r["round"] not in trees]
     assert all(r["draft_node"] is None and r["kind"] != "side" for r in chains)
+
+
+@pytest.mark.parametrize("drafter", ["ngram-simple", "ngram-map-k4v"])
+def test_n_grams_go_on_as_their_matches_did(drafter):
+    """a b is followed by c, d and c again: both, each once."""
+    sizes = NgramSizes(size_n=2, size_m=2)
+    make = DRAFTERS[drafter].make
+    ngrams = make(SimpleNamespace(options=sizes, tree=(3,)))
+    a, b, filler = 1, 2, [7, 8, 9]
+    ngrams.begin(0, [0, a, b, 3, 4, *filler, a, b, 5, 6, *filler, a, b, 3, 4, *filler, a])
+    [draft] = ngrams.draft([DraftRequest(0, 25, b, 2)])
+    found = [[draft.tokens[i] for i in path] for path in branches(draft.parents)]
+    assert found == [[3, 4], [5, 6]]
+    assert width_at((3, 2), 1) == 2
+    assert width_at((3, 2), 2) == 1
+
+
+def test_a_tree_keeps_to_its_widths():
+    tree = tree_of([[1, 2, 3], [1, 4, 5], [6, 7], [1, 2, 8], [9, 9]], (2, 2))
+    paths = [[tree.tokens[i] for i in path] for path in branches(tree.parents)]
+    assert paths == [[1, 2, 3], [1, 4, 5], [6, 7]]
+    tree.cut(2, "limit")
+    assert [[tree.tokens[i] for i in path] for path in branches(tree.parents)] == [
+        [1, 2],
+        [1, 4],
+        [6, 7],
+    ]
+    assert (tree.length, tree.reason) == (2, "limit")
