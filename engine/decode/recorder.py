@@ -238,6 +238,7 @@ class Recorder:
             rs_idx_after=round_.rs_idx_after,
             replay_index=round_.n_replays,
             verify_width=round_.n_rows or len(round_.tokens),
+            draft_n_max=round_.draft.n_max if round_.draft else None,
             state_bytes_restored=round_.restored_bytes,
             checkpoint_bytes=round_.checkpoint_bytes,
             cache_wrong=round_.cache_wrong,

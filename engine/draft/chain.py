@@ -114,11 +114,10 @@ class DrafterChain:
         drafts: dict[int, Draft] = {}
         self.asked = []
         whole = {request.seq: request.n_max for request in requests}
+        longest: dict[int, int] = {}
         if self._adapt:
-            adapt = self._adapt
-            requests = [
-                replace(one, n_max=min(one.n_max, adapt.n_max(one.seq))) for one in requests
-            ]
+            longest = {one.seq: self._adapt.n_max(one.seq) for one in requests}
+            requests = [replace(one, n_max=min(one.n_max, longest[one.seq])) for one in requests]
         for drafter in self._drafters:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
@@ -135,7 +134,7 @@ class DrafterChain:
                 # of a tree, what the grammar forbids is not chosen
                 if self.trim and draft.tokens and not draft.parents:
                     self.trim(request.seq, draft)
-                draft.ms = ms
+                draft.ms, draft.n_max = ms, longest.get(request.seq)
                 self.asked.append((request.seq, draft))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))

@@ -43,9 +43,10 @@ class Draft:
     rows that it was made from and that the target did not compute there, None where they were not
     looked at; n_wrong_tokens: tokens in the drafter's memory that are not the text's. sure: what
     a confidence head gave each token, empty without one. block: rows of the block that it was
-    drafted in, None where it was not drafted as a block. ms: its part of the call for all
-    sequences. parents: of a tree (engine.draft.tree), for each token the index of the one before
-    it, which is lower, -1 = it follows the newest token; empty where each follows the one before.
+    drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
+    depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
+    (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
+    follows the newest token; empty where each follows the one before.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Draft:
     n_wrong_tokens: int | None = None
     sure: list[float] = field(default_factory=list)
     block: int | None = None
+    n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
     parents: list[int] = field(default_factory=list)
 

@@ -373,6 +373,7 @@ class RunFacts(dict[str, Any]):
     requests: list[RequestFacts] | None
     derived: list[str] | None
     speculative_types: list[str] | None
+    accept_rule: Lenient[str | None]
     fidelity: FidelityFacts | None
     plain_pairs: Lenient[list[tuple[float, float]] | None]
     banned_tokens: list[Count] | None

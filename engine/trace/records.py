@@ -214,6 +214,14 @@ ROUNDS = (
         "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
     ),
     Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
+    Column(
+        "draft_n_max",
+        "int",
+        "longest draft by the rule of adaptive depth; empty without one",
+        0,
+        LONGEST_DRAFT,
+        since=5,
+    ),
 )
 
 TOKENS = (

@@ -28,7 +28,7 @@ from app.window.plot_export import write_plot
 from app.window.plot_group import OVER_ROUNDS
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
-from engine.trace.records import PHASES
+from engine.trace.records import MISSING, PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
@@ -148,6 +148,28 @@ def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], 
     assert 12.0 in replay
     tip = view.plot.tip(12.0, 1.0)
     assert "verify: 2 × " in tip and "replay: 1 × 2 tokens · end of batch" in tip
+
+
+def test_the_longest_draft_of_adaptive_depth_is_a_line(
+    make: Callable[[type[RoundView]], RoundView],
+) -> None:
+    store, _, run_id = timed_trace(60)
+    rounds = store.rounds
+    mine = np.flatnonzero(rounds.column("run_id") == run_id)
+    longest = 2 + np.arange(len(mine)) % 7
+    longest[:20] = MISSING
+    rounds.fill(mine, {"draft_n_max": longest})
+    view = make(VerifyWidthView)
+    view.show_run(RunRef(store, run_id))
+    x, y = view._longest.getData()  # type: ignore[attr-defined]
+    number = rounds.column("round")[mine]
+    drawn = dict(zip(((x[::2] + x[1::2]) / 2).tolist(), y[::2].tolist(), strict=True))
+    assert drawn == dict(zip(number[20:].tolist(), (longest[20:] + 1.0).tolist(), strict=True))
+    assert f"n_max + 1: {longest[-1] + 1}" in view.legend.labels
+    assert f"n_max {longest[30]} by adaptive depth" in view.plot.tip(float(number[30]), 1.0)
+    plain = make(VerifyWidthView)
+    plain.show_run(RunRef(*timed_trace(60)[::2]))
+    assert "n_max + 1" in plain.legend.labels and "adaptive" not in plain.plot.tip(30.0, 1.0)
 
 
 def test_duplicate_cells_are_marked(make: Callable[[type[RoundView]], RoundView]) -> None:
