@@ -359,10 +359,12 @@ def test_the_trace_holds_every_node_once():
         nodes.sort(key=lambda r: r["draft_node"])
         assert [r["token_id"] for r in nodes] == tree.tokens
         assert [r["draft_parent"] for r in nodes] == tree.parents
-        assert [r["draft_index"] for r in nodes] == tree.depths
         judged = [r["draft_node"] for r in nodes if r["kind"] != "side"]
+        for node, r in enumerate(nodes):
+            assert r["draft_index"] == (tree.depths[node] if node in judged else None)
         assert judged in branches(tree.parents)
         row = next(r for r in (rounds.row(i) for i in range(len(rounds))) if r["round"] == number)
+        assert [r["pos"] - row["pos0"] - 1 for r in nodes] == tree.depths
         assert row["num_draft_tokens"] == len(judged)
         assert row["verify_width"] == sum(1 + len(path) for path in branches(tree.parents))
         accepted = [r for r in nodes if r["kind"] == "accepted"]
