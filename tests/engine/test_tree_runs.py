@@ -26,12 +26,12 @@ from engine.draft.ngram_simple import NgramSimple
 from engine.draft.tree import branch_of, branches, tree_of, width_at
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import MemoryShelf
 from engine.options import (
     DRAFTERS,
     KV_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
+    CacheOptions,
     Prompt,
     RunOptions,
     SamplerOptions,
@@ -41,6 +41,7 @@ from engine.run import Run
 from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from tests.support.all_pairs import all_pairs
+from tests.support.cached_runs import OpenCache, decode_cached, poisoned
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters
 from tests.support.golden_files import DATA, golden_file, second_set, with_mtp
 from tests.support.golden_runs import (
@@ -112,16 +113,7 @@ def tree_options(tree: tuple[int, ...], **others: Any) -> RunOptions:
 
 def with_trees(name: str, options: RunOptions, seed: int, n: int = 1) -> Run:
     """Nothing unwritten may be read: all memory begins as NaN."""
-    with planted_trees(name, options.sampler, seed), pytest.MonkeyPatch.context() as patch:
-        make = Session.make_memory
-
-        def poisoned(*given: Any) -> HybridMemory:
-            memory = make(*given)
-            memory.poison(np.nan)
-            return memory
-
-        patch.setattr(Session, "make_memory", poisoned)
-        patch.setattr(MemoryShelf, "take", lambda self, key, make: make())
+    with planted_trees(name, options.sampler, seed), poisoned():
         return decode(session(name), prompts_of(name)[:n], options)
 
 
@@ -403,3 +395,17 @@ def test_a_tree_keeps_to_its_widths():
         [6, 7],
     ]
     assert (tree.length, tree.reason) == (2, "limit")
+
+
+@pytest.mark.parametrize("kv", KV_MODES)
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
+    spec = SpecOptions(types=("draft-mtp",), tree=(2, 2))
+    options = replace(options_of(N), spec=spec, rollback=policy, kv=kv, parallel=2)
+    opened, cache = session(HYBRID), OpenCache(CacheOptions())
+    first = prompts_of(HYBRID)[0]
+    run, _ = decode_cached(opened, [first], options, cache)
+    further = Prompt((*first.tokens, *tokens_of(run)[0], 5, 6))
+    later, _ = decode_cached(opened, [further], options, cache)
+    assert tokens_of(later) == tokens_of(decode(opened, [further], options_of(N)))
+    assert later.results()[0].timings["cache_n"] > len(first.tokens)
