@@ -38,7 +38,7 @@ SIGNS = {
     "accepted": "✓",
     "rejected": "✗",
     "ignored": "·",
-    "side": "⑂",
+    "side": "¦",
     "replacement": "↻",
     "bonus": "+",
     "target": "→",
