@@ -345,7 +345,6 @@ def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
         for i in sorted({*range(len(depths))} - {*round_.path}):
             pos = round_.pos_next + depths[i]
             row = {"pos": pos, "kind": "side", "token_id": round_.tree.tokens[i]}
-            row["draft_index"] = depths[i]
             _add_drafted(row, round_.tree, i)
             _add_node(row, round_.tree, i)
             yield row

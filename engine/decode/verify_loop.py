@@ -119,7 +119,7 @@ class VerifyLoop:
         together = self._options.split == "seq" or len(ubatches) == 1
         saves = self._rollback.checkpoints(spans[:1], ubatches, surely=not together)
         for span in spans[1:]:
-            memory.seq_cp(round_.seq, span.seq)
+            memory.fork(round_.seq, span.seq)
         clock.stop("save", [round_.seq])
         logits, of_tokens = forward.run(ubatches, round_.number, "verify", clock)
         best = self._branch(round_, drafts, [logits[span.seq] for span in spans])
@@ -192,7 +192,7 @@ class Rollback:
         if round_.n_kept < len(span.tokens):
             self._undo(round_, span, save, clock)
         if span.seq != round_.seq and not round_.n_replays:
-            self._memory.seq_cp(span.seq, round_.seq)
+            self._memory.fork(span.seq, round_.seq)
         round_.memory_rollback = len(span.tokens) - round_.n_kept
         round_.rollback_depth = round_.memory_rollback - span.n_padding
 

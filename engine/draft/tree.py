@@ -1,7 +1,7 @@
 """Trees of drafted tokens: several continuations of one text, to be verified in one pass.
 
 A tree is verified as its branches, side by side: each is the whole path from the newest token to a
-leaf, in a memory sequence of its own that begins as a copy of the text's (`seq_cp`), as in
+leaf, in a memory sequence of its own that begins as a copy of the text's (`fork`), as in
 llama.cpp's examples/speculative. So every layer of every family starts from the state of its own
 branch and every policy undoes it as ever; no kernel and no mask knows of trees. What it costs is
 rows: what branches have in common is computed in each of them.

@@ -171,8 +171,8 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
 
     @property
     def n_branches(self) -> int:
-        """Most branches of a draft."""
-        return math.prod(self.tree)
+        """Most branches of a draft, each in a sequence of its own."""
+        return math.prod(self.tree) if self.types else 1
 
     @property
     def longest(self) -> int:

@@ -237,7 +237,7 @@ TOKENS = (
     _choice("kind", "one of TOKEN_KINDS", TOKEN_KINDS),
     _count("token_id", "id in the target's vocabulary; empty where another engine hid it"),
     Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
-    _count("draft_index", "index inside the draft or its branch, from 0", LONGEST_DRAFT),
+    _count("draft_index", "index inside the draft or its judged branch, from 0", LONGEST_DRAFT),
     Column("draft_node", "int", "of a tree: number of the token, from 0", 0, COUNT, since=5),
     Column(
         "draft_parent",

@@ -11,26 +11,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.decode import verify_loop
 from engine.decode.acceptance import Judge
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
+from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
-from engine.draft.tree import branch_of, branches
+from engine.draft.tree import branch_of, branches, tree_of, width_at
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import MemoryShelf
 from engine.options import (
+    DRAFTERS,
     KV_MODES,
     ROLLBACK_POLICIES,
     SPLITS,
+    CacheOptions,
     Prompt,
     RunOptions,
     SamplerOptions,
@@ -40,6 +41,7 @@ from engine.run import Run
 from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from tests.support.all_pairs import all_pairs
+from tests.support.cached_runs import OpenCache, decode_cached, poisoned
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters
 from tests.support.golden_files import DATA, golden_file, second_set, with_mtp
 from tests.support.golden_runs import (
@@ -111,16 +113,7 @@ def tree_options(tree: tuple[int, ...], **others: Any) -> RunOptions:
 
 def with_trees(name: str, options: RunOptions, seed: int, n: int = 1) -> Run:
     """Nothing unwritten may be read: all memory begins as NaN."""
-    with planted_trees(name, options.sampler, seed), pytest.MonkeyPatch.context() as patch:
-        make = Session.make_memory
-
-        def poisoned(*given: Any) -> HybridMemory:
-            memory = make(*given)
-            memory.poison(np.nan)
-            return memory
-
-        patch.setattr(Session, "make_memory", poisoned)
-        patch.setattr(MemoryShelf, "take", lambda self, key, make: make())
+    with planted_trees(name, options.sampler, seed), poisoned():
         return decode(session(name), prompts_of(name)[:n], options)
 
 
@@ -140,26 +133,25 @@ def test_no_token_changes(name, policy, split, kv, way):
         assert run.trace.ubatches.column("n_seqs").max() > 1
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_whatever_is_drawn(data):
-    """Snapshots that reach and that do not, passes that split, replays of both kinds."""
-    name = data.draw(st.sampled_from(NAMES), "model")
-    sampler = data.draw(st.sampled_from(SAMPLERS), "sampler")
-    n = data.draw(st.sampled_from((1, 3)), "sequences")
-    options = tree_options(
-        tuple(data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=2), "tree")),
-        sampler=sampler,
-        rollback=data.draw(st.sampled_from(list(ROLLBACK_POLICIES)), "policy"),
-        split=data.draw(st.sampled_from(SPLITS), "split"),
-        kv=data.draw(st.sampled_from(KV_MODES), "kv"),
-        n_rs_seq=data.draw(st.none() | st.integers(0, 6), "snapshots"),
-        n_ubatch=data.draw(st.sampled_from((3, 8, 512)), "pass"),
-        replay=data.draw(st.sampled_from(("trust", "verify")), "replay"),
-        parallel=n,
-    )
-    run = with_trees(name, options, data.draw(st.integers(0, 99), "seed"), n)
-    assert tokens_of(run) == plain(name, sampler)[:n]
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_drawn(seed):
+    """200 runs: snapshots that reach and that do not, passes that split, replays of both kinds."""
+    draw = random.Random(seed)
+    for _ in range(10):
+        name, sampler, n = draw.choice(NAMES), draw.choice(SAMPLERS), draw.choice((1, 3))
+        options = tree_options(
+            tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2))),
+            sampler=sampler,
+            rollback=draw.choice([*ROLLBACK_POLICIES]),
+            split=draw.choice(SPLITS),
+            kv=draw.choice(KV_MODES),
+            n_rs_seq=draw.choice((None, *range(7))),
+            n_ubatch=draw.choice((3, 8, 512)),
+            replay=draw.choice(("trust", "verify")),
+            parallel=n,
+        )
+        run = with_trees(name, options, draw.randrange(1000), n)
+        assert tokens_of(run) == plain(name, sampler)[:n], (name, options)
 
 
 class Verified:
@@ -233,7 +225,7 @@ def test_a_wrong_parent_is_caught():
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 def test_the_state_of_another_branch_is_caught(policy):
     """The text goes on from its first branch, whichever was accepted."""
-    copy = HybridMemory.seq_cp
+    copy = HybridMemory.fork
 
     def not_back(memory: HybridMemory, src: int, dst: int) -> None:
         if dst:
@@ -242,7 +234,7 @@ def test_the_state_of_another_branch_is_caught(policy):
     snapshots = DEPTH if ROLLBACK_POLICIES[policy].keeps_snapshots else None
     options = tree_options((3,), rollback=policy, n_rs_seq=snapshots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HybridMemory, "seq_cp", not_back)
+        patch.setattr(HybridMemory, "fork", not_back)
         runs = [with_trees(HYBRID, options, seed) for seed in range(4)]
     assert any(tokens_of(run) != plain(HYBRID, SAMPLERS[0])[:1] for run in runs)
 
@@ -359,10 +351,12 @@ def test_the_trace_holds_every_node_once():
         nodes.sort(key=lambda r: r["draft_node"])
         assert [r["token_id"] for r in nodes] == tree.tokens
         assert [r["draft_parent"] for r in nodes] == tree.parents
-        assert [r["draft_index"] for r in nodes] == tree.depths
         judged = [r["draft_node"] for r in nodes if r["kind"] != "side"]
+        for node, r in enumerate(nodes):
+            assert r["draft_index"] == (tree.depths[node] if node in judged else None)
         assert judged in branches(tree.parents)
         row = next(r for r in (rounds.row(i) for i in range(len(rounds))) if r["round"] == number)
+        assert [r["pos"] - row["pos0"] - 1 for r in nodes] == tree.depths
         assert row["num_draft_tokens"] == len(judged)
         assert row["verify_width"] == sum(1 + len(path) for path in branches(tree.parents))
         accepted = [r for r in nodes if r["kind"] == "accepted"]
@@ -373,3 +367,45 @@ def test_the_trace_holds_every_node_once():
         ]
     chains = [r for r in rows if r["round"] not in trees]
     assert all(r["draft_node"] is None and r["kind"] != "side" for r in chains)
+
+
+@pytest.mark.parametrize("drafter", ["ngram-simple", "ngram-map-k4v"])
+def test_n_grams_go_on_as_their_matches_did(drafter):
+    """a b is followed by c, d and c again: both, each once."""
+    sizes = NgramSizes(size_n=2, size_m=2)
+    make = DRAFTERS[drafter].make
+    ngrams = make(SimpleNamespace(options=sizes, tree=(3,)))
+    a, b, filler = 1, 2, [7, 8, 9]
+    ngrams.begin(0, [0, a, b, 3, 4, *filler, a, b, 5, 6, *filler, a, b, 3, 4, *filler, a])
+    [draft] = ngrams.draft([DraftRequest(0, 25, b, 2)])
+    found = [[draft.tokens[i] for i in path] for path in branches(draft.parents)]
+    assert found == [[3, 4], [5, 6]]
+    assert width_at((3, 2), 1) == 2
+    assert width_at((3, 2), 2) == 1
+
+
+def test_a_tree_keeps_to_its_widths():
+    tree = tree_of([[1, 2, 3], [1, 4, 5], [6, 7], [1, 2, 8], [9, 9]], (2, 2))
+    paths = [[tree.tokens[i] for i in path] for path in branches(tree.parents)]
+    assert paths == [[1, 2, 3], [1, 4, 5], [6, 7]]
+    tree.cut(2, "limit")
+    assert [[tree.tokens[i] for i in path] for path in branches(tree.parents)] == [
+        [1, 2],
+        [1, 4],
+        [6, 7],
+    ]
+    assert (tree.length, tree.reason) == (2, "limit")
+
+
+@pytest.mark.parametrize("kv", KV_MODES)
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
+    spec = SpecOptions(types=("draft-mtp",), tree=(2, 2))
+    options = replace(options_of(N), spec=spec, rollback=policy, kv=kv, parallel=2)
+    opened, cache = session(HYBRID), OpenCache(CacheOptions())
+    first = prompts_of(HYBRID)[0]
+    run, _ = decode_cached(opened, [first], options, cache)
+    further = Prompt((*first.tokens, *tokens_of(run)[0], 5, 6))
+    later, _ = decode_cached(opened, [further], options, cache)
+    assert tokens_of(later) == tokens_of(decode(opened, [further], options_of(N)))
+    assert later.results()[0].timings["cache_n"] > len(first.tokens)
