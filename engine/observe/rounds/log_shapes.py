@@ -33,6 +33,17 @@ _NUMBER = re.compile(rb"[0-9]+")
 _DIGITS = np.full(256, 0, bool)
 _DIGITS[48:58] = True
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
+_SAYS = re.compile(
+    rb"slot|draft|accept|spec|statistics|eval time|n_(?:gen|decoded|rs_seq|batch|past|tokens) "
+    rb"|build|llama_server|main: |model|better prompt|called impl|done yield|next token|candidate"
+    rb"|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred=|\\u|\x1b"
+)
+"""What a line has, by its shape, that may say something to any reader."""
+_BARE = re.compile(
+    rb"srv |que |cmn |llama_|common_|\[ |system|total time|[0-9]\.0\.0\.0 |\}.?$"
+)
+"""What a line has in which a server's own text may begin without a time, or a second one has, or
+one that wraps another."""
 
 
 class Reading:
@@ -131,6 +142,14 @@ class Reading:
         if end is not None and name(prefix) == self.stream:
             self.prefix = end[0] + 1, end
         return end is not None
+
+
+def says_nothing(shape: bytes, start: int) -> bool:
+    """Whether no line of a shape says anything to any reader. start: where the text after the
+    time begins, 0 for a line without a time."""
+    if _SAYS.search(shape) is not None:
+        return False
+    return b"0.0.0.0 " not in shape[start:] if start else _BARE.search(shape) is None
 
 
 class LightRows:
