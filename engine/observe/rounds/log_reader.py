@@ -134,9 +134,7 @@ class LogReader(LogServers):
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
-        self._lines.last = self._stream_before(
-            block, lines, readings, len(lines), placed
-        )
+        self._lines.last = self._stream_before(block, lines, readings, len(lines), placed)
         self._lines.number = before + len(lines)
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
@@ -217,12 +215,7 @@ class LogReader(LogServers):
         return server is not None and not server.is_waiting and server.takes_light(light.at(lines))
 
     def _stream_before(
-        self,
-        block: Block,
-        lines: list[str],
-        readings: list[Reading | None],
-        i: int,
-        placed: int,
+        self, block: Block, lines: list[str], readings: list[Reading | None], i: int, placed: int
     ) -> str:
         """The server that the line before is of. placed: the newest line that was placed."""
         for at in range(i - 1, placed, -1):

@@ -34,14 +34,13 @@ _DIGITS = np.full(256, 0, bool)
 _DIGITS[48:58] = True
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
-    rb"slot|draft|accept|spec|statistics|eval time|n_(?:gen|decoded|rs_seq|batch|past|tokens) "
-    rb"|build|llama_server|main: |model|better prompt|called impl|done yield|next token|candidate"
-    rb"|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred=|\\u|\x1b"
+    rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
+    rb"|n_(?:gen|decoded|rs_seq|batch|past|tokens) |build|llama_server|main: |model|next token"
+    rb"|candidate|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred="
+    rb"|\\u|\x1b"
 )
 """What a line has, by its shape, that may say something to any reader."""
-_BARE = re.compile(
-    rb"srv |que |cmn |llama_|common_|\[ |system|total time|[0-9]\.0\.0\.0 |\}.?$"
-)
+_BARE = re.compile(rb"srv |que |cmn |llama_|common_|\[ |system|total time|[0-9]\.0\.0\.0 |\}.?$")
 """What a line has in which a server's own text may begin without a time, or a second one has, or
 one that wraps another."""
 
