@@ -30,7 +30,6 @@ _TOTALS = {
 _POOLED = "pooled_spec_decode_acceptance_histogram"
 _MEAN = "spec_decode_token_weighted_acceptance_length"
 _RATE = "spec_decode_overall_draft_acceptance_rate"
-_LONG_NAMES = {_MEAN: "token_weighted_acceptance_length", _RATE: "overall_draft_acceptance_rate"}
 _ROW = re.compile(
     r'^"?([A-Za-z][^,"()\n]{0,80}?)(?: \([^)\n]{1,40}\))?"?,"?([\d.]{1,40})"?\r?$', re.M
 )
@@ -45,11 +44,11 @@ def is_summary_table(data: bytes) -> bool:
 
 
 def table_values(data: bytes) -> dict[str, Any]:
-    """A summary as CSV with the keys that the one as JSON has; rows of a single number only."""
+    """A summary as CSV with the keys that the one as JSON has; rows of a single number only. Ratios
+    have two decimals there, so they are not held to the counts."""
     found: dict[str, Any] = {}
     for name, value in _ROW.findall(data.decode("utf-8-sig", "replace")):
         key = re.sub(r"\W", "_", name.strip().lower())
-        key = next((tag for tag, long in _LONG_NAMES.items() if long == key), key)
         if re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
             found[key] = {"avg": float(value)}
     return found

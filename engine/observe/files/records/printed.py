@@ -99,22 +99,18 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
         return None
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:
-        if steps and accepted is not None:
-            half = 0.5001 * 10.0 ** -len(values[_MEAN]["value"].partition(".")[2])
-            found.check(
-                abs(1 + accepted / steps - mean) <= half,
-                (values[_MEAN]["name"], values[_ACCEPTED]["name"], values[_STEPS]["name"]),
-                f"the mean acceptance length is {mean:g}, but {accepted:,} accepted in {steps:,} "
-                f"drafts make {1 + accepted / steps:.3f}",
-            )
         found.given["mean_acceptance_length"] = mean
-    if rate is not None and drafted and accepted is not None:
-        found.check(
-            abs(rate / 100 - accepted / drafted) <= 0.0051,
-            (values[_RATE]["name"], values[_ACCEPTED]["name"], values[_DRAFTED]["name"]),
-            f"the acceptance rate is {rate:g} %, but {accepted:,} of {drafted:,} make "
-            f"{100 * accepted / drafted:.2f} %",
-        )
+    for name, given, part, whole_ in (
+        (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
+        (_RATE, rate, 100 * (accepted or 0), drafted),
+    ):
+        if given is not None and accepted is not None and whole_:
+            half = 0.5001 * 10.0 ** -len(values[name]["value"].partition(".")[2])
+            found.check(
+                abs(part / whole_ - given) <= half,
+                (values[name]["name"], values[_ACCEPTED]["name"]),
+                f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
+            )
     _take_positions(found, values)
     return found
 
