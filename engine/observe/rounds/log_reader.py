@@ -178,6 +178,8 @@ class LogReader(LogServers):
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
             return False
+        if us is not None:
+            server.has_times = True
         handler, said = reading.handler, (line, us, reading.kind)
         try:
             if reading.whose == "server":
@@ -212,7 +214,11 @@ class LogReader(LogServers):
 
     def _say_light(self, light: LightRows, lines: list[int]) -> bool:
         server = self._by_stream.get(light.stream(lines[0]))
-        return server is not None and not server.is_waiting and server.takes_light(light.at(lines))
+        if server is None or server.is_waiting:
+            return False
+        rows = light.at(lines)
+        server.has_times |= bool(rows[0, -1] >= 0)
+        return server.takes_light(rows)
 
     def _stream_before(
         self, block: Block, lines: list[str], readings: list[Reading | None], i: int, placed: int
