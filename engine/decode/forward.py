@@ -66,7 +66,9 @@ class Forward:
                 of_tokens.setdefault(seq, []).append(out.rows[i])
                 if count := rows.count(i):
                     first = rows.index(i)
-                    logits.setdefault(seq, []).append(out.logits[first : first + count])
+                    alone = count == len(rows)
+                    part = out.logits if alone else out.logits[first : first + count]
+                    logits.setdefault(seq, []).append(part)
             wait_for(self._model.device)  # sampling would wait at once; this books it here
             ms = clock.stop(phase, ubatch.seq_ids)
             seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]

@@ -65,7 +65,7 @@ class VerifyLoop:
                 round_ = by_seq[span.seq]
                 round_.logits = logits[span.seq]
                 self._judge(round_)
-                round_.of_tokens = of_tokens[span.seq][: len(round_.accepted)]
+                round_.of_tokens = of_tokens[span.seq].first(len(round_.accepted))
                 round_.valid_depth = valid_depth(memory, span.seq)
                 clock.stop("sample", [span.seq])
                 self._rollback.undo(round_, span, saves.get(span.seq), clock)
@@ -163,7 +163,7 @@ class Rollback:
             clock.stop("sample", [round_.seq])
             n = len(round_.accepted)
             assert round_.of_tokens is not None  # of the replay
-            round_.of_tokens = round_.of_tokens[:n]
+            round_.of_tokens = round_.of_tokens.first(n)
             if n == len(tokens):
                 return True
             if self._memory.seq_rm(round_.seq, round_.pos0 + n):

@@ -10,6 +10,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.batch import UBatch
+from engine.machine.device import inference_mode
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
 from engine.model.memory import ModelMemory, PartwiseMemory
@@ -56,7 +57,7 @@ class MtpHead:
         self._only = torch.zeros(1, dtype=torch.int64, device=embedding.device)
         self._join = weights.project("nextn.eh_proj.weight")
 
-    @torch.inference_mode()
+    @inference_mode
     def forward(
         self,
         ubatch: UBatch,
@@ -80,13 +81,13 @@ class MtpHead:
         return StepOutput(logits, own)
 
     @cached_property
-    @torch.inference_mode()
+    @inference_mode
     def draft_head(self) -> DraftHead | None:
         """What finds the candidates of drafts faster than the head, made when it is first asked
         for; None where there is nothing to gain."""
         return DraftHead(self._output) if DraftHead.fits(self._output) else None
 
-    @torch.inference_mode()
+    @inference_mode
     def draft(
         self,
         ubatch: UBatch,
