@@ -70,7 +70,9 @@ class Forward:
                 of_tokens.setdefault(seq, []).append(out.rows[i])
                 if count := rows.count(i):
                     first = rows.index(i)
-                    logits.setdefault(seq, []).append(out.logits[first : first + count])
+                    alone = count == len(rows)
+                    part = out.logits if alone else out.logits[first : first + count]
+                    logits.setdefault(seq, []).append(part)
             wait_for(self._model.device)  # sampling would wait at once; this books it here
             seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
             ms = clock.stop(phase, seqs)

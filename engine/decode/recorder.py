@@ -51,6 +51,8 @@ class Recorder:
         self._may_wait = False
         self._waiting: list[Callable[[NewRows], object]] = []
         self._unanswered: list[Round] = []
+        self.bytes_waiting = 0
+        """Bytes of logits whose rows wait."""
 
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
@@ -150,6 +152,8 @@ class Recorder:
         rest_ms = max(0.0, elapsed_ms - sum(phase_ms)) / n
         traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(rounds)
+        for round_ in rounds:
+            self.bytes_waiting += 0 if round_.logits is None else round_.logits.nbytes
         for i, round_ in enumerate(rounds):
             columns: dict[str, Any] = {
                 "round": number,
@@ -186,7 +190,7 @@ class Recorder:
         for (round_, _), target in zip(asked, found, strict=True):
             round_.target = target
         self._unanswered = []  # only now: after an interruption they are still to be worked out
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self.bytes_waiting = self._waiting, [], 0
         rows: NewRows = defaultdict(list)
         for add in waiting:
             add(rows)

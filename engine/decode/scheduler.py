@@ -196,6 +196,11 @@ class Scheduler:
         self.may_wait = False
         self._recorder.close()
 
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of logits whose rows are held back."""
+        return self._recorder.bytes_waiting
+
     def cancel(self, seq_id: int) -> None:
         """End one sequence between two rounds, whether it waits, is in its prompt or decodes."""
         self._slots.cancel(seq_id)

@@ -89,7 +89,7 @@ class VerifyLoop:
         """Judge a round by its logits and undo what is rejected. span, rows: as decoded."""
         memory = self._forward.memory
         self._judge(round_)
-        round_.of_tokens = rows[: len(round_.accepted)]
+        round_.of_tokens = rows.first(len(round_.accepted))
         round_.valid_depth = valid_depth(memory, span.seq)
         clock.stop("sample", [round_.seq])
         self._rollback.undo(round_, span, save, clock)
@@ -227,7 +227,7 @@ class Rollback:
             clock.stop("sample", [round_.seq])
             n = len(round_.accepted)
             assert round_.of_tokens is not None  # of the replay
-            round_.of_tokens = round_.of_tokens[:n]
+            round_.of_tokens = round_.of_tokens.first(n)
             if n == len(tokens):
                 return True
             if self._memory.seq_rm(round_.seq, round_.pos0 + n):
