@@ -166,8 +166,8 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
     drafted, accepted = _whole(timings, "draft_n"), _whole(timings, "draft_n_accepted")
     ms, n_timed = timings.get("predicted_ms"), _whole(timings, "predicted_n")
     if isinstance(ms, (int, float)) and 0 < ms < 1e9 and n_timed:
-        sums = [counts[at] for at in sorted(counts)]
-        rounds = tuple((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(sums))
+        in_order = [counts[at] for at in sorted(counts)]
+        rounds = tuple((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(in_order))
         return Answer(text, n_timed, ms / 1e3, drafted, accepted, rounds)
     if not n_tokens:
         raise ValueError("its answer does not say how many tokens it has")

@@ -164,7 +164,11 @@ def test_no_server_outlives_an_ended_tune(tmp_path: Path, how: signal.Signals) -
     starts = tmp_path / "starts"
     asked = command("--started", starts)
     words = ["tune", "--server", asked, "--spec-type", "draft-mtp", "--prompts", "demo"]
-    running = subprocess.Popen([sys.executable, "-m", "app", *words], stderr=subprocess.PIPE)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "app", *words],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     assert running.stderr is not None
     running.stderr.readline()  # the first server is up
     running.send_signal(how)
