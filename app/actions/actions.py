@@ -97,8 +97,6 @@ TOOLBAR = (
     "run.stop",
     "run.compare",
     SEPARATOR,
-    "view.ghosts",
-    "view.follow",
 )
 
 

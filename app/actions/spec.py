@@ -205,6 +205,11 @@ RUN = (
         "run.add_break", "&Break Rule…", "Write a condition at which the run pauses", "F9", "break"
     ),
     ActionSpec(
+        "run.scenarios",
+        "Sc&enarios…",
+        "Provoke a known failure, or a sequence of memory operations, chosen by what is seen of it",
+    ),
+    ActionSpec(
         "run.measure_fidelity",
         "Measure Fi&delity",
         "Measure the compute mode against f32, on the model's own text",
@@ -227,7 +232,7 @@ RUN_MENU = (
     "run.rescore",
     "run.check_rollback",
     "run.llama_library",
-    "menu.scenarios",
+    "run.scenarios",
     SEPARATOR,
     "go.first_divergence",
     "go.next_divergence",

@@ -33,6 +33,11 @@ class TraceView(Protocol):
     def set_cursor(self, position: Position | None) -> None: ...
 
 
+def _parent(run: RunRef) -> RunRef | None:
+    """The run that a fork goes on from."""
+    return run.sibling(run.facts.fork.parent) if run.facts.fork else None
+
+
 class Feed(QObject):
     """Refreshes views while it is running, and shares the position among them."""
 
@@ -65,7 +70,8 @@ class Feed(QObject):
 
     def show_run(self, run: RunRef | None) -> None:
         """From now on the views show this run, or nothing. A second run of the same trace stays
-        over it; if it is the one to show, the two change places, of whatever traces they are."""
+        over it; if it is the one to show, the two change places, of whatever traces they are. Over
+        a fork is its parent at first, which goes with it."""
         second = None
         if self._overlay is not None:
             changes = run == self._overlay.run
@@ -74,6 +80,10 @@ class Feed(QObject):
                 not changes and second is not None and second.store is not run.store
             ):
                 second = None
+            if self._run is not None and not changes and second == _parent(self._run):
+                second = None
+        if run is not None:
+            second = second or _parent(run)
         self._send_overlay(None)
         self.set_range(None)
         self._run, self._cursor = run, None

@@ -28,7 +28,12 @@ from PySide6.QtWidgets import (
 
 
 class WheelGuard(QObject):
-    """Scrolling the panel must not change a field that happens to be under the pointer."""
+    """Scrolling a page must not change a field of it that happens to be under the pointer."""
+
+    def __init__(self, page: QWidget) -> None:
+        super().__init__(page)
+        for field in (*page.findChildren(QAbstractSpinBox), *page.findChildren(QComboBox)):
+            field.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if (

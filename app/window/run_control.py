@@ -188,7 +188,8 @@ class RunControl:
             again = partial(self._rescore, job.ref, job.target, assume_same=True)
             banners.add("warning", job.unsure, "", ("&Re-score all the same", again))
         elif job.found is not None:
-            banners.add("error" if job.found.n_changed else "info", rescored_sentence(job.found))
+            severity = "error" if job.found.n_changed else "info"
+            self._panels.run_banners.add(job.ref, severity, rescored_sentence(job.found))
             self._feed.show_run(self._feed.run)  # cells that views have read are filled now
 
     def reload(self) -> None:
@@ -385,7 +386,7 @@ class RunControl:
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""
         self._bridge.cancel_sequence(run, seq_id)
-        self._panels.banners.add("info", f"Sequence {seq_id} ends before the next round.")
+        self._panels.run_banners.add(run, "info", f"Sequence {seq_id} ends before the next round.")
 
     # -- break rules -----------------------------------------------------------------------
 
@@ -463,7 +464,7 @@ class ScenarioGuide(QObject):
         found = panels.findings.open_first(getattr(scenario, "expects", ()), keep_place=diverges)
         outcome = panels.divergence.outcome if lanes_of(run) else ""
         told = " ".join(filter(None, (scenario.about, outcome, found)))
-        self._banner = panels.banners.add("info", f"{scenario.title}. {told}", sticky=True)
+        self._banner = panels.run_banners.add(run, "info", f"{scenario.title}. {told}", sticky=True)
 
     def _take_down(self) -> None:
         if self._banner is not None:

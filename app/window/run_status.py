@@ -14,7 +14,6 @@ from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.run_facts import run_title
 from app.trace_models.run_rows import Position, RunRows
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -64,7 +63,8 @@ class RunEnds(QObject):
     def _show_pairs(self, job: MeasurePlain) -> None:
         """It may have another card by now."""
         if job.error:
-            self._panels.banners.add("warning", "Plain decoding was not measured.", job.error)
+            words = "Plain decoding was not measured."
+            self._panels.run_banners.add(job.ref, "warning", words, job.error)
         self._panels.plain_measured()
         self._look_again()
 
@@ -102,7 +102,7 @@ class RunEnds(QObject):
         run, status = self._feed.run, self._panels.status
         status.set_vs_plain(None if run is None else PlainRatio.of(run.facts))
         goes_on = run is not None and run == self._bridge.live and self._bridge.has_run
-        words = "" if run is None else progress_text(run, numbers) if goes_on else _lane(run)
+        words = progress_text(run, numbers) if run is not None and goes_on else ""
         if goes_on and self._bridge.pausing:
             words = " · ".join(filter(None, ("pausing after this round", words)))
         if goes_on and self._is_compiling:
@@ -127,11 +127,6 @@ class RunEnds(QObject):
                 self._feed.move_cursor(Position(run, step.seq_id or 0, step.round, None))
         else:
             self._docks.reveal("tune")
-
-
-def _lane(run: RunRef) -> str:
-    """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
-    return run_title(run.facts) if run.facts.lane else ""
 
 
 _LEAST_S, _LEAST_TOKENS = 2.0, 16

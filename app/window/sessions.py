@@ -40,7 +40,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.panels.results.results_view import ResultsView
+    from app.panels.tune.results_view import ResultsView
 
 
 _AUTOSAVES = "autosave"

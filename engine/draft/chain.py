@@ -127,9 +127,12 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
-                if draft.reason == "limit" and len(draft.tokens) < whole[request.seq]:
+                if draft.reason == "limit" and draft.length < whole[request.seq]:
                     draft.reason = ADAPT if request.n_max < whole[request.seq] else "limit"
-                if self.trim and draft.tokens:
+                if draft.parents == [*range(-1, len(draft.tokens) - 1)]:
+                    draft.parents = []  # one branch is a chain
+                # of a tree, what the grammar forbids is not chosen
+                if self.trim and draft.tokens and not draft.parents:
                     self.trim(request.seq, draft)
                 draft.ms, draft.n_max = ms, longest.get(request.seq)
                 self.asked.append((request.seq, draft))
@@ -137,7 +140,7 @@ class DrafterChain:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
-                    self._n_drafted[request.seq] = len(draft.tokens)
+                    self._n_drafted[request.seq] = draft.length
         return drafts
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:

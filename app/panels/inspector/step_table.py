@@ -38,6 +38,7 @@ SIGNS = {
     "accepted": "✓",
     "rejected": "✗",
     "ignored": "·",
+    "side": "⑂",
     "replacement": "↻",
     "bonus": "+",
     "target": "→",

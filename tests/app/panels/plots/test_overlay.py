@@ -93,8 +93,7 @@ def line(window: MainWindow, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_front(window: MainWindow, name: str) -> OverlaidView:
-    window.docks[name].show()
-    window.docks[name].raise_()
+    window.docks.reveal(name)
     QApplication.processEvents()
     view = window.plots[name]
     assert isinstance(view, OverlaidView)
