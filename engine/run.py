@@ -45,8 +45,8 @@ class Auditor(RoundObserver, Protocol):
 
 
 _ENDED = object()
-LOOK_STEPS = 16
-"""Steps between two looks at most: until then all their logits are kept."""
+LOOK_BYTES = 16 << 20
+"""Bytes of logits that are kept between two looks, about."""
 
 
 class Run:
@@ -114,13 +114,13 @@ class Run:
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
-        """Steps for so long, one at least and LOOK_STEPS at most. Their rows are in the trace at
-        the end, all together, which costs less than row by row."""
+        """Steps for so long, one at least, and until LOOK_BYTES wait. Their rows are in the trace
+        at the end, all together, which costs less than row by row."""
         until = perf_counter() + seconds
         self._scheduler.may_wait = not self.done
         try:
-            for _ in range(LOOK_STEPS):
-                if not self.step() or perf_counter() >= until:
+            while self.step() and perf_counter() < until:
+                if self._scheduler.bytes_waiting >= LOOK_BYTES:
                     break
         finally:
             self._scheduler.settle()
