@@ -121,13 +121,6 @@ class BlockParts:
         """All that may keep something of a sequence."""
         return self.mixers if self.before is None else (self.before, *self.mixers)
 
-    @property
-    def asks_host(self) -> bool:
-        """Whether something in the block has to look at numbers of a GPU on the host while a pass
-        runs: n-grams for a table in the file, or how many blocks there are to choose from."""
-        cells = self.cells()
-        return self.before is not None or bool(cells and (cells.further or cells.ratio))
-
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""
         found: Shapes = {}
@@ -163,6 +156,10 @@ class TrunkPart(Protocol):
         """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
         final norm."""
 
+    @property
+    def tapped(self) -> bool:
+        """Whether drafters can read what enters a layer: the stream, or the mean of several."""
+
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors outside the blocks, under their full names."""
 
@@ -178,6 +175,7 @@ class ResidualStream:
     """Each block adds to one stream; its norms are those that BlockParts names."""
 
     n_handed: ClassVar[int] = 1
+    tapped: ClassVar[bool] = True
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""
