@@ -181,7 +181,8 @@ def test_digits_come_in_threes_or_alone_by_the_pattern() -> None:
     for pre in ("lfm2", "falcon-h1", "pixtral", "dbrx", "kimi-k2"):
         assert pieces(pre, "12345x") == ["123", "45", "x"]
     assert pieces("refact", "a 12") == ["a", "Ġ", "1", "2"]
-    assert pieces("granite-docling", "a 12") == ["a", "Ġ12"]
+    for pre in ("granite-docling", "gpt-2", "mpt", "olmo"):
+        assert pieces(pre, "a 12") == ["a", "Ġ12"]
     assert pieces("kimi-k2", "XMLHttpRequest中x") == ["XMLHttp", "Request", "ä¸Ń", "x"]
 
 
