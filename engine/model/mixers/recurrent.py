@@ -243,7 +243,7 @@ class Mamba:
         assert memory is not None  # a model with recurrent layers is given such a memory
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
         values = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
-        low = self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)
+        low = [*self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)]
         if self._norms is not None:
             low = [rms_norm(y, w, self._eps) for y, w in zip(low, self._norms, strict=True)]
         step, B, C = low
