@@ -3,6 +3,7 @@ clock."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,7 +30,9 @@ class Round:
 
     Draft: number: of the round; seq: memory sequence; tokens: what the target decodes from pos0
     on, without filler: the newest token and the draft, or a part of a prompt. unverified: drafted
-    tokens after the draft that the target is not shown.
+    tokens after the draft that the target is not shown. tree: what was drafted where that was a
+    tree; once it is verified, draft is the branch that the target chose by, through the nodes of
+    path, and n_rows the tokens of all branches.
     Verify: logits: float32 [>= len(accepted), n_vocab], row i chooses accepted[i] and judges
     drafted token i; None if nothing is chosen. of_tokens: the target's rows of the tokens that
     stay decoded, [len(accepted), n_embd].
@@ -51,6 +54,9 @@ class Round:
     tokens: Sequence[int]
     draft: Draft | None = None
     unverified: Draft | None = None
+    tree: Draft | None = None
+    path: Sequence[int] = ()
+    n_rows: int = 0
     is_prompt: bool = False
     cache_wrong: int | None = None
 
@@ -147,15 +153,19 @@ class Round:
         return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
-_COLUMNS = [f"{phase}_ms" for phase in PHASES]
+_COLUMNS = {phase: f"{phase}_ms" for phase in PHASES}
+
+
+def _no_time() -> dict[str, float]:
+    return dict.fromkeys(PHASES, 0.0)
 
 
 @dataclass(slots=True)
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    _common: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    _own: dict[int, dict[str, float]] = field(default_factory=dict)
+    _common: dict[str, float] = field(default_factory=_no_time)
+    _own: defaultdict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(_no_time))
     _since: float = 0.0
 
     def start(self) -> None:
@@ -172,15 +182,12 @@ class PhaseClock:
         if not seqs:
             self._common[phase] += ms
         for seq in seqs:
-            self._own.setdefault(seq, dict.fromkeys(PHASES, 0.0))[phase] += ms / len(seqs)
+            self._own[seq][phase] += ms / len(seqs)
         self._since = now
         return ms
 
     def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
         """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time
         that all sequences spent together."""
-        own = self._own.get(seq, {})
-        return {
-            name: ms / n_seqs + own.get(phase, 0.0)
-            for name, (phase, ms) in zip(_COLUMNS, self._common.items(), strict=True)
-        }
+        own = self._own[seq]
+        return {name: self._common[phase] / n_seqs + own[phase] for phase, name in _COLUMNS.items()}

@@ -138,7 +138,7 @@ class PartFile:
 
     def change(self) -> str:
         """WRITTEN, REPLACED, or empty while the file is the one opened, or removed, which does no
-        harm to what is open. Costs two system calls."""
+        harm to what is open. Costs a system call, two once it is not there any more."""
         if self._is_written:
             return WRITTEN
         try:
@@ -147,10 +147,8 @@ class PartFile:
             there = None
         is_other = there is not None and not os.path.samestat(there, self._opened)
         now = there
-        if not self._file.closed:
-            now = os.fstat(self._file.fileno())
-        elif is_other:
-            now = None
+        if there is None or is_other:
+            now = None if self._file.closed else os.fstat(self._file.fileno())
         if now is not None and _last_change(now) != _last_change(self._opened):
             is_same_entry = there is not None and not is_other
             self._is_written = _is_written(self._opened, now, is_same_entry)

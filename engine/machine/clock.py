@@ -17,7 +17,7 @@ def run_clock() -> float:
     that wait for it that would be a hundred times their own duration, and a first run would be
     slower than a second one of the same prompt, so it is in no figure of a run.
     """
-    return perf_counter() - building_seconds() - getattr(_paused, "seconds", 0.0)
+    return perf_counter() - building_seconds() - _paused.seconds
 
 
 def is_compiling() -> bool:
@@ -32,7 +32,11 @@ def clock_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        _paused.seconds = getattr(_paused, "seconds", 0.0) + run_clock() - since
+        _paused.seconds += run_clock() - since
 
 
-_paused = threading.local()
+class _Paused(threading.local):
+    seconds = 0.0
+
+
+_paused = _Paused()

@@ -114,7 +114,7 @@ class HybridMemory:
             POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,
             faults,
             batch_invariant=batch_invariant,
-            graphs=graphs_for(device) if config.records_on(device.type) else None,
+            graphs=graphs_for(device),
         )
 
     @classmethod
@@ -239,6 +239,13 @@ class HybridMemory:
         """dst becomes a copy of src."""
         if self.recurrent:
             self.recurrent.seq_cp(src, dst)
+        self.attention.seq_cp(src, dst)
+
+    def fork(self, src: int, dst: int) -> None:
+        """dst becomes a copy of src with a recurrent state of its own, in its own place: a pass of
+        both is one like any other, which can be recorded. Older states are not copied."""
+        if self.recurrent:
+            self.recurrent.fork(src, dst)
         self.attention.seq_cp(src, dst)
 
     def seq_keep(self, seq: int) -> None:

@@ -112,6 +112,8 @@ class AttentionKV:
         self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
         self._n_view = 0
         self._rows: slice | torch.Tensor = slice(0, 0)
+        # of each of the ubatch's tokens
+        self._stream_of = np.arange(0)
         # by the size of rows, or one index for all
         self._place: dict[RowSize, StridedView] | tuple[CellIndex, CellIndex] = {}
         self._numbers: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -146,16 +148,16 @@ class AttentionKV:
             n_view = storage.capacity
             storage.reserve(streams, n_view)
         self._n_view = n_view
-        if self._viewed != (viewed := (seqs, n_view, storage.capacity)):
+        if self._viewed != (viewed := (seqs, cells.shape[1], n_view, storage.capacity)):
+            self._stream_of = np.repeat(np.array(streams), cells.shape[1])
             self._rows = slice(0, 1) if table.unified else storage.index(np.array(streams))
             self._views = self._place_of(self._rows, len(seqs), n_view)
             self._viewed = viewed
         looks = self._looks(seqs, cells, positions, n_view)
         self._fixed = self._numbers = None
         if by_index:
-            where = np.repeat(np.array(streams), cells.shape[1]), cells.ravel()
             together, (stream_of, cell_of, *there) = self._uploads.put(
-                (*where, *looks), self.device
+                (self._stream_of, cells.ravel(), *looks), self.device
             )
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:

@@ -7,6 +7,7 @@ that a layer's recurrence (engine.model.recurrence) advances from rows into rows
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from engine.model.recurrence import (
 )
 from engine.model.stored_state import stored_as
 from kernels.rows import put_rows, take_rows
+
+_LINE = 16  # numbers on a cache line, where torch's memory begins
 
 
 class SnapshotSlot(NamedTuple):
@@ -232,6 +235,11 @@ class SnapshotPolicy(ABC):
             self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]
             self._n_seen[dst] = self._n_seen[src]
 
+    def fork(self, src: int, dst: int) -> None:
+        """dst becomes a copy of the logical states of src, and shares no storage with it."""
+        self.put(dst, self._pos[src], self.live(src))
+        self.traffic.copied += self.layout.n_bytes
+
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
         for other in range(self.n_seqs):
@@ -338,7 +346,7 @@ class SnapshotPolicy(ABC):
 
     def _zeros(self, *size: int) -> torch.Tensor:
         """New storage, float32; after `renew` what the same call returned the first time."""
-        zeros = self._again.pop().zero_() if self._again else torch.zeros(size, device=self.device)
+        zeros = self._again.pop().zero_() if self._again else _new_zeros(size, self.device)
         self._storage.append(zeros)
         return zeros
 
@@ -378,6 +386,17 @@ class SnapshotPolicy(ABC):
         seqs = ubatch.seq_ids
         known = all(0 <= seq < self.n_seqs for seq in seqs)
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs
+
+
+def _new_zeros(size: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Zeros, float32. On the processor planes that nothing is written to take no memory: pages are
+    there when they are first touched, which torch does at once."""
+    if device.type != "cpu":
+        return torch.zeros(size, device=device)
+    n = math.prod(size)
+    held = np.zeros(n + _LINE, np.float32)
+    start = -(held.ctypes.data // held.itemsize) % _LINE
+    return torch.from_numpy(held[start : start + n]).view(size)
 
 
 @dataclass(frozen=True, slots=True)

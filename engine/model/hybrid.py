@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.gguf.part_file import PartFile
+from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.layers import OutputHead
 from engine.model.memory import ModelMemory
@@ -90,12 +91,12 @@ class HybridModel:
         """Weight f32 [n_embd] and epsilon of the norm before the output; None without a weight."""
         return self._output.norm, self._output.eps
 
-    @torch.inference_mode()
+    @inference_mode
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""
         return self._output.logits(hidden, invariant=False)
 
-    @torch.inference_mode()
+    @inference_mode
     def forward(
         self,
         ubatch: UBatch,
@@ -112,9 +113,10 @@ class HybridModel:
         for file in self.files:
             file.check_whole()
         memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
+        last = int(ubatch.positions.max())
+        reach = self._rope.reach(last)
         if self._block_rope is not None:
-            self._block_rope.reach(int(ubatch.positions.max()))
+            self._block_rope.reach(last)
         there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)

@@ -10,6 +10,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.batch import UBatch
+from engine.machine.device import inference_mode
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
 from engine.model.memory import ModelMemory, PartwiseMemory
@@ -19,7 +20,7 @@ from engine.model.weights import Embedding, Weights
 from kernels.dispatch import uses_llvm
 from kernels.linear.dequant import dequantise
 from kernels.linear.integer_blocks import integer_linear
-from kernels.linear.two_bits import BLOCK, two_bits
+from kernels.linear.two_bits import BLOCK, BLOCK_BYTES, two_bits
 from kernels.norm import head_norm, rms_norm
 from kernels.rows import join, take_rows
 from kernels.rows.reductions import argmax
@@ -56,7 +57,7 @@ class MtpHead:
         self._only = torch.zeros(1, dtype=torch.int64, device=embedding.device)
         self._join = weights.project("nextn.eh_proj.weight")
 
-    @torch.inference_mode()
+    @inference_mode
     def forward(
         self,
         ubatch: UBatch,
@@ -80,13 +81,13 @@ class MtpHead:
         return StepOutput(logits, own)
 
     @cached_property
-    @torch.inference_mode()
+    @inference_mode
     def draft_head(self) -> DraftHead | None:
         """What finds the candidates of drafts faster than the head, made when it is first asked
         for; None where there is nothing to gain."""
         return DraftHead(self._output) if DraftHead.fits(self._output) else None
 
-    @torch.inference_mode()
+    @inference_mode
     def draft(
         self,
         ubatch: UBatch,
@@ -176,7 +177,7 @@ class MtpHead:
 
 N_CANDIDATES = 256
 _COPY = "Q2_K"
-_SLICE = 4096
+_SLICE = 1024
 
 
 class Candidates(NamedTuple):
@@ -195,9 +196,12 @@ class DraftHead:
         """For a head that `fits`."""
         self._output = output
         self._blocks, self._type = output.projection.packed.data
-        width = output.projection.packed.shape[1]
-        parts = [self._rounded(rows, width) for rows in self._blocks.split(_SLICE)]
-        self._copy = torch.cat(parts)
+        n_vocab, width = output.projection.packed.shape
+        n_bytes = width // BLOCK * BLOCK_BYTES
+        # made beforehand: slices that stay between temporary ones keep memory from being used again
+        self._copy = torch.empty(n_vocab, n_bytes, dtype=torch.uint8)
+        for rows, copy in zip(self._blocks.split(_SLICE), self._copy.split(_SLICE), strict=True):
+            copy.copy_(self._rounded(rows, width))
 
     def _rounded(self, rows: torch.Tensor, width: int) -> torch.Tensor:
         numbers = dequantise(rows.flatten(), self._type, len(rows) * width)

@@ -33,6 +33,10 @@ class TargetRows:
         """Some of the rows, by their first dimension."""
         return TargetRows(self.hidden[which], {i: rows[which] for i, rows in self.taps.items()})
 
+    def first(self, n: int) -> TargetRows:
+        """The first n rows."""
+        return self if n == len(self) else self[:n]
+
     def side_by_side(self, layers: Sequence[int]) -> torch.Tensor:
         """The taps of these layers in this order: float32 [..., len(layers) * n_embd]."""
         return join([self.taps[i] for i in layers])

@@ -124,9 +124,9 @@ class Sampler:
         """
         self.non_finite, self.allowed = None, {}
         if self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text:
-            ids, values = self._largest(logits)
-            if self._bias.bans_none(ids) and np.isfinite(values).all():
-                return lambda row: self._filter(row, ids[row], values[row])
+            tokens, largest = (part.ravel().tolist() for part in self._largest(logits))
+            if self._bias.bans_none(tokens) and all(map(math.isfinite, largest)):
+                return lambda row: Distribution.certain(tokens[row])
         logits = self._bias.apply(logits)
         if self.grammar:
             return partial(self._by_grammar, logits, self.grammar)
@@ -295,15 +295,15 @@ class LogitBias:
 
     def __init__(self, biases: Sequence[tuple[int, float]], banned: Collection[int] = ()) -> None:
         entries = [*biases, *((token, -torch.inf) for token in sorted(banned))]
-        self.only_bans = bool(banned) and not biases
+        self.only_bans = not biases
         """Whether no token's logit changes but of those that are never chosen."""
         self._banned = frozenset(banned)
         self._ids = torch.tensor([token for token, _ in entries], dtype=torch.int64)
         self._values = torch.tensor([bias for _, bias in entries])
 
-    def bans_none(self, ids: np.ndarray) -> bool:
+    def bans_none(self, tokens: Sequence[int]) -> bool:
         """Whether none of these tokens is banned."""
-        return self._banned.isdisjoint(ids.ravel().tolist())
+        return self._banned.isdisjoint(tokens)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Biased logits [n, n_vocab]; the logits given are not changed."""

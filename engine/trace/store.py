@@ -80,16 +80,25 @@ class Table:
         self._n = row + 1
         return row
 
-    def append_all(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows, each as `append` takes it; many at once are far cheaper."""
+    def append_all(self, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
+        """Add rows, each as `append` takes it; many at once are far cheaper. same: columns that are
+        the same in all of them."""
         if len(rows) < _FEW:
             for row in rows:
-                self.append(**row)
+                self.append(**same, **row)
             return
-        columns = {}
-        for name in dict.fromkeys(chain.from_iterable(rows)):
+        names = list(rows[0])
+        if all(list(row) == names for row in rows):
+            by_column = zip(*(row.values() for row in rows), strict=True)
+            found = zip(names, map(list, by_column), strict=True)
+        else:
+            names = dict.fromkeys(chain.from_iterable(rows))
+            found = ((name, [row.get(name) for row in rows]) for name in names)
+        columns = {name: [value] * len(rows) for name, value in same.items()}
+        for name, values in found:
+            if None in values and values.count(None) == len(values):
+                continue
             blank = self._blanks[name]
-            values = [row.get(name) for row in rows]
             if isinstance(blank, list):  # as many as there are
                 values = [[*(one or ()), *blank[len(one or ()) :]] for one in values]
             elif None in values:

@@ -79,7 +79,7 @@ class TraceWriter:
 
     def append_all(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows to a table, each as `append` takes it."""
-        self.store.tables[table].append_all([{"run_id": self.run_id, **row} for row in rows])
+        self.store.tables[table].append_all(rows, run_id=self.run_id)
 
     def extend(self, table: str, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Add many rows from columns of equal length, [n] each. Raises ValueError if they differ

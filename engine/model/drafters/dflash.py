@@ -14,6 +14,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.errors import UnsupportedModelError
+from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.drafters.dflash_heads import MarkovHead, Selector
@@ -193,7 +194,7 @@ class DFlash:
         head or a selector."""
         return self._head(hidden, invariant=invariant)
 
-    @torch.inference_mode()
+    @inference_mode
     def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
         """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
         memory.begin(ubatch)
@@ -203,7 +204,7 @@ class DFlash:
         memory.run((self, reach, "inject"), (there.positions, rows), compute)
         memory.commit()
 
-    @torch.inference_mode()
+    @inference_mode
     def block(self, ubatch: UBatch, memory: ModelMemory) -> BlockOutput:
         """Run the blocks of `ubatch`, a row of it each; they stay in memory until removed."""
         memory.begin(ubatch)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.machine.device import inference_mode
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.weights import Embedding, Weights
 from kernels.pointwise import add
@@ -40,14 +41,14 @@ class Selector:
         self._successor = weights.table("selector_successor.weight")
         self._gate = weights.project("selector_hidden.weight")
 
-    @torch.inference_mode()
+    @inference_mode
     def base(self, logits: torch.Tensor) -> torch.Tensor:
         """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
         base = logits * self._sizes.logit_scale
         cap = self._sizes.softcap
         return cap * torch.tanh(base / cap) if cap else base
 
-    @torch.inference_mode()
+    @inference_mode
     def lattice(
         self, logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
     ) -> Lattice:

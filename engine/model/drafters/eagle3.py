@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from engine.batch import UBatch
+from engine.machine.device import inference_mode
 from engine.model.drafters.eagle3_config import Eagle3Config
 from engine.model.feed_forward import Swiglu
 from engine.model.layers import OutputHead, StepOutput
@@ -54,14 +55,14 @@ class Eagle3:
         norm = weights.keep("output_norm.weight")
         self._output = OutputHead(norm, head, n_drafted, config.eps)
 
-    @torch.inference_mode()
+    @inference_mode
     def fused(self, rows: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
         """Feature rows f32 [..., n_embd] of the target's rows side by side [..., 3 * n_target]."""
         if self._fuse_norm is not None:
             rows = rms_norm(rows, self._fuse_norm, self.config.eps)
         return self._fuse(rows, invariant=invariant)
 
-    @torch.inference_mode()
+    @inference_mode
     def forward(
         self,
         ubatch: UBatch,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine import run as engine_run
 from engine.decode import recorder
 from engine.errors import RollbackRefusedError
-from engine.run import LOOK_STEPS, Run
+from engine.run import Run
 from engine.trace.records import TABLES
 from tests.support.golden_runs import options_of, prompt_of, session
 
@@ -76,11 +77,14 @@ def test_a_run_that_is_over_does_not_advance() -> None:
     assert len(run.trace.rounds) == 0
 
 
-def test_an_advance_ends_before_logits_pile_up() -> None:
-    run, twin = started(), started()
-    assert run.advance(60)
-    for _ in range(LOOK_STEPS):
+def test_an_advance_ends_before_logits_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_steps, twin, run = 3, started(), started()
+    for _ in range(n_steps):
         assert twin.step()
+    monkeypatch.setattr(engine_run, "LOOK_BYTES", 1)
+    for _ in range(n_steps):
+        assert run.advance(60)
+        assert not run._scheduler.bytes_waiting
     assert_same_rows(run, twin)
 
 
